@@ -27,13 +27,15 @@ _PROBE_S = 0.03
 """Duration that shows the bandwidth: a shaper lets about a millisecond pass without delay."""
 _MIN_PROBE_BYTES, _MAX_PROBE_BYTES = 1 << 16, 1 << 24
 _PROBED_WORKERS = 8
-"""Largest group that is probed again at each decision: a probe takes 2(W-1) messages."""
-_MESSAGE_BYTES = 1 << 16
-"""Size of a message between neighbors: 21 ms at 25 Mbit/s, and far beyond the millisecond that a
-shaper lets pass without delay.
+"""Largest group whose latency is probed again at each decision, with 2(W-1) messages, and whose
+neighbors are probed at all.
 """
-_NUM_MESSAGES = 2
-"""Messages to each neighbor; the fastest counts."""
+_MESSAGE_BYTES = 1 << 16
+"""Size of a message between neighbors: its bytes take 21 ms at 25 Mbit/s, far more than the
+millisecond that a shaper lets pass without delay.
+"""
+_NUM_MESSAGES = 3
+"""Messages of each size to a neighbor; the fastest counts."""
 _PIECE_BYTES = 1 << 26
 """Largest message in which `gather_on_rank_0` sends a part of a payload."""
 
@@ -42,8 +44,9 @@ class Coordinator:
     """Exchanges short messages over a session's process group.
 
     The ledger counts their bytes as overhead, except when states are saved or loaded and when the
-    latency is probed, so that a resumed run reports the same bytes as an uninterrupted one. Probes
-    of the bandwidth, which only policies with costs need, are large and are counted.
+    latency is probed, so that a resumed run reports the same bytes as an uninterrupted one. Larger
+    probes are counted: those of the bandwidth, which only policies with costs need, and those of
+    neighbors, in groups of three to `_PROBED_WORKERS` workers.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Coordinator:
         self.rank = rank
         self._probed_s: float | None = None
         self._probe_bytes = _MIN_PROBE_BYTES
+        self._neighbors_s: tuple[float, ...] = ()
+        """Seconds by rank in the last probe of neighbors."""
         self.world_size = network.world_size
 
     def require_equal(self, settings: object) -> None:
@@ -205,24 +210,33 @@ class Coordinator:
         return CollectiveTiming(kind="all-reduce", name="probe", payload=size, seconds=seconds)
 
     def probe_neighbors(self) -> tuple[float, ...]:
-        """Return the seconds in which each rank receives `_MESSAGE_BYTES` from the rank before it.
+        """Return the seconds that `_MESSAGE_BYTES` take from the rank before to each rank.
 
-        The result is empty for two workers, which have one link, and for more than
-        `_PROBED_WORKERS`. It is the same on all ranks.
+        The time of an empty message is subtracted, and the fastest of several messages in this call
+        and the one before counts, because busy hosts delay messages by milliseconds. The result is
+        the same on all ranks; it is empty for two workers, which have one link, and for more than
+        `_PROBED_WORKERS`.
         """
         if not 2 < self.world_size <= _PROBED_WORKERS:
             return ()
-        message = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8, device=self._device)
+        own_s = max(0.0, self._pass_message(_MESSAGE_BYTES) - self._pass_message(1))
+        own = torch.zeros(self.world_size, dtype=torch.float64, device=self._device)
+        own[self.rank] = own_s * self.world_size
+        before = self._neighbors_s
+        self._neighbors_s = tuple(self.average_tensor(own).tolist())
+        return tuple(map(min, self._neighbors_s, before)) if before else self._neighbors_s
+
+    def _pass_message(self, size: int) -> float:
+        """Return the seconds of the fastest of a few messages from the rank before."""
+        message = torch.zeros(size, dtype=torch.uint8, device=self._device)
         shortest = math.inf
         for _ in range(_NUM_MESSAGES):
             self._answer_request(
                 Mean(torch.zeros(1, dtype=torch.float32, device=self._device)), counted=False
             )
             shortest = min(shortest, self._network.pass_to_next(message))
-            self._ledger.count_message(_MESSAGE_BYTES)
-        own = torch.zeros(self.world_size, dtype=torch.float64, device=self._device)
-        own[self.rank] = shortest * self.world_size
-        return tuple(self.average_tensor(own).tolist())
+            self._ledger.count_message(size)
+        return shortest
 
     def _share_number(self, number: int) -> int:
         """Return rank 0's number."""

@@ -109,6 +109,8 @@ class GroupNetwork:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.seconds = 0.0
         """Seconds spent in collectives so far, waiting for slower workers included."""
+        self._began_s: float | None = None
+        """When the running collective began."""
         self.on_collective: Callable[[CollectiveTiming], None] | None = None
         """Called after each all-reduce and all-gather."""
 
@@ -147,6 +149,11 @@ class GroupNetwork:
         buffer.mul_(1.0 / self.world_size)
         with self._timed("all-reduce", name, buffer):
             dist.all_reduce(buffer, group=self._group)
+
+    def seconds_until_now(self) -> float:
+        """Return `seconds` with the part of a collective that is running in another thread."""
+        began_s = self._began_s
+        return self.seconds + (0.0 if began_s is None else self._clock() - began_s)
 
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace a tensor by that of the group's rank 0, of equal size and dtype."""
@@ -250,9 +257,10 @@ class GroupNetwork:
 
     @contextmanager
     def _timed(self, kind: CollectiveKind, name: str, payload: Tensor) -> Iterator[None]:
-        started = self._clock()
+        self._began_s = started = self._clock()
         yield
         seconds = self._clock() - started
+        self._began_s = None
         self.seconds += seconds
         if self.on_collective is not None:
             size = payload.numel() * payload.element_size()

@@ -302,7 +302,7 @@ class Hook:
             waiting,
             is_last=is_last,
             since=time.perf_counter(),
-            sent_s=self._exchange_network.seconds,
+            sent_s=self._exchange_network.seconds_until_now(),
         )
         self._executor.submit(exchange, [(item.future, item.bucket.buffer) for item in waiting])
 
@@ -351,7 +351,6 @@ class Hook:
         if is_last or not self._executor.is_parallel:
             waited_s = ended_s - since
             self.waited_s += waited_s
-            # Earlier exchanges of the step may still have been running at `since`.
             self.encoded_s += max(0.0, waited_s - (self._exchange_network.seconds - sent_s))
         if self._planner is not None:
             self._buckets += [item.bucket.layers for item in waiting]

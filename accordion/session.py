@@ -149,8 +149,8 @@ class Session:
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
         self.receive_s_by_rank: tuple[float, ...] = ()
-        """Seconds in which each rank received 64 KiB from the rank before it, at the last decision;
-        empty if it was not measured.
+        """Seconds that 64 KiB lately took from the rank before to each rank; empty if it was not
+        measured.
         """
         self.lr: float | None = None
         """Learning rate of the schedule in this epoch, before batch scaling and warm-up.

@@ -21,7 +21,7 @@ from accordion.errors import HookError
 from accordion.exchange_plan import Plan
 from accordion.exchange_planner import Proposal
 from accordion.hook import named_layers
-from accordion.layer_stacks import Bucket, Layer
+from accordion.layer_stacks import Layer
 from accordion.link_model import CollectiveTiming
 from accordion.messages import LayerInfo, Level
 from accordion.module_checks import has_peers
@@ -41,7 +41,6 @@ class SingleProcessHook:
     can_plan = False
     link = None
     exchange_plan: Plan = ()
-    on_bucket: Callable[[Bucket, float], None] | None = None
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def attach(
         optimizer=optimizer,
         scaler=scaler,
         step="optimizer",
-        decider=guest.keep_statistic if guest is not None else None,
+        decider=guest.keep_measurements if guest is not None else None,
         global_batch=global_batch,
         overlap=overlap,
     )
@@ -98,7 +98,7 @@ def attach(
     attached = Attached(
         session=session,
         optimizer=optimizer,
-        module=model,
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         steps_per_epoch=steps_per_epoch,
         resumed_from=load_state(session, newest, node=run.node),
     )
@@ -108,7 +108,7 @@ def attach(
     if register:
         _follow_end(run, label, guest, follower=follower)
     if guest is not None:
-        guest.begin(attached)
+        guest.begin(attached, model)
     return session
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from accordion.errors import OverrideError
 from accordion.level_costs import sum_waits
 from accordion.messages import Decision, Override, Report
@@ -52,7 +54,16 @@ REFRESH_S = 3.0
 """Seconds between registrations; after a much longer silence the service marks the run as lost."""
 END_FLUSH_S = 2.0
 """Seconds to deliver records at the end; Ray Train ends the processes about as long afterwards."""
-_PHASES = ("load", "compute", "encode", "communicate", "evaluate", "checkpoint", "decide")
+_PHASES = (
+    "load",
+    "compute",
+    "encode",
+    "communicate",
+    "optimize",
+    "evaluate",
+    "checkpoint",
+    "decide",
+)
 RECORD_LIMIT = 1000
 """Number of undelivered records kept; those of a large model take about 10 KB each."""
 
@@ -118,7 +129,7 @@ class GuestRun:
         self._step_times = StepTimes()
         self._closed = threading.Event()
 
-    def keep_statistic(self, report: Report, proposal: Decision) -> Decision:
+    def keep_measurements(self, report: Report, proposal: Decision) -> Decision:
         """Keep what a report measured for later records; return the proposal."""
         if report.statistic_by_layer is not None:
             self._statistic = report.statistic_by_layer
@@ -126,8 +137,8 @@ class GuestRun:
         self._exchange_wait_s = report.exchange_wait_s
         return proposal
 
-    def begin(self, attached: Attached) -> None:
-        """Register the run and start to report its session."""
+    def begin(self, attached: Attached, module: nn.Module) -> None:
+        """Register the run and start to report the session of this module."""
         self._attached = attached
         session, before = attached.session, self._state
         self._phases = Phases(
@@ -135,7 +146,8 @@ class GuestRun:
             exchange_times=lambda: (session.communicate_s, session.encoded_s),
             seconds=dict.fromkeys(_PHASES, 0.0),
         )
-        time_loading(attached.module, self._phases)
+        time_loading(module, self._phases)
+        attached.optimizer.register_step_post_hook(self._end_optimizer_step)
         self._phases.start_step()
         self._epoch_began = self.read_totals()
         self._change_state(world_size=session.world_size, step=session.steps)
@@ -149,8 +161,7 @@ class GuestRun:
     def record_boundary(self, result: StepResult) -> None:
         """Record a step boundary: progress, and the switch to another decision."""
         with self._log_errors("record a step"):
-            self.count_seconds("compute")
-            self._phases.start_step()
+            self._phases.count_lap("compute")
             if result.switch is not None:
                 self._record_switch(result.switch)
             session = self._attached.session
@@ -199,8 +210,15 @@ class GuestRun:
         self._sender.close()
 
     def count_seconds(self, phase: str) -> None:
-        """Add the time since the last call to a phase, without the time spent in exchanges."""
+        """Count the time since the last call as a phase, except waiting for exchanges; loading for
+        the next step begins.
+        """
         self._phases.count_lap(phase)
+        self._phases.start_step()
+
+    def _end_optimizer_step(self, *_: object) -> None:
+        """Count the optimizer's step, which follows the session's boundary."""
+        self.count_seconds("optimize")
 
     def _record_epoch(self, ended: EndedEpoch, numbers: Mapping[str, float]) -> None:
         session = self._attached.session

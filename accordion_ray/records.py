@@ -10,7 +10,6 @@ from numbers import Real
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from torch import nn
 from torch.optim import Optimizer
 
 from accordion.config import Config
@@ -104,16 +103,12 @@ class Attached:
 
     session: Session
     optimizer: Optimizer
-    module: nn.Module
+    parameters: int
+    """Number of trained values."""
     steps_per_epoch: int | None = None
     """Steps after which an epoch ends; None if epochs end with `ray.train.report`."""
     resumed_from: str | None = None
     """Name of the checkpoint whose state the session has loaded; None if it has loaded none."""
-
-    @property
-    def parameters(self) -> int:
-        """Number of trained values."""
-        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def rate(self) -> float:
         """Return the optimizer's learning rate, that of its first group."""

@@ -318,8 +318,8 @@ class Progress(Strict):
     is left out if bytes took no measurable time; empty if it was not measured.
     """
     receive_s_by_rank: tuple[float, ...] = ()
-    """Seconds in which each rank received 64 KiB from the rank before it (rank 0: from the last),
-    as measured at the last decision; empty for two workers, and if it was not measured.
+    """Seconds that 64 KiB take from the rank before (for rank 0: from the last) to each rank, as
+    measured at the last two decisions; empty for two workers, and if it was not measured.
     """
     wait_s_by_level: dict[str, float] = Field(default_factory=dict)
     """Seconds for which a step would wait for exchanges at each level, as predicted at the last

@@ -324,7 +324,7 @@ STEP_TIME = Row(
             width=12,
             description=(
                 "Seconds for which a step waits for exchanges: measured before a decision, and"
-                " predicted by level. Empty unless the policy is cost_aware."
+                " predicted by level, which only the policy cost_aware does."
             ),
             queries=(
                 Query(expr=of_job("accordion_exchange_wait_seconds"), legend="measured"),

@@ -40,7 +40,9 @@ class WhyView(Answer):
     seconds_by_cause: dict[Cause, float] = Field(default_factory=dict)
     """Mean seconds of a step by part, of rank 0; empty if the cause is null."""
     rank: int | None = None
-    """The slow worker, or the worker with the slow link, if that is the cause; otherwise null."""
+    """The slow worker, or the one whose links to both neighbors are slow, if that is the cause;
+    otherwise null.
+    """
     change: ChangeView | None = None
     """The best change; null if there is nothing to change."""
     wait_s_by_level: dict[str, float] = Field(default_factory=dict)

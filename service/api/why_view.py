@@ -13,19 +13,22 @@ from service.domain.bottleneck import StepProfile, find_bottleneck
 from service.domain.job_status import STATUS_TABLE, Phase
 from service.domain.jobs import Status
 from service.store.models import DecisionRow, JobRow
-from service.store.stored_spec import resource_request
+from service.store.stored_spec import resource_request, spec_value
 
 
 def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
     """Build the answer from the newest progress of a job that trains or has ended."""
-    phase = STATUS_TABLE[Status(job.status)].phase
+    status = Status(job.status)
+    has_ended = STATUS_TABLE[status].phase == Phase.ENDED
     progress = progress_view(job)
     updated_at = None if progress is None else progress.updated_at
-    if phase not in {Phase.TRAINING, Phase.ENDED} or progress is None or job.progress is None:
+    if not has_ended and status != Status.RUNNING:
         message = f": {job.message}" if job.message else ""
         return WhyView(
-            sentence=f"The job does not train, it is {job.status}{message}", updated_at=updated_at
+            sentence=f"The job does not train, it is {status}{message}", updated_at=updated_at
         )
+    if progress is None or job.progress is None:
+        return WhyView(sentence="The workers have not reported a step yet.")
     found = find_bottleneck(_step_profile(job, job.progress, newest))
     if found is None:
         return WhyView(
@@ -34,7 +37,7 @@ def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
         )
     change = found.change
     return WhyView(
-        sentence=f"At the end: {found.sentence}" if phase == Phase.ENDED else found.sentence,
+        sentence=f"At the end: {found.sentence}" if has_ended else found.sentence,
         cause=found.cause,
         share=found.share,
         step_s=found.step_s,
@@ -50,6 +53,8 @@ def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
 def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | None) -> StepProfile:
     """Read what `Progress` reports; older versions reported less."""
     link = now.get("link") or {}
+    layers = schedule_view(job, newest).layers
+    micro_batch = spec_value(job, "training.micro_batch", 0)
     return StepProfile(
         step_s_by_phase=now.get("step_s_by_phase") or {},
         compute_s_by_rank=now.get("compute_s_by_rank") or (),
@@ -60,6 +65,21 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
             else ""
         ),
         wait_s_by_level=now.get("wait_s_by_level") or {},
-        levels=frozenset(layer.level for layer in schedule_view(job, newest).layers),
+        shares_by_rank=_micro_batches_by_rank(
+            now.get("global_batch") or 0, micro_batch, workers=now.get("world_size") or 0
+        ),
+        levels=frozenset(layer.level for layer in layers),
+        methods=frozenset(layer.method for layer in layers),
+        policy=spec_value(job, "policy.name", ""),
         times_exchanges=resource_request(job).gpus == 0,
     )
+
+
+def _micro_batches_by_rank(batch: int, micro_batch: int, *, workers: int) -> list[int]:
+    """Return each worker's micro-batches of a global batch, as `workers/training/sampler.py` shares
+    them out; empty if a number is unknown.
+    """
+    if min(batch, micro_batch, workers) < 1:
+        return []
+    least, more = divmod(-(-batch // micro_batch), workers)
+    return [least + (rank < more) for rank in range(workers)]

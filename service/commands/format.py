@@ -46,6 +46,19 @@ def format_number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
+def format_rounded(value: float, digits: int = 3) -> str:
+    """Format a positive number with this many significant digits, without an exponent."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
+
+
+def format_milliseconds(seconds: float) -> str:
+    """Format a short duration in milliseconds, from one second on in seconds."""
+    return (
+        f"{format_rounded(1e3 * seconds)} ms" if seconds < 1.0 else f"{format_rounded(seconds)} s"
+    )
+
+
 def format_sent_bytes(bytes_: Mapping[str, int]) -> str:
     """Compare the bytes sent with those of uncompressed training."""
     payload, dense, fp16 = (bytes_[name] for name in ("payload", "dense", "fp16"))

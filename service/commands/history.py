@@ -21,9 +21,11 @@ from service.commands.format import (
     format_level,
     format_metric,
     format_metrics,
+    format_milliseconds,
     format_number,
     format_override,
     format_ray_run,
+    format_rounded,
     format_savings,
     format_sent_bytes,
     format_step,
@@ -91,7 +93,8 @@ def why(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> N
     out.print(answer.sentence)
     if answer.change is not None:
         bound = "up to " if answer.change.is_upper_bound else ""
-        speedup = f"{bound}{answer.change.speedup:.2g} times as many samples per second"
+        factor = format_rounded(answer.change.speedup, 2)
+        speedup = f"{bound}{factor} times as many samples per second"
         out.print(f"{answer.change.text}: {speedup}.")
     if answer.step_s:
         out.print()
@@ -103,7 +106,7 @@ def _parts_table(seconds_by_cause: Mapping[Cause, float], step_s: float) -> Tabl
     for cause, seconds in sorted(seconds_by_cause.items(), key=lambda part: -part[1]):
         if seconds > 0.0:
             table.add_row(
-                cause.replace("_", " "), f"{1e3 * seconds:.3g} ms", f"{seconds / step_s:.0%}"
+                cause.replace("_", " "), format_milliseconds(seconds), f"{seconds / step_s:.0%}"
             )
     return table
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json as json_text
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.commands.cli_support import JsonOption, create_console, print_json
-from service.commands.format import format_bytes, format_level
+from service.commands.format import format_bytes, format_level, format_milliseconds, format_rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +47,12 @@ def plan(
             "--set", metavar="PATH=VALUE", help="set one value of the spec; may be repeated"
         ),
     ] = None,
+    measure_s: Annotated[
+        float,
+        typer.Option(
+            "--measure", metavar="SECONDS", min=0.0, help="how long to measure steps (default 5)"
+        ),
+    ] = 5.0,
     json: JsonOption = False,
 ) -> None:
     """Predict the step time and bytes of every method and level on a link.
@@ -57,16 +66,20 @@ def plan(
     latency_s, bytes_per_s = parse_link(link)
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
-    spec.pop("code", None)
+    if archive is not None:
+        spec["code"] = sha256(archive).hexdigest()
+    link_speed = {"latency_s": latency_s, "bytes_per_s": bytes_per_s}
+    typer.echo("measuring a step of one worker and every method on this machine", err=True)
     answer = _ask_planner(
-        {"spec": spec, "workers": workers, "latency_s": latency_s, "bytes_per_s": bytes_per_s},
-        archive,
+        {"spec": spec, "workers": workers, "measure_s": measure_s, **link_speed}, archive
     )
     if json:
         print_json(answer)
         return
     out = create_console()
-    out.print(f"a step of one worker without exchanges takes {_format_ms(answer['compute_s'])}")
+    out.print(
+        f"a step of one worker without exchanges takes {format_milliseconds(answer['compute_s'])}"
+    )
     out.print(_prediction_table(answer["predictions"]))
 
 
@@ -95,32 +108,38 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
     Raises:
         SettingsError: the spec is wrong, or its task cannot be measured here.
     """
-    import os
-
+    from service.child_processes import inherit_environment
     from service.errors import SettingsError
 
-    with tempfile.NamedTemporaryFile(suffix=".zip") as code:
-        code.write(archive or b"")
-        code.flush()
-        paths = [os.environ.get("PYTHONPATH", ""), code.name if archive else ""]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        done = subprocess.run(
-            [sys.executable, "-m", "workers.planning"],
+    with tempfile.TemporaryDirectory() as folder:
+        answer_file = Path(folder, "answer.json")
+        environment = inherit_environment(lambda _: True)
+        if archive is not None:
+            code = Path(folder, "code.zip")
+            code.write_bytes(archive)
+            paths = (str(code), environment.get("PYTHONPATH", ""))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        # -P: modules in the current folder must not replace installed ones.
+        done = subprocess.run(  # noqa: S603 - a module of this project
+            [sys.executable, "-P", "-m", "workers.planning", str(answer_file)],
             input=json_text.dumps(request),
             env=environment,
-            capture_output=True,
+            stdout=sys.stderr,
+            stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
-    try:
-        answer: dict[str, Any] = json_text.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
+        answer: dict[str, Any] = (
+            json_text.loads(answer_file.read_text()) if answer_file.exists() else {}
+        )
+    if not answer:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise SettingsError(
             f"the step cannot be measured here ({last}); run this where the workers' packages are"
             " installed"
-        ) from None
+        )
     if "error" in answer:
+        sys.stderr.write(done.stderr)
         raise SettingsError(answer["error"])
     return answer
 
@@ -134,14 +153,10 @@ def _prediction_table(predictions: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["method"],
             f"{row['level']} {format_level(row['options'])}".strip(),
-            _format_ms(row["step_s"]),
-            f"{row['samples_per_s']:.3g}",
-            _format_ms(row["exchange_s"]),
+            format_milliseconds(row["step_s"]),
+            format_rounded(row["samples_per_s"]),
+            format_milliseconds(row["exchange_s"]),
             format_bytes(row["sent_bytes"]),
             "+".join(str(buckets) for buckets in row["exchange_plan"]),
         )
     return table
-
-
-def _format_ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"

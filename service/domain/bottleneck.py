@@ -20,6 +20,10 @@ seconds longer: busy hosts delay messages by some milliseconds.
 MIN_SAVING = 0.05
 """Smallest saving, as a share of the step, for which another level is suggested."""
 _MAX_SPEEDUP = 100.0
+"""Largest predicted factor: a part that takes all of a step would give an infinite one."""
+_ALIKE = 0.9
+"""Ratio of two workers' times from which both count as slow."""
+_UNCOMPRESSED = {"none", "half"}
 
 
 class Cause(StrEnum):
@@ -39,11 +43,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One row of the table of parts; texts have fields for the share and for the slow worker."""
+    """One row of the table of parts."""
 
     phases: tuple[str, ...]
     """Phases of rank 0 that make up the part."""
     text: str
+    """Sentence without its end; its fields are given by `_describe`."""
     change: str = ""
     """Change that needs no prediction."""
 
@@ -57,14 +62,14 @@ _PARTS = {
         phases=("communicate",),
         text="The network holds this job up: exchanging gradients takes {share}",
         change=(
-            "Submit the job with policy.name cost_aware, which takes the fastest level for this"
-            " link, or override the layers to high"
+            "Override the layers to high, or start the job with compression.method powersgd and"
+            " policy.name cost_aware, which takes the fastest level for its link"
         ),
     ),
     Cause.SLOW_LINK: _Part(
         phases=(),
         text="One slow link holds this job up: exchanging gradients takes {share}",
-        change="Run worker {rank} where its network is as fast as that of the others",
+        change="Make {link} as fast as the others",
     ),
     Cause.ENCODING: _Part(
         phases=("encode",),
@@ -81,8 +86,8 @@ _PARTS = {
     ),
     Cause.SLOW_WORKER: _Part(
         phases=(),
-        text="Worker {rank} holds this job up: waiting for it takes {share}",
-        change="Run worker {rank} on a machine as fast as the others",
+        text="{slow} this job up: waiting takes {share}",
+        change="Run {workers} on a machine as fast as the others",
     ),
     Cause.EVALUATION: _Part(
         phases=("evaluate",),
@@ -124,8 +129,13 @@ class StepProfile:
     """Measured bandwidth and latency; empty if they are unknown."""
     wait_s_by_level: Mapping[str, float] = field(default_factory=dict)
     """Predicted seconds for which a step waits at each level; empty if the policy asks for none."""
+    shares_by_rank: Sequence[int] = ()
+    """Micro-batches of each rank in a step; empty if they are unknown."""
     levels: frozenset[str] = frozenset()
     """Names of the levels in force."""
+    methods: frozenset[str] = frozenset()
+    """Compression methods in force."""
+    policy: str = ""
     times_exchanges: bool = True
     """Whether waiting for exchanges is told apart from computing; false on GPUs."""
 
@@ -149,7 +159,7 @@ class Bottleneck:
     seconds_by_cause: Mapping[Cause, float]
     """Mean seconds of a step by part."""
     rank: int | None
-    """The slow worker, or the one with the slow link."""
+    """The slow worker, or the one whose links are slow; None if one link alone is slow."""
     sentence: str
     change: Change | None
 
@@ -176,19 +186,18 @@ def find_bottleneck(profile: StepProfile) -> Bottleneck | None:
     if not profile.times_exchanges:
         for cause in (Cause.LINK, Cause.ENCODING):
             seconds[Cause.COMPUTE] += seconds.pop(cause)
-    ranks = {
-        Cause.SLOW_WORKER: _split_slow_worker(seconds, profile.compute_s_by_rank),
-        Cause.SLOW_LINK: find_slow_link(profile.receive_s_by_rank),
-    }
-    if ranks[Cause.SLOW_LINK] is not None and Cause.LINK in seconds:
+    slow_rank = _split_slow_worker(seconds, profile.compute_s_by_rank)
+    link = find_slow_link(profile.receive_s_by_rank)
+    if link and Cause.LINK in seconds:
         seconds[Cause.SLOW_LINK], seconds[Cause.LINK] = seconds[Cause.LINK], 0.0
     cause = max(seconds, key=lambda name: seconds[name] if name != Cause.COMPUTE else 0.0)
     if seconds[cause] < MIN_SHARE * step_s:
         cause = Cause.COMPUTE
+    own_link = link[0] if len(link) == 1 else None
     found = Bottleneck(
         cause=cause,
         seconds_by_cause=seconds,
-        rank=ranks.get(cause),
+        rank={Cause.SLOW_WORKER: slow_rank, Cause.SLOW_LINK: own_link}.get(cause),
         sentence="",
         change=None,
     )
@@ -219,23 +228,21 @@ def _split_slow_worker(
     return rank
 
 
-def find_slow_link(receive_s_by_rank: Sequence[float]) -> int | None:
-    """Return the rank whose links to both neighbors in the ring are the only slow ones.
+def find_slow_link(receive_s_by_rank: Sequence[float]) -> tuple[int, ...]:
+    """Return the slow link in the ring of workers.
 
-    If only one link is slow, it is the rank that receives from it. The result is None if no link is
-    slow, or several that do not share a worker.
+    It is one rank if only its links to both neighbors are slow, and the sender and the receiver if
+    only one link is slow. The result is empty if no link is slow, or several that share no worker.
     """
-    if len(receive_s_by_rank) < 3:
-        return None
+    size = len(receive_s_by_rank)
+    if size < 3:
+        return ()
     fastest_s = min(receive_s_by_rank)
     limit_s = max(SLOW_LINK_FACTOR * fastest_s, fastest_s + SLOW_LINK_S)
     slow = [rank for rank, seconds in enumerate(receive_s_by_rank) if seconds > limit_s]
     if len(slow) == 1:
-        return slow[0]
-    for rank in slow:
-        if set(slow) == {rank, (rank + 1) % len(receive_s_by_rank)}:
-            return rank
-    return None
+        return ((slow[0] - 1) % size, slow[0])
+    return next(((rank,) for rank in slow if set(slow) == {rank, (rank + 1) % size}), ())
 
 
 def _are_known(compute_s_by_rank: Sequence[float]) -> bool:
@@ -249,47 +256,94 @@ def _median_of_others(compute_s_by_rank: Sequence[float], rank: int) -> float:
 def _describe(found: Bottleneck, profile: StepProfile) -> str:
     seconds = found.seconds_by_cause[found.cause]
     share = f"{found.share:.0%} of each step ({_format_s(seconds)} of {_format_s(found.step_s)})"
-    text = _PARTS[found.cause].text.format(share=share, rank=found.rank)
-    if found.cause in (Cause.LINK, Cause.SLOW_LINK):
-        text += f", at {profile.link_text}" if profile.link_text else ""
-        if not _are_known(profile.compute_s_by_rank):
-            text += "; this may include waiting for a slower worker"
-    if found.cause == Cause.SLOW_LINK and found.rank is not None:
-        own_s, fastest_s = profile.receive_s_by_rank[found.rank], min(profile.receive_s_by_rank)
-        text += (
-            f"; worker {found.rank} receives a message of 64 KiB in {_format_s(own_s)}, the fastest"
-            f" in {_format_s(fastest_s)}"
-        )
-    if found.cause == Cause.SLOW_WORKER and found.rank is not None:
-        own_s = profile.compute_s_by_rank[found.rank]
-        others_s = _median_of_others(profile.compute_s_by_rank, found.rank)
-        text += f"; it computes for {_format_s(own_s)}, the others for {_format_s(others_s)}"
-    if found.cause == Cause.COMPUTE and not profile.times_exchanges:
-        text += "; on GPUs this includes exchanging gradients"
+    slow = _slow_workers(profile)
+    holds = f"W{slow[1:]} {'hold' if slow.startswith('workers') else 'holds'}"
+    text = _PARTS[found.cause].text.format(share=share, slow=holds)
+    match found.cause:
+        case Cause.LINK | Cause.SLOW_LINK:
+            text += f", at {profile.link_text}" if profile.link_text else ""
+            if not _are_known(profile.compute_s_by_rank):
+                text += "; this may include waiting for a slower worker"
+            if found.cause == Cause.SLOW_LINK:
+                text += f"; {_link_text(profile)} takes {_slow_link_text(profile)}"
+        case Cause.SLOW_WORKER if found.rank is not None:
+            own_s = profile.compute_s_by_rank[found.rank]
+            others_s = _median_of_others(profile.compute_s_by_rank, found.rank)
+            text += f"; worker {found.rank} computes for {_format_s(own_s)},"
+            text += f" the others for {_format_s(others_s)}"
+        case Cause.COMPUTE if not profile.times_exchanges:
+            text += "; on GPUs this includes exchanging gradients"
     return f"{text}."
 
 
+def _slow_workers(profile: StepProfile) -> str:
+    """Return the slowest worker and those about as slow, such as `workers 1 and 2`."""
+    times = profile.compute_s_by_rank
+    slow = [str(rank) for rank, value in enumerate(times) if value >= _ALIKE * max(times)]
+    if len(slow) < 2:
+        return f"worker {''.join(slow)}"
+    return f"workers {', '.join(slow[:-1])} and {slow[-1]}"
+
+
+def _link_text(profile: StepProfile) -> str:
+    link = find_slow_link(profile.receive_s_by_rank)
+    if len(link) == 1:
+        return f"the network of worker {link[0]}"
+    return f"the link from worker {link[0]} to worker {link[1]}"
+
+
+def _slow_link_text(profile: StepProfile) -> str:
+    slowest_s, fastest_s = max(profile.receive_s_by_rank), min(profile.receive_s_by_rank)
+    return f"{_format_s(slowest_s)} for 64 KiB, the fastest link {_format_s(fastest_s)}"
+
+
 def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
-    if found.cause == Cause.COMPUTE:
-        return None
-    if found.cause in (Cause.LINK, Cause.ENCODING) and profile.wait_s_by_level:
-        return _change_level(found, profile) or _double_batch(found)
-    if found.cause == Cause.LINK and profile.levels == {"high"}:
-        return _double_batch(found)
+    match found.cause:
+        case Cause.COMPUTE:
+            return None
+        case Cause.LINK | Cause.ENCODING if profile.wait_s_by_level:
+            return _change_level(found, profile)
+        case Cause.LINK if profile.policy == "cost_aware":
+            text = (
+                "Wait for the next decision, at which the policy cost_aware takes the fastest level"
+                " for this link"
+            )
+        case Cause.LINK if profile.levels == {"high"} and not profile.methods & _UNCOMPRESSED:
+            return _double_batch(found, "The layers are at their strongest level")
+        case Cause.SLOW_WORKER if _is_share_uneven(found, profile):
+            text = "Choose a training.global_batch that gives all workers as many micro-batches"
+        case Cause.SLOW_LINK:
+            text = _PARTS[found.cause].change.format(link=_link_text(profile))
+        case _:
+            text = _PARTS[found.cause].change.format(workers=_slow_workers(profile))
     return Change(
-        text=_PARTS[found.cause].change.format(rank=found.rank),
+        text=text,
         speedup=_ratio(found.step_s, found.step_s - found.seconds_by_cause[found.cause]),
         is_upper_bound=True,
     )
 
 
+def _is_share_uneven(found: Bottleneck, profile: StepProfile) -> bool:
+    """Return whether the slowest worker has more to compute and is not slower per micro-batch."""
+    times, shares = profile.compute_s_by_rank, profile.shares_by_rank
+    if found.rank is None or len(shares) != len(times) or min(shares) < 1:
+        return False
+    per_share = [seconds / share for seconds, share in zip(times, shares, strict=True)]
+    others_s = _median_of_others(per_share, found.rank)
+    return shares[found.rank] > min(shares) and _ALIKE * per_share[found.rank] <= others_s
+
+
 def _change_level(found: Bottleneck, profile: StepProfile) -> Change | None:
-    """Return the change to the level with the shortest predicted wait, if it saves enough."""
+    """Return the change to the level with the shortest predicted wait, or to a larger batch if the
+    layers are at that level; None if the levels in force have no prediction.
+    """
     waits = profile.wait_s_by_level
     in_force = [waits[level] for level in profile.levels if level in waits]
     best = min(waits, key=lambda name: waits[name])
-    if not in_force or max(in_force) - waits[best] < MIN_SAVING * found.step_s:
+    if not in_force:
         return None
+    if max(in_force) - waits[best] < MIN_SAVING * found.step_s:
+        return _double_batch(found, "The layers are at the fastest level for this link")
     then_s = found.step_s - max(in_force) + waits[best]
     return Change(
         text=f"Override the layers to {best}, where a step waits {_format_s(waits[best])}",
@@ -298,15 +352,12 @@ def _change_level(found: Bottleneck, profile: StepProfile) -> Change | None:
     )
 
 
-def _double_batch(found: Bottleneck) -> Change:
+def _double_batch(found: Bottleneck, reason: str) -> Change:
     """Return the change to twice the batch, which needs half of the exchanges."""
     seconds = found.seconds_by_cause
     exchange_s = seconds.get(Cause.LINK, 0.0) + seconds.get(Cause.ENCODING, 0.0)
     return Change(
-        text=(
-            "The layers are at the fastest level known for this link; a global batch twice as"
-            " large needs half of the exchanges"
-        ),
+        text=f"{reason}; a global batch twice as large needs half of the exchanges",
         speedup=_ratio(2.0 * found.step_s, 2.0 * found.step_s - exchange_s),
         is_upper_bound=False,
     )
@@ -317,4 +368,5 @@ def _ratio(before_s: float, after_s: float) -> float:
 
 
 def _format_s(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1e3 * seconds:.2g} ms"
+    unit, scale = ("s", 1.0) if seconds >= 0.1 else ("ms", 1e3)
+    return f"{float(f'{scale * seconds:.2g}'):g} {unit}"

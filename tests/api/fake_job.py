@@ -29,6 +29,8 @@ LAYERS = (
 SAMPLES = 1437
 PARAMETERS = sum(math.prod(layer.shape) for layer in LAYERS)
 _UNKNOWN_OF_GUESTS = ("steps_per_epoch", "epochs", "steps", "global_batch", "samples_per_s")
+_WAITS = {"none": 0.02, "half": 0.01, "low": 0.004, "high": 0.0038}
+"""Predicted waits of a job with the policy cost_aware."""
 _PHASES = {
     "compute": 0.6,
     "communicate": 0.2,
@@ -150,6 +152,7 @@ def _whole_progress(job: FakeJob, *, now: float) -> Progress:
         step_s_by_phase={name: 0.02 * part for name, part in _PHASES.items()},
         link={"latency_s": 0.0002, "bytes_per_s": 12e6},
         exchange_wait_s=0.004,
+        wait_s_by_level=_WAITS if job.launch.spec.policy.name == "cost_aware" else {},
         seconds_by_phase={
             name: 0.4 * part * job.step / job.steps_per_epoch for name, part in _PHASES.items()
         },

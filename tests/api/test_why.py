@@ -44,7 +44,7 @@ def test_the_answer_has_the_cause_its_share_and_the_best_change(
 def test_the_change_follows_the_levels_in_force(
     client: TestClient, world: World, job_id: str
 ) -> None:
-    assert "cost_aware" in why(client, job_id)["change"]["text"]
+    assert "policy.name cost_aware" in why(client, job_id)["change"]["text"]
     world.override(job_id, level="high")
     world.turn_until(
         lambda: (
@@ -98,6 +98,36 @@ def test_on_gpus_exchanges_are_not_told_apart(
         row.spec = {**row.spec, "workers": {**row.spec["workers"], "gpus": 1}}
     answer = why(client, job_id)
     assert {"link", "encoding"}.isdisjoint(answer["seconds_by_cause"])
+
+
+def test_predictions_of_the_policy_that_measures_costs_are_shown(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(policy={"name": "cost_aware"}, **LONG)
+    world.train(job_id)
+    answer = why(client, job_id)
+    assert set(answer["wait_s_by_level"]) == {"none", "half", "low", "high"}
+    assert answer["exchange_wait_s"] == 0.004
+    assert "fastest level" in answer["change"]["text"]
+
+
+@pytest.mark.parametrize("status", [Status.RESIZING, Status.RECOVERING])
+def test_a_job_whose_workers_are_replaced_does_not_train(
+    client: TestClient, world: World, job_id: str, status: Status
+) -> None:
+    with world.database.write() as session:
+        session.get(JobRow, job_id).status = status
+    answer = why(client, job_id)
+    assert answer["cause"] is None
+    assert answer["sentence"].startswith(f"The job does not train, it is {status}")
+
+
+def test_a_running_job_without_a_report_says_so(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    with world.database.write() as session:
+        session.get(JobRow, job_id).progress = None
+    assert why(client, job_id)["sentence"] == "The workers have not reported a step yet."
 
 
 def test_an_unknown_job_is_not_found(client: TestClient) -> None:

@@ -38,6 +38,7 @@ PLANTED = [
     ("rooms", "workers/worker/planted.py", "from workers.controller import attempt"),
     ("rooms", "workers/training/planted.py", "from workers.controller import failure_causes"),
     ("rooms", "workers/training/planted.py", "from workers.worker import memory"),
+    ("rooms", "workers/training/planted.py", "from workers.planning import predictions"),
     ("rooms", "workers/hub/planted.py", "from workers.training import loop"),
     ("rooms", "workers/hub/planted.py", "from workers.checkpoint import storage"),
     ("rooms", "workers/checkpoint/planted.py", "from workers.training import sampler"),

@@ -26,7 +26,7 @@ def session_in_group() -> accordion.Session:
     model = DistributedDataParallel(nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = accordion.attach(model, Config(), optimizer=optimizer, step="optimizer")
-    follower = EpochFollower(Attached(session=session, optimizer=optimizer, module=model), None)
+    follower = EpochFollower(Attached(session=session, optimizer=optimizer, parameters=1), None)
     session.on_boundary = follower.pass_boundary
     return session
 

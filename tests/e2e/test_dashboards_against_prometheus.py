@@ -27,7 +27,7 @@ def service(tmp_path_factory) -> Iterator[LiveService]:
 
 @pytest.fixture(scope="module")
 def job_id(service) -> str:
-    job_id = service.submit("watched", epochs=LONG)
+    job_id = service.submit("watched", epochs=LONG, policy={"name": "cost_aware"})
     service.wait_for_epochs(job_id, EPOCHS_UNTIL_COMPARED)
     return job_id
 

@@ -1,8 +1,10 @@
-"""Reads a request from standard input and prints the predictions, both as JSON.
+"""Reads a request from standard input and writes the predictions to a file, both as JSON:
+`python -m workers.planning ANSWER_FILE`.
 
-    {"spec": {...}, "workers": 4, "latency_s": 0.008, "bytes_per_s": 12.5e6}
+    {"spec": {...}, "workers": 4, "latency_s": 0.008, "bytes_per_s": 12.5e6, "measure_s": 5.0}
 
-An answer with `error` has one sentence for users, and the exit code is then 1.
+An answer with `error` has one sentence for users, and the exit code is then 1. What the task prints
+does not mix with the answer.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,15 +32,13 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         ValidationError: the spec is wrong.
         WorkerError: the task cannot be built, raised, or is a script.
     """
-    size = {"min": 1, "max": request["workers"]}
-    own = request["spec"].get("workers") or {}
-    spec = JobSpec.model_validate({**request["spec"], "workers": {**own, **size}})
+    spec = _read_spec(request["spec"], workers=request["workers"])
     link = LinkModel(
         world_size=request["workers"],
         latency_s=request["latency_s"],
         bytes_per_s=request["bytes_per_s"],
     )
-    measured = measure_step(spec, link.world_size)
+    measured = measure_step(spec, link.world_size, seconds=request["measure_s"])
     return {
         "compute_s": measured.step_s,
         "predictions": [
@@ -47,7 +48,15 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
+    """Return the spec with this number of workers."""
+    section = spec.get("workers", {})
+    if isinstance(section, dict):
+        spec = {**spec, "workers": {**section, "min": 1, "max": workers}}
+    return JobSpec.model_validate(spec)
+
+
+def main(answer_file: str) -> int:
     """Answer the request on standard input; return the exit code."""
     try:
         answer = answer_request(json.load(sys.stdin))
@@ -57,9 +66,9 @@ def main() -> int:
         answer = {"error": f"{place}: {first['msg'].removeprefix('Value error, ')}"}
     except (AccordionError, WorkerError) as error:
         answer = {"error": str(error)}
-    print(json.dumps(answer))  # noqa: T201
+    Path(answer_file).write_text(json.dumps(answer))
     return 1 if "error" in answer else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
+from accordion.hook import Hook
 from accordion.layer_stacks import Bucket, Layer
 from accordion.messages import LayerInfo
 from workers.contract import JobSpec, Launch
@@ -25,9 +26,9 @@ from workers.training.sampler import batch_at, epoch_order
 from workers.training.train_state import TrainState, build_train_state
 
 WARM_UP_STEPS = 2
+"""Steps that allocate buffers and load code; they are not measured."""
 MIN_STEPS = 5
-MEASURE_S = 5.0
-"""Seconds for which steps are measured, unless `MIN_STEPS` take longer."""
+"""Smallest number of steps of which the medians are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +60,24 @@ class _TimedStep:
     buckets: list[Bucket]
 
 
-def measure_step(spec: JobSpec, workers: int) -> StepMeasurement:
-    """Train some steps of the job with one of `workers` shares of each batch.
+def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurement:
+    """Train on one of `workers` shares of a batch for some seconds, at least `MIN_STEPS` steps.
 
     The process must not have a process group; it has none afterwards.
 
     Raises:
-        CodeError: the job is a script, whose model is not known before it runs.
+        CodeError: the job is a script, whose model is not known before it runs, or asks for GPUs.
         TaskRaised: the task cannot be built, or raised.
     """
     if spec.task.name == SCRIPT:
         raise CodeError(
             "the model of a script is not known before it runs; plan a built-in task or a class of"
             " your own, or run the job and ask 'accordion why'"
+        )
+    if spec.workers.gpus:
+        raise CodeError(
+            f"workers.gpus is {spec.workers.gpus:g}, and a step is measured on a CPU; set"
+            " workers.gpus=0 to plan for CPUs, or run the job and ask 'accordion why'"
         )
     spec = spec.model_copy(update={"compression": CompressionSpec(method="none"), "batch": None})
     torch.set_num_threads(spec.workers.num_threads)
@@ -81,7 +87,7 @@ def measure_step(spec: JobSpec, workers: int) -> StepMeasurement:
             _take_step(state)
         steps: list[_TimedStep] = []
         began_s = time.perf_counter()
-        while len(steps) < MIN_STEPS or time.perf_counter() - began_s < MEASURE_S:
+        while len(steps) < MIN_STEPS or time.perf_counter() - began_s < seconds:
             steps.append(_take_step(state))
         layers = state.session.layers
     return StepMeasurement(
@@ -107,7 +113,9 @@ def _take_step(state: TrainState) -> _TimedStep:
         buckets.append(bucket)
         ready_s.append(seconds)
 
-    state.session.hook.on_bucket = observe
+    hook = state.session.hook
+    if isinstance(hook, Hook):  # it is, because the loop wraps the model
+        hook.on_bucket = observe
     start_s = time.perf_counter()
     accumulate_gradients(state, order, batch)
     state.session.step()
@@ -116,11 +124,12 @@ def _take_step(state: TrainState) -> _TimedStep:
 
 @contextmanager
 def _group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/s", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def _context(spec: JobSpec, workers: int) -> WorkerContext:

@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from workers.training.clock import Phases
 
@@ -14,16 +15,27 @@ def time_loading(module: nn.Module, phases: Phases) -> None:
     """End the phase `load` of each step with the module's first forward pass in training mode.
 
     What a script does between a step and the next forward pass counts as `load`: reading samples,
-    moving them to the device, and its own code.
+    moving them to the device, and its own code. A module that is not wrapped in
+    DistributedDataParallel is left alone, because scripts export such a module; its loading counts
+    as `compute`.
     """
-    followed = weakref.ref(phases)
+    if isinstance(module, DistributedDataParallel):
+        module.register_forward_pre_hook(_EndLoad(phases))
 
-    def end_load(trained: nn.Module, inputs: Any) -> None:  # noqa: ARG001
-        times = followed()
-        if times is not None and trained.training:
-            times.end_load()
 
-    module.register_forward_pre_hook(end_load)
+class _EndLoad:
+    """Hook that ends the phase `load`; a copy or a pickle of it does nothing."""
+
+    def __init__(self, phases: Phases | None = None) -> None:
+        self._phases = None if phases is None else weakref.ref(phases)
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
+        phases = None if self._phases is None else self._phases()
+        if phases is not None and module.training:
+            phases.end_load()
+
+    def __reduce__(self) -> tuple[type[_EndLoad], tuple[()]]:
+        return _EndLoad, ()
 
 
 __all__ = ["time_loading"]

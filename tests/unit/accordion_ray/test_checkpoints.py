@@ -24,7 +24,7 @@ from accordion_ray.records import Attached
 def session_of(model: nn.Module) -> Session:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = accordion.attach(model, Config(), optimizer=optimizer, step="optimizer")
-    follower = EpochFollower(Attached(session=session, optimizer=optimizer, module=model), None)
+    follower = EpochFollower(Attached(session=session, optimizer=optimizer, parameters=1), None)
     session.on_boundary = follower.pass_boundary
     return session
 

@@ -93,18 +93,18 @@ class Trained:
             CONFIG,
             optimizer=self.optimizer,
             step="optimizer",
-            decider=self.run.keep_statistic,
+            decider=self.run.keep_measurements,
             global_batch=8,
         )
         attached = Attached(
             session=self.session,
             optimizer=self.optimizer,
-            module=self.model,
+            parameters=20,
             steps_per_epoch=length,
         )
         self.epochs = EpochFollower(attached, self.run)
         self.session.on_boundary = self.epochs.pass_boundary
-        self.run.begin(attached)
+        self.run.begin(attached, self.model)
 
     def steps(self, number: int) -> None:
         for _ in range(number):
@@ -156,6 +156,8 @@ def test_a_run_tells_of_its_start_its_windows_and_its_progress(trained: Trained)
     assert (started.parameters, started.steps_per_epoch) == (20, 0)
     until(lambda: trained.cluster.call("progress", "a"))
     progress = trained.cluster.call("progress", "a")
+    # The session's boundary lies before the optimizer's step.
+    assert trained.run.read_totals().seconds["optimize"] > 0.0
     assert (progress.epochs, progress.steps_per_epoch, progress.global_batch) == (0, 0, 8)
 
 

@@ -31,7 +31,7 @@ def test_another_link_is_refused_with_an_example(text):
 
 
 def test_plan_lists_every_method_with_its_predicted_step(accordion: Accordion, spec: Path) -> None:
-    arguments = ("plan", spec, "--workers", "2", "--link", "100Mbit,8ms")
+    arguments = ("plan", spec, "--workers", "2", "--link", "100Mbit,8ms", "--measure", "0")
     found = accordion(*arguments, "--json").json()
     methods = [row["method"] for row in found["predictions"]]
     assert {"none", "half", "powersgd", "topk"} <= set(methods)
@@ -43,12 +43,21 @@ def test_plan_lists_every_method_with_its_predicted_step(accordion: Accordion, s
 def test_a_spec_that_cannot_be_planned_is_refused_in_one_sentence(
     accordion: Accordion, spec: Path
 ) -> None:
-    link = ("--workers", "9", "--link", "100Mbit,8ms")
-    said = accordion("plan", spec, *link, "--set", "training.global_batch=64")
+    link = ("--workers", "2", "--link", "100Mbit,8ms")
+    said = accordion("plan", spec, "--workers", "9", *link[2:])
     assert said.code == 2
     assert "shares for workers.max 9; lower micro_batch or workers.max" in said.err
-    file, code = "options.file=train.py", "code=" + 64 * "0"
-    script = accordion(
-        "plan", spec, *link, "--set", "task.name=script", "--set", f"task.{file}", "--set", code
-    )
-    assert script.code == 2
+    gpus = accordion("plan", spec, *link, "--set", "workers.gpus=1")
+    assert gpus.code == 2
+    assert "set workers.gpus=0 to plan for CPUs" in gpus.err
+
+
+def test_a_script_is_refused_with_what_to_do_instead(accordion: Accordion, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass")
+    file = tmp_path / "job.yaml"
+    file.write_text("task: {name: script, options: {file: train.py}}\ncode: ./code\n")
+    said = accordion("plan", file, "--workers", "2", "--link", "1Gbit")
+    assert said.code == 2
+    assert "the model of a script is not known before it runs" in said.err
+    assert "ask 'accordion why'" in said.err
