@@ -54,16 +54,6 @@ REFRESH_S = 3.0
 """Seconds between registrations; after a much longer silence the service marks the run as lost."""
 END_FLUSH_S = 2.0
 """Seconds to deliver records at the end; Ray Train ends the processes about as long afterwards."""
-_PHASES = (
-    "load",
-    "compute",
-    "encode",
-    "communicate",
-    "optimize",
-    "evaluate",
-    "checkpoint",
-    "decide",
-)
 RECORD_LIMIT = 1000
 """Number of undelivered records kept; those of a large model take about 10 KB each."""
 
@@ -144,7 +134,6 @@ class GuestRun:
         self._phases = Phases(
             clock=self._clock,
             exchange_times=lambda: (session.communicate_s, session.encoded_s),
-            seconds=dict.fromkeys(_PHASES, 0.0),
         )
         time_loading(module, self._phases)
         attached.optimizer.register_step_post_hook(self._end_optimizer_step)

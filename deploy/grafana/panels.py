@@ -388,7 +388,8 @@ ELASTICITY = Row(
             title="Compute by rank",
             unit="s",
             description=(
-                "Seconds that each rank spent computing its newest step; a straggler stands out."
+                "Mean seconds per step that each rank loads data and computes, over 10 s; a"
+                " straggler stands out."
             ),
             queries=_one(of_job("accordion_step_compute_seconds"), "rank {{rank}}"),
         ),

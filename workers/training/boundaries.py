@@ -183,9 +183,10 @@ def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:
 def _publish_step(state: TrainState) -> None:
     """Publish the newest step and the time that steps take to this worker's process."""
     control, phases = state.context.control, state.phases
-    state.step_times.observe_step(phases.clock.elapsed(), state.session.steps, phases.seconds)
-    step_s_by_phase = state.step_times.means()
-    control.compute_s = sum(step_s_by_phase.get(phase, 0.0) for phase in OWN_WORK)
+    times = state.step_times
+    if times.observe_step(phases.clock.elapsed(), state.session.steps, phases.seconds):
+        step_s_by_phase = times.means()
+        control.compute_s = sum(step_s_by_phase.get(phase, 0.0) for phase in OWN_WORK)
     control.step, control.stepped_at = state.session.steps, phases.clock.now()
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 WINDOW_S = 10.0
 """Seconds over which the phases of steps are averaged."""
 MARK_EVERY_S = 0.25
+"""Shortest time between two moments that are kept: a window of fast steps keeps about 40."""
 BETWEEN_STEPS = ("evaluate", "checkpoint", "decide")
 """Phases between steps, which may be an epoch apart: they are averaged over the last whole epoch
 and the open one.
@@ -34,15 +35,18 @@ class StepTimes:
         """Mark the start of an epoch, after `step` steps, with the seconds by phase so far."""
         self._epochs.append(_Mark(time_s, step, dict(seconds)))
 
-    def observe_step(self, time_s: float, step: int, seconds: Mapping[str, float]) -> None:
-        """Mark the end of a step, with the seconds by phase so far."""
+    def observe_step(self, time_s: float, step: int, seconds: Mapping[str, float]) -> bool:
+        """Mark the end of a step, with the seconds by phase so far; return whether the means are
+        new, which they are at most every `MARK_EVERY_S`.
+        """
         if not self._epochs:
             self.start_epoch(time_s, step, seconds)
         if self._recent and time_s - self._recent[-1].time_s < MARK_EVERY_S:
-            return
+            return False
         self._recent.append(_Mark(time_s, step, dict(seconds)))
         while len(self._recent) > 2 and time_s - self._recent[1].time_s >= WINDOW_S:
             self._recent.popleft()
+        return True
 
     def means(self) -> dict[str, float]:
         """Return the mean seconds per step by phase; empty before two steps were marked."""

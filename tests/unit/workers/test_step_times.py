@@ -43,6 +43,12 @@ def test_steps_faster_than_the_marks_count_all_the_same():
     assert steps.times.means()["compute"] == pytest.approx(MARK_EVERY_S / 100)
 
 
+def test_the_means_are_new_only_where_a_moment_was_kept():
+    times = StepTimes()
+    kept = [times.observe_step(0.1 * step, step, {"compute": 0.1 * step}) for step in range(7)]
+    assert kept == [True, False, False, True, False, False, True]
+
+
 def test_a_change_is_forgotten_after_the_window():
     steps = Steps()
     steps.take(20, 1.0)
