@@ -311,6 +311,10 @@ class Progress(Strict):
     """Mean seconds per step that each rank lately loaded data and computed, without waiting for
     others; a straggler stands out.
     """
+    micro_batches_by_rank: tuple[int, ...] = ()
+    """Micro-batches of a global batch that each rank takes, more on faster workers; empty if they
+    are unknown, as in a guest run.
+    """
     step_s_by_phase: dict[str, float] = Field(default_factory=dict)
     """Mean seconds per step that rank 0 lately spent in each phase; empty before two steps."""
     link: dict[str, float] = Field(default_factory=dict)

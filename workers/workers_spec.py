@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     ByteSize,
@@ -57,6 +57,11 @@ class WorkersSpec(Strict):
     """Memory limit of each worker, in bytes or as text such as `4GB` (4·10^9) or `4GiB` (4·2^30);
     from 300 MB to 1 PiB. It is reserved on the node, and a worker above it is killed. Null: the
     largest worker of a node short of memory is killed.
+    """
+    balance: Annotated[bool, Field(strict=True)] = True
+    """Whether faster workers take more micro-batches of each global batch; their speed is compared
+    at the end of every epoch and window. It needs more micro-batches than workers. False, or on
+    GPUs: all take equally many, and a resumed run repeats the bits of an uninterrupted one.
     """
     engine: Literal["ray-train", "actors"] = "ray-train"
     """What runs the worker processes: `ray-train` makes them workers of a Ray Train run; `actors`

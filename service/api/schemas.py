@@ -70,6 +70,10 @@ class ProgressView(Answer):
     """Mean seconds per step that each rank loads data and computes, by rank, over the last 10 s; a
     straggler stands out.
     """
+    micro_batches_by_rank: tuple[int, ...] = ()
+    """Micro-batches of a global batch that each rank takes, more on faster workers; empty if they
+    are unknown, as in a guest run.
+    """
     updated_at: datetime
     """Time of this report."""
 

@@ -114,6 +114,7 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
             "epochs": now["epochs"] or None,
             "samples_per_s": now["samples_per_s"] if batch else None,
             "compute_s_by_rank": now.get("compute_s_by_rank", ()),
+            "micro_batches_by_rank": now.get("micro_batches_by_rank", ()),
             "steps": steps,
             "eta_s": max(0, steps - now["step"]) / rate if steps and rate > 0 else None,
             "updated_at": now["time"],

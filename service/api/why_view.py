@@ -54,7 +54,6 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
     """Read what `Progress` reports; older versions reported less."""
     link = now.get("link") or {}
     layers = schedule_view(job, newest).layers
-    micro_batch = spec_value(job, "training.micro_batch", 0)
     return StepProfile(
         step_s_by_phase=now.get("step_s_by_phase") or {},
         compute_s_by_rank=now.get("compute_s_by_rank") or (),
@@ -65,21 +64,10 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
             else ""
         ),
         wait_s_by_level=now.get("wait_s_by_level") or {},
-        shares_by_rank=_micro_batches_by_rank(
-            now.get("global_batch") or 0, micro_batch, workers=now.get("world_size") or 0
-        ),
+        shares_by_rank=now.get("micro_batches_by_rank") or (),
+        is_balanced=spec_value(job, "workers.balance", True),
         levels=frozenset(layer.level for layer in layers),
         methods=frozenset(layer.method for layer in layers),
         policy=spec_value(job, "policy.name", ""),
         times_exchanges=resource_request(job).gpus == 0,
     )
-
-
-def _micro_batches_by_rank(batch: int, micro_batch: int, *, workers: int) -> list[int]:
-    """Return each worker's micro-batches of a global batch, as `workers/training/sampler.py` shares
-    them out; empty if a number is unknown.
-    """
-    if min(batch, micro_batch, workers) < 1:
-        return []
-    least, more = divmod(-(-batch // micro_batch), workers)
-    return [least + (rank < more) for rank in range(workers)]

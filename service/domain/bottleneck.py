@@ -131,6 +131,9 @@ class StepProfile:
     """Predicted seconds for which a step waits at each level; empty if the policy asks for none."""
     shares_by_rank: Sequence[int] = ()
     """Micro-batches of each rank in a step; empty if they are unknown."""
+    is_balanced: bool = True
+    """Whether faster workers take more micro-batches; this needs more micro-batches than workers.
+    """
     levels: frozenset[str] = frozenset()
     """Names of the levels in force."""
     methods: frozenset[str] = frozenset()
@@ -312,6 +315,8 @@ def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
             return _double_batch(found, "The layers are at their strongest level")
         case Cause.SLOW_WORKER if _is_share_uneven(found, profile):
             text = "Choose a training.global_batch that gives all workers as many micro-batches"
+        case Cause.SLOW_WORKER if profile.times_exchanges and not profile.is_balanced:
+            return _balance(found, profile)
         case Cause.SLOW_LINK:
             text = _PARTS[found.cause].change.format(link=_link_text(profile))
         case _:
@@ -319,6 +324,20 @@ def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
     return Change(
         text=text,
         speedup=_ratio(found.step_s, found.step_s - found.seconds_by_cause[found.cause]),
+        is_upper_bound=True,
+    )
+
+
+def _balance(found: Bottleneck, profile: StepProfile) -> Change:
+    """Return the change to dividing batches by the workers' speed, which makes them all compute for
+    the harmonic mean of their present times.
+    """
+    times = profile.compute_s_by_rank
+    balanced_s = len(times) / sum(1.0 / seconds for seconds in times)
+    saved_s = min(max(times) - balanced_s, found.seconds_by_cause[Cause.SLOW_WORKER])
+    return Change(
+        text="Start the job with workers.balance true, which gives faster workers more to compute",
+        speedup=_ratio(found.step_s, found.step_s - saved_s),
         is_upper_bound=True,
     )
 

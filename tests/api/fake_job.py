@@ -149,6 +149,7 @@ def _whole_progress(job: FakeJob, *, now: float) -> Progress:
         samples_per_s=SAMPLES / 0.4,
         bytes=job.bytes,
         compute_s_by_rank=tuple(0.01 * (1 + rank / 10) for rank in range(job.world_size)),
+        micro_batches_by_rank=(2,) * job.world_size,
         step_s_by_phase={name: 0.02 * part for name, part in _PHASES.items()},
         link={"latency_s": 0.0002, "bytes_per_s": 12e6},
         exchange_wait_s=0.004,

@@ -37,6 +37,7 @@ def test_a_resize_is_accepted_and_shown(client: TestClient, world: World, job_id
     view = client.get(f"{JOBS}/{job_id}").json()
     assert (view["workers"], view["world_size"], view["tally"]["resizes"]) == (3, 3, {"ordered": 1})
     assert len(view["progress"]["compute_s_by_rank"]) == 3
+    assert view["progress"]["micro_batches_by_rank"] == [2, 2, 2]
     [attempt] = client.get(f"{JOBS}/{job_id}/attempts").json()["items"]
     assert attempt["tally"] == view["tally"]
 

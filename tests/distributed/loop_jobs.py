@@ -116,11 +116,16 @@ def context(
 
 
 def run_job(
-    rank: int, storage: Path, job: JobSpec, link: RecordingLink | None = None, generation: int = 1
+    rank: int,
+    storage: Path,
+    job: JobSpec,
+    link: RecordingLink | None = None,
+    generation: int = 1,
+    clock: Clock | None = None,
 ) -> Result:
     """Train, and say what came of it."""
     link = link or RecordingLink()
-    outcome = train_job(context(rank, storage, job, link, generation))
+    outcome = train_job(context(rank, storage, job, link, generation), clock)
     link.callback = None
     end = saved(rank, storage, job)
     buffers = [buffer.clone() for buffer in end.ddp.module.buffers()]

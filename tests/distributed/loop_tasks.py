@@ -12,6 +12,7 @@ from torch import nn
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
 from workers.tasks import TASKS, TaskRow
 from workers.tasks.digits import DigitsMlp
+from workers.training.clock import Clock
 
 
 class Shaky(DigitsMlp):
@@ -81,6 +82,7 @@ def run_task(
     parts: Mapping[str, Any],
     link: RecordingLink | None = None,
     generation: int = 1,
+    clock: Clock | None = None,
 ) -> Result:
     """Train one of these, without compression."""
     rows = dict(TASKS)
@@ -89,7 +91,7 @@ def run_task(
     )  # type: ignore[index]
     try:
         job = spec(task, {"hidden": 16}, compression={"method": "none"}, **parts)
-        return run_job(rank, storage, job, link, generation)
+        return run_job(rank, storage, job, link, generation, clock)
     finally:
         TASKS.clear()  # type: ignore[attr-defined]
         TASKS.update(rows)  # type: ignore[attr-defined]

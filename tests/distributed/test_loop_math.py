@@ -27,6 +27,7 @@ from workers.training.sampler import (
     batch_at,
     derive_seed,
     epoch_order,
+    even_counts,
     loss_weight,
     micro_batches,
     num_batches,
@@ -58,7 +59,8 @@ def plain_ddp(rank: int, job: JobSpec) -> list[torch.Tensor]:
             num_samples=len(data),
             global_batch=training.global_batch,
         )
-        mine = rank_shard(micro_batches(batch, training.micro_batch), rank=rank, world_size=world)
+        pieces = micro_batches(batch, training.micro_batch)
+        mine = rank_shard(pieces, rank=rank, counts=even_counts(len(pieces), world))
         sgd.param_groups[0]["lr"] = 0.1 * min(1.0, step // steps + batch.stop / len(data))
         sgd.zero_grad()
         for piece in mine:

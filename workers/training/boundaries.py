@@ -13,6 +13,7 @@ from accordion.session import StepResult
 from accordion.step_signals import Signal
 from workers.contract import Position
 from workers.errors import LossNotFinite
+from workers.training.balancing import OWN_WORK, balance_workers
 from workers.training.checkpointing import (
     is_due_after_epoch,
     is_due_after_step,
@@ -54,8 +55,6 @@ recover.
 """
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16; a skipped step at a larger scale only lowers the scale."""
-OWN_WORK = ("load", "compute")
-"""Phases of a step in which a worker does its own share of the work, for which others wait."""
 FLUSH_TIMEOUT_S = 10.0
 """Time limit for delivering a worker's last records at its end; the journal holds them anyway."""
 
@@ -85,6 +84,7 @@ def start_training(state: TrainState) -> str | None:
     """
     adjust_batchnorm_momentum(state)
     resumed_from = restore_checkpoint(state)
+    state.own_work.start_comparison(state.phases.seconds)
     mark_buffers_equal(state)
     report_start(state, resumed_from)
     state.context.control.set_listener(state.session.request)
@@ -101,6 +101,7 @@ def finish_step(state: TrainState, batch: range, result: StepResult) -> None:
     state.progress_samples += len(batch)
     if result.switch is not None:
         report_switch(state, result.switch)
+        balance_workers(state)
     _check_skipped_steps(state, taken=result.taken)
     _publish_step(state)
     report_progress(state)
@@ -136,6 +137,7 @@ def finish_epoch(
         sync_drifted_parameters(state, summaries)
     with state.phases("decide"):
         switch = state.session.end_epoch(lr=rates.epoch, next_lr=rates.next_epoch)
+        balance_workers(state)
     if state.context.rank == 0:
         logger.info(
             "epoch %d ends after step %d; %s", epoch, state.session.steps, switch.decision.reason

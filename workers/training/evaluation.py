@@ -128,9 +128,8 @@ def measure_metrics(state: TrainState) -> MetricSums:
     model.eval()
     with state.task_code():
         pieces = micro_batches(range(len(state.held_out)), state.spec.training.micro_batch)
-        for piece in rank_shard(
-            pieces, rank=state.context.rank, world_size=state.context.world_size
-        ):
+        counts = state.division.counts(len(pieces))
+        for piece in rank_shard(pieces, rank=state.context.rank, counts=counts):
             state.context.control.activity_count += 1
             for name, value in _measure_batch(state, model, piece).items():
                 term = _safe_log(float(value)) if name in geometric else float(value)

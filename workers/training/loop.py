@@ -100,7 +100,8 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> None
     set_learning_rate(state, batch)
     state.optimizer.zero_grad()
     pieces = micro_batches(batch, state.spec.training.micro_batch)
-    mine = rank_shard(pieces, rank=state.context.rank, world_size=state.context.world_size)
+    counts = state.division.counts(len(pieces))
+    mine = rank_shard(pieces, rank=state.context.rank, counts=counts)
     with state.no_sync():
         for piece in mine[:-1]:
             backward_micro_batch(state, order, piece, batch=batch)
@@ -108,6 +109,7 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> None
         backward_micro_batch(state, order, mine[-1], batch=batch)
     else:
         backward_without_samples(state, order, pieces[0])
+    state.own_work.pieces += max(1, len(mine))
     if state.spec.training.clip_norm is not None:
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)

@@ -21,6 +21,7 @@ from workers.contract import (
     RejectedRecord,
     Started,
 )
+from workers.training.balancing import micro_batches_by_rank
 from workers.training.checkpointing import storage_use
 from workers.training.standalone_context import NO_JOB
 from workers.training.train_state import EpochBaseline, TrainState
@@ -183,6 +184,7 @@ def report_progress(state: TrainState, *, last: bool = False, loss: float | None
             bytes=state.spent(),
             seconds_by_phase=dict(state.phases.seconds),
             compute_s_by_rank=state.context.control.compute_s_by_rank,
+            micro_batches_by_rank=micro_batches_by_rank(state),
             step_s_by_phase=state.step_times.means(),
             link=dict(state.session.link),
             receive_s_by_rank=state.session.receive_s_by_rank,

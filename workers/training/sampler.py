@@ -1,14 +1,16 @@
 """Which worker reads which sample, as pure functions of seed, epoch, position and world size.
 
 An epoch's order is divided into global batches, a batch into micro-batches, and each worker takes
-contiguous whole micro-batches. A batch is a `range` of places in the epoch's order, a micro-batch a
-smaller one.
+contiguous whole micro-batches: equally many, or more on faster workers. A batch is a `range` of
+places in the epoch's order, a micro-batch a smaller one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -59,16 +61,37 @@ def micro_batches(batch: range, micro_batch: int) -> list[range]:
     return [batch[start:stop] for start, stop in pairwise([*starts, len(batch)])]
 
 
-def rank_shard(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:
-    """Return the rank's contiguous part of the micro-batches; sizes differ by at most one, the
-    first ranks take more.
-
-    It is empty if there are fewer micro-batches than workers, such as in the last batch of an
-    epoch.
+def even_counts(num_pieces: int, world_size: int) -> tuple[int, ...]:
+    """Return the micro-batches that each rank takes; they differ by at most one, the first ranks
+    take more. Ranks have none if there are fewer micro-batches than workers, such as in the last
+    batch of an epoch.
     """
-    least, more = divmod(len(pieces), world_size)
-    start = rank * least + min(rank, more)
-    return pieces[start : start + least + (rank < more)]
+    least, more = divmod(num_pieces, world_size)
+    return tuple(least + (rank < more) for rank in range(world_size))
+
+
+@lru_cache(maxsize=64)
+def balanced_counts(num_pieces: int, piece_s: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the micro-batches that each rank takes so that the last worker is done as early as
+    possible, given each rank's seconds per micro-batch.
+
+    Every rank takes at least one if there are enough, because a worker without samples runs a
+    backward pass all the same. Equal times give `even_counts`.
+    """
+    counts = [1 if num_pieces >= len(piece_s) else 0] * len(piece_s)
+    done_s = [((counts[rank] + 1) * seconds, rank) for rank, seconds in enumerate(piece_s)]
+    heapq.heapify(done_s)
+    for _ in range(num_pieces - sum(counts)):
+        seconds, rank = done_s[0]
+        counts[rank] += 1
+        heapq.heapreplace(done_s, (seconds + piece_s[rank], rank))
+    return tuple(counts)
+
+
+def rank_shard(pieces: Sequence[range], *, rank: int, counts: Sequence[int]) -> Sequence[range]:
+    """Return the rank's contiguous part of the micro-batches, given how many each rank takes."""
+    start = sum(counts[:rank])
+    return pieces[start : start + counts[rank]]
 
 
 def loss_weight(piece: range, batch: range, *, world_size: int) -> float:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ class Batches:
         state = self._session.state
         training, context = state.spec.training, state.context
         order = epoch_order(self.num_samples, seed=training.seed, epoch=state.position.epoch)
+        # A DataLoader reads ahead, so the division may only change where all ranks start to read.
+        division = replace(state.division)
         done = state.position.samples
         self.ahead.clear()
         while done < self.num_samples:
@@ -96,7 +99,7 @@ class Batches:
                 done, num_samples=self.num_samples, global_batch=state.session.global_batch
             )
             pieces = micro_batches(batch, training.micro_batch)
-            mine = rank_shard(pieces, rank=context.rank, world_size=context.world_size)
+            mine = rank_shard(pieces, rank=context.rank, counts=division.counts(len(pieces)))
             read = mine or pieces[:1]
             self.ahead.append((batch, sum(map(len, mine))))
             yield order[read[0].start : read[-1].stop].tolist()
@@ -296,9 +299,10 @@ class ScriptSession:
         state.phases.count_lap("compute")
         self._rate = float(state.optimizer.param_groups[0]["lr"])
         with self._service_errors():
-            batch, _ = self._current_batch()
+            batch, own = self._current_batch()
             if self._batches is not None and self._batches.ahead:
                 self._batches.ahead.popleft()
+                state.own_work.pieces += max(1, -(-own // state.spec.training.micro_batch))
             result = state.session.step()
             state.phases.count_lap("optimize")
             finish_step(state, batch, result)

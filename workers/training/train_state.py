@@ -28,6 +28,7 @@ from workers.error_text import format_with_line
 from workers.errors import TaskRaised
 from workers.spec import OptimizerSpec
 from workers.tasks.base import Task
+from workers.training.balancing import Division, OwnWork
 from workers.training.clock import Clock, Phases
 from workers.training.context import Link, WorkerContext
 from workers.training.sampler import derive_seed, num_batches
@@ -129,6 +130,8 @@ class TrainState:
     """
     decider: ActorDecider
     phases: Phases
+    division: Division
+    own_work: OwnWork = field(default_factory=OwnWork)
     num_hosts: int = 1
     """Hosts whose workers were shown to see the storage of the checkpoints."""
     position: Position = field(default_factory=Position)
@@ -286,6 +289,7 @@ def assemble_train_state(
         batch_change=BatchChange(size=session.global_batch),
         decider=decider,
         phases=decider.phases,
+        division=Division(world_size=context.world_size),
         epoch_loss=LossSum.zero(context.device),
         recent_loss=LossSum.zero(context.device),
         scaler=scaler,

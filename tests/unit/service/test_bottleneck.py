@@ -154,6 +154,19 @@ def test_a_worker_with_a_larger_share_of_the_batch_is_not_called_slow(seconds, i
     assert ("training.global_batch" in answer.change.text) == is_uneven
 
 
+def test_balancing_is_suggested_where_it_is_off_with_what_it_gains():
+    """Two workers that compute for 0.1 and 0.3 s would both compute for 0.15 s."""
+    times = {"compute_s_by_rank": (0.1, 0.3), "shares_by_rank": (4, 4)}
+    answer = found({"compute": 0.1, "communicate": 0.2}, **times, is_balanced=False)
+    assert answer.cause == Cause.SLOW_WORKER
+    assert answer.change is not None
+    assert "workers.balance true" in answer.change.text
+    assert answer.change.speedup == pytest.approx(answer.step_s / (answer.step_s - 0.15))
+    on = found({"compute": 0.1, "communicate": 0.2}, **times)
+    assert on.change is not None
+    assert on.change.text == "Run worker 1 on a machine as fast as the others"
+
+
 def test_the_measured_link_is_part_of_the_sentence():
     answer = found({"communicate": 0.1}, link_text="96 Mbit/s and 0.2 ms per message")
     assert "takes 51% of each step (0.1 s of 0.2 s), at 96 Mbit/s" in answer.sentence

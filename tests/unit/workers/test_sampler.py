@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from workers.contract import Position
 from workers.training.sampler import (
+    balanced_counts,
     batch_at,
     derive_seed,
     epoch_order,
+    even_counts,
     loss_weight,
     micro_batches,
     num_batches,
@@ -30,7 +33,8 @@ def places(pieces) -> list[int]:
 
 def shares(batch: range, micro: int, world: int):
     pieces = micro_batches(batch, micro)
-    return [rank_shard(pieces, rank=rank, world_size=world) for rank in range(world)]
+    counts = even_counts(len(pieces), world)
+    return [rank_shard(pieces, rank=rank, counts=counts) for rank in range(world)]
 
 
 @given(SAMPLES, BATCH, MICRO, st.lists(WORLD, min_size=1, max_size=8), st.integers(0, 50))
@@ -145,6 +149,33 @@ def test_shares_are_contiguous_whole_micro_batches_and_differ_by_one_at_most(sam
     assert [piece for part in parts for piece in part] == micro_batches(range(samples), micro)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+PIECE_S = st.lists(st.integers(1, 50).map(float), min_size=1, max_size=7).map(tuple)
+
+
+@given(st.integers(0, 200), PIECE_S)
+def test_balanced_counts_are_those_with_which_the_last_worker_is_done_first(number, piece_s):
+    counts = balanced_counts(number, piece_s)
+    assert sum(counts) == number
+    least = int(number >= len(piece_s))
+    assert min(counts) >= least
+    slowest_s = max(count * seconds for count, seconds in zip(counts, piece_s, strict=True))
+    done_before = [max(least, math.ceil(slowest_s / seconds) - 1) for seconds in piece_s]
+    one_each = max(piece_s, default=0.0) if least else 0.0
+    assert slowest_s == one_each or number == 0 or sum(done_before) < number
+
+
+@given(st.integers(0, 200), WORLD, st.integers(1, 9))
+def test_equally_fast_workers_take_equally_many(number, world, seconds):
+    assert balanced_counts(number, (float(seconds),) * world) == even_counts(number, world)
+
+
+def test_a_worker_half_as_fast_takes_half_as_many():
+    assert balanced_counts(12, (1.0, 2.0)) == (8, 4)
+    assert balanced_counts(4, (3.0, 1.0)) == (1, 3)
+    assert balanced_counts(3, (1.0, 900.0)) == (2, 1)
+    assert balanced_counts(1, (3.0, 1.0)) == (0, 1)
 
 
 @given(SAMPLES, MICRO, WORLD)

@@ -54,11 +54,12 @@ export function showWorkers(job) {
   at("tally").textContent = cost(job.tally, job.attempt);
   const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
   const slowest = Math.max(...seconds, 0);
-  fill(at("ranks"), ...seconds.map((own, rank) => rankRow(rank, own, slowest)));
+  const shares = job.progress?.micro_batches_by_rank ?? [];
+  fill(at("ranks"), ...seconds.map((own, rank) => rankRow(rank, own, slowest, shares[rank])));
 }
 
-const rankRow = (rank, own, slowest) => element("tr", {},
-  cell("num", String(rank)), cell("num", `${number(1000 * own)} ms`),
+const rankRow = (rank, own, slowest, share) => element("tr", {},
+  cell("num", String(rank)), cell("num", share === undefined ? "unknown" : String(share)), cell("num", `${number(1000 * own)} ms`),
   cell("", element("meter", { min: 0, max: slowest || 1, value: own, "aria-label": `Rank ${rank} relative to the slowest` })));
 
 const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
