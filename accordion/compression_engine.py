@@ -43,6 +43,10 @@ Smaller layers of equal shape share a flow, because their cost is dominated by t
 """
 
 
+MEASURE_EVERY = 8
+"""Steps from one in which the energy that compression sends is measured to the next; such a step
+reads gradients and residuals once more.
+"""
 REDUCED_ALONE_BYTES = 1 << 20
 """Uncompressed buckets from this size on are reduced in place in every exchange.
 
@@ -76,6 +80,8 @@ class Engine:
         self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
         self.loss_scale = 1.0
         """Factor of the gradients in the buckets; residuals and statistic are kept without it."""
+        self.measures_kept = False
+        """Whether the window's sums also hold the energy that compression sends."""
         self._plan: Mapping[str, Level] = {}
         self._warm = StagedTensors()
         self._decided = {layer.name: math.prod(layer.shape) for layer in layers}
@@ -204,6 +210,8 @@ class Engine:
     def apply_updates(self, stacks: Sequence[Stack]) -> None:
         """Write the averaged gradients of finished flows into the bucket; stage the residuals."""
         for stack in stacks:
+            if self._measures_now(stack.level):
+                self.sums.add_left(stack.names, stack.owed)
             for place, layer in enumerate(stack.layers):
                 update = stack.update[place]
                 if update.data_ptr() != layer.gradient.data_ptr():
@@ -328,6 +336,10 @@ class Engine:
         self._buffers = {key: held for key, held in self._buffers.items() if key in self._used}
         self._used.clear()
 
+    def _measures_now(self, level: Level) -> bool:
+        is_due = self.measures_kept and self._steps % MEASURE_EVERY == 0
+        return is_due and COMPRESSORS[level.method].feedback
+
     def _level_of(self, layer: str) -> Level:
         return self._plan.get(layer, DENSE)
 
@@ -346,6 +358,8 @@ class Engine:
                 self._write_owed(part, layer)
             else:
                 self._write_final(part, layer)
+        if self._measures_now(level):
+            self.sums.add_owed([layer.name for layer in layers], owed)
         gradient = self._write_raw_gradients(update, layers) if row.raw_gradient else None
         warm = self._warm_start(layers, owed, buffers) if row.warm_start else None
         context = Context(

@@ -55,6 +55,7 @@ _MEASURED = {
     "next_lr",
     "statistic_by_layer",
     "rms_by_layer",
+    "kept_by_layer",
     "cost_s_by_layer",
     "exchange_wait_s",
     "link",
@@ -63,6 +64,7 @@ _MEASURED = {
 _LATER_FIELDS: Mapping[str, object] = {
     "statistic_kind": "mean",
     "rms_by_layer": None,
+    "kept_by_layer": {},
     "cost_s_by_layer": {},
     "exchange_wait_s": None,
     "link": {},
@@ -414,6 +416,7 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         change_by_layer=result.change_by_layer,
         statistic_by_layer=report.statistic_by_layer,
         rms_by_layer=report.rms_by_layer,
+        kept_by_layer=report.kept_by_layer,
         cost_s_by_layer=report.cost_s_by_layer,
         exchange_wait_s=report.exchange_wait_s,
         link=report.link,

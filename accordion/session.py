@@ -50,7 +50,7 @@ from accordion.saved_states import (
     serialize_state,
 )
 from accordion.single_process import SingleProcessHook
-from accordion.statistics import SKETCH_SIZE, estimate_norms, root_mean_squares
+from accordion.statistics import SKETCH_SIZE, window_fields
 from accordion.step_results import StepResult, Switch
 from accordion.step_signals import Signal, raised_signals
 from accordion.training_warnings import (
@@ -137,6 +137,7 @@ class Session:
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
         self._config, self._uses_costs = config, POLICIES[config.policy].uses_costs
         self._engine = engine
+        engine.measures_kept = POLICIES[config.policy].uses_kept
         self._optimizer_steps = optimizer_steps
         self._decider = decider
         self._skipped_in_a_row = 0
@@ -413,7 +414,7 @@ class Session:
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
-        statistic, rms = self._close_sums() if closes else (None, None)
+        measured = self._close_sums() if closes else {}
         plans = self.controller.uniform_plans() if self._uses_costs else {}
         if epoch_end and detector.statistic == "paper":
             sums.clear()
@@ -426,15 +427,14 @@ class Session:
             lr=lr,
             next_lr=next_lr,
             window_steps=steps,
-            statistic_by_layer=statistic,
             statistic_kind=detector.statistic,
-            rms_by_layer=rms,
+            **measured,
             **self.hook.report_fields(plans, self.layers),
         )
         return self._apply_decision(lambda: self._decide_report(report))
 
-    def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the statistic and the root mean squares of the window that ends, by layer."""
+    def _close_sums(self) -> dict[str, Any]:
+        """Return what the sums of the window that ends measured, as fields of a report."""
         sums, names = self._engine.sums, [layer.name for layer in self.layers]
         own = sums.summary(self._device)
         if self._config.detector.statistic == "paper":
@@ -443,7 +443,7 @@ class Session:
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
         summary = self._coordinator.average_tensor(own)
         sums.clear()
-        return estimate_norms(names, summary), root_mean_squares(names, summary)
+        return window_fields(names, summary)
 
     def _decide_report(self, report: Report) -> Decision:
         proposal = self.controller.decide(report)

@@ -13,7 +13,7 @@ step reads the gradient once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,15 @@ place only if a few rows nearly fill a whole number of tiles. No width of 2^a x 
 49} from 512 to two million does: one to eight of its rows differ by 205 entries or more from every
 whole number of tiles.
 """
+_SQUARES, _OWED, _LEFT = range(3)
+"""Columns of the energies: of the gradients, and of what a layer owed before and after compression.
+"""
 _STATE_VERSION = 2
 """Version of the signs and columns; a window of another version cannot be continued."""
+
+
+_SAVED_SHAPES = (torch.Size([SKETCH_SIZE + 3]), torch.Size([SKETCH_SIZE + 1]))
+"""Shapes of a saved layer: now, and in releases that kept the squares alone."""
 
 
 class GradientSums:
@@ -51,7 +58,8 @@ class GradientSums:
         self._hash: SketchHash | None = None
         self._sums = torch.zeros(len(shapes), SKETCH_SIZE, dtype=torch.float32, device="cpu")
         self._step = torch.zeros_like(self._sums)
-        self._squares = torch.zeros(len(shapes), dtype=torch.float32, device="cpu")
+        self._energies = torch.zeros(len(shapes), 3, dtype=torch.float32, device="cpu")
+        self._step_energies = torch.zeros_like(self._energies)
         self.steps = 0
         """Number of finite steps in the window."""
 
@@ -61,6 +69,14 @@ class GradientSums:
             self._hash = SketchHash(self._shapes, self._seed, gradient.device)
             self._move_to(gradient.device)
         self._hash.sketch_(self._step[self._rows[layer]], gradient, scale=scale)
+
+    def add_owed(self, layers: Sequence[str], owed: Tensor) -> None:
+        """Stage the energy of gradients plus residuals before compression: B layers, (B, ...)."""
+        self._add_energies(layers, owed, _OWED)
+
+    def add_left(self, layers: Sequence[str], residuals: Tensor) -> None:
+        """Stage the energy of the residuals after compression: B layers, (B, ...)."""
+        self._add_energies(layers, residuals, _LEFT)
 
     def forget(self, layer: str) -> None:
         """Drop what was staged of a layer in this step."""
@@ -77,37 +93,36 @@ class GradientSums:
 
     def commit(self) -> None:
         """Add the staged step to the window."""
+        self._step_energies[:, _SQUARES] = self._step.square().sum(1)
         self._sums.add_(self._step)
-        self._squares.add_(self._step.square().sum(1))
-        self._step.zero_()
+        self._energies.add_(self._step_energies)
+        self.rollback()
         self.steps += 1
 
     def rollback(self) -> None:
         """Drop the staged step."""
         self._step.zero_()
+        self._step_energies.zero_()
 
     def summary(self, device: torch.device) -> Tensor:
-        """Return one row per layer, (layers, 1025), in the order of the shapes.
+        """Return one row per layer, (layers, 1027), in the order of the shapes.
 
-        A row is the sketch of the mean gradient over the steps, and the mean square norm; zeros if
-        nothing was added.
+        A row is the sketch of the mean gradient over the steps, the mean square norm, and the
+        energies before and after compression; zeros if nothing was added.
         """
-        return (
-            torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1)
-            .to(device)
-            .div_(max(1, self.steps))
-        )
+        rows = torch.cat([self._sums, self._energies], dim=1)
+        return rows.to(device).div_(max(1, self.steps))
 
     def clear(self) -> None:
         """Start a new window."""
         self._sums.zero_()
-        self._squares.zero_()
-        self._step.zero_()
+        self._energies.zero_()
+        self.rollback()
         self.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the open window, with tensors on the CPU."""
-        rows = torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1).cpu()
+        rows = torch.cat([self._sums, self._energies], dim=1).cpu()
         sums = {layer: rows[row].clone() for layer, row in self._rows.items()}
         return {"version": _STATE_VERSION, "steps": self.steps, "sums": sums}
 
@@ -121,7 +136,7 @@ class GradientSums:
         """
         steps = int(state["steps"])
         for layer, total in state["sums"].items():
-            if layer not in self._rows or total.shape != (SKETCH_SIZE + 1,):
+            if layer not in self._rows or total.shape not in _SAVED_SHAPES:
                 raise StateError(
                     f"saved window: layer {layer!r} with {total.numel()} values is not in this"
                     " model"
@@ -131,14 +146,19 @@ class GradientSums:
             return
         for layer, saved in state["sums"].items():
             row, total = self._rows[layer], saved.to(self._sums)
-            self._sums[row] += total[:-1]
-            self._squares[row] += total[-1]
+            self._sums[row] += total[:SKETCH_SIZE]
+            self._energies[row, : total.numel() - SKETCH_SIZE] += total[SKETCH_SIZE:]
         self.steps = steps
 
     def _move_to(self, device: torch.device) -> None:
-        self._sums, self._step, self._squares = (
-            t.to(device) for t in (self._sums, self._step, self._squares)
-        )
+        self._sums, self._step = self._sums.to(device), self._step.to(device)
+        self._energies = self._energies.to(device)
+        self._step_energies = self._step_energies.to(device)
+
+    def _add_energies(self, layers: Sequence[str], values: Tensor, column: int) -> None:
+        norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
+        rows = torch.tensor([self._rows[layer] for layer in layers], device=norms.device)
+        self._step_energies[rows, column] += norms.square().to(self._step_energies)
 
 
 class SketchHash:
@@ -218,6 +238,31 @@ def estimate_norms(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
 def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
     """Return the root mean square of each layer's gradient norms, given the averaged summary."""
     return dict(zip(layers, summary[:, SKETCH_SIZE].sqrt().tolist(), strict=True))
+
+
+def kept_shares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
+    """Return the share of a layer's energy that compression sent, from 0 to 1, for each layer for
+    which it was measured, given the averaged summary.
+
+    The share is 1 - |residual after|^2 / |gradient + residual before|^2, summed over the measured
+    steps and the workers. Where the residual is orthogonal to what was sent, as for top-k, it is
+    the compression gain of GraVAC (arXiv:2305.12201).
+    """
+    energies = summary[:, SKETCH_SIZE:].tolist()
+    return {
+        layer: min(1.0, max(0.0, 1.0 - row[_LEFT] / row[_OWED]))
+        for layer, row in zip(layers, energies, strict=True)
+        if row[_OWED] > 0.0
+    }
+
+
+def window_fields(layers: Sequence[str], summary: Tensor) -> dict[str, dict[str, float]]:
+    """Return what a window measured, as fields of a `Report`, given the averaged summary."""
+    return {
+        "statistic_by_layer": estimate_norms(layers, summary),
+        "rms_by_layer": root_mean_squares(layers, summary),
+        "kept_by_layer": kept_shares(layers, summary),
+    }
 
 
 def seeded_generator(seed: int, purpose: str) -> torch.Generator:

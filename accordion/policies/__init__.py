@@ -17,7 +17,7 @@ from accordion.compressors import LEVEL_NAMES
 from accordion.errors import ConfigError
 from accordion.messages import Level, Regime
 from accordion.options import Option, TableOption, check_options
-from accordion.policies import adaqs, cost_aware, entropy, fixed, legacy, scheduled, two_level
+from accordion.policies import adaqs, cost_aware, entropy, fixed, gain, legacy, scheduled, two_level
 from accordion.policies.policy_input import PolicyInput
 
 UNCOMPRESSED = "none"
@@ -49,6 +49,8 @@ class Policy:
     """Returns a clause for the reason of the decision, given the state after the report."""
     uses_costs: bool = False
     """Whether the policy decides by `cost_s_by_layer`, which costs some seconds to measure."""
+    uses_kept: bool = False
+    """Whether the policy decides by `kept_by_layer`, measured in some steps of each window."""
 
     def initial_levels(
         self,
@@ -153,6 +155,30 @@ POLICIES: Mapping[str, Policy] = {
             )
         },
         observe_report=entropy.observe_report,
+    ),
+    "gain": Policy(
+        summary=(
+            "the strongest level that still sends most of a layer's gradient; no compression where"
+            " none does (GraVAC, arXiv:2305.12201)"
+        ),
+        decide_levels=gain.decide_levels,
+        options={
+            "least": Option(
+                default=0.5,
+                minimum=0.01,
+                maximum=1.0,
+                help="smallest share of a layer's energy (squared norm) that a level may send",
+            ),
+            "retry": Option(
+                default=5,
+                minimum=0,
+                maximum=100_000,
+                help="windows before a level that sent too little is tried again",
+            ),
+        },
+        observe_report=gain.observe_report,
+        explain_levels=gain.explain_levels,
+        uses_kept=True,
     ),
     "adaqs": Policy(
         summary=(

@@ -11,12 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accordion.compression_engine import Engine
+from accordion.compression_engine import MEASURE_EVERY, Engine
 from accordion.compressors import ladder_of
 from accordion.errors import StateError
 from accordion.messages import LayerInfo
 from accordion.saved_states import MeanState
-from accordion.statistics import SKETCH_SIZE, GradientSums, estimate_norms, root_mean_squares
+from accordion.statistics import (
+    SKETCH_SIZE,
+    GradientSums,
+    estimate_norms,
+    kept_shares,
+    root_mean_squares,
+)
 from tests.unit.accordion.lockstep import FEEDBACK_METHODS, Cluster, draw_gradients
 
 CPU = torch.device("cpu")
@@ -225,6 +231,77 @@ def test_an_open_window_continues_with_the_mean_of_its_sums_when_the_world_resiz
     assert new.steps == 1
     assert _norm(new) == pytest.approx(1.0)
     assert root_mean_squares(["w"], new.summary(CPU))["w"] == pytest.approx(2**0.5)
+
+
+def _kept(cluster: Cluster) -> dict[str, float]:
+    """The share that the group sent, as a session computes it."""
+    own = [engine.sums.summary(CPU) for engine in cluster.engines]
+    return kept_shares(["w"], torch.stack(own).mean(0))
+
+
+def _measuring(shapes: Mapping[str, tuple[int, ...]], method: str) -> Cluster:
+    cluster = Cluster(shapes, 2)
+    cluster.switch(ladder_of(method)[1])
+    for engine in cluster.engines:
+        engine.measures_kept = True
+    return cluster
+
+
+def test_the_share_sent_by_top_k_is_that_of_the_largest_entries():
+    cluster, gradients = _measuring(SHAPE, "topk"), draw_gradients(SHAPE, 2, 0)
+    cluster.step(gradients)
+    squares = [own["w"].square().flatten() for own in gradients]
+    sent = sum(float(square.max()) for square in squares)
+    total = sum(float(square.sum()) for square in squares)
+    assert _kept(cluster)["w"] == pytest.approx(sent / total, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", FEEDBACK_METHODS)
+def test_a_matrix_that_a_method_can_send_whole_is_sent_whole(method):
+    """A matrix of equal entries has rank 1 and one magnitude; only methods that send a fixed number
+    of entries leave some out.
+    """
+    cluster, equal = _measuring(SHAPE, method), {"w": torch.ones(SHAPE["w"])}
+    for _ in range(MEASURE_EVERY + 1):
+        cluster.step([equal, equal])
+    share = _kept(cluster)["w"]
+    assert 0.0 <= share <= 1.0
+    assert (share > 0.99) == (method not in {"topk", "randomk"})
+
+
+def test_nothing_is_known_of_what_is_not_compressed_or_not_measured():
+    for method, measures in (("none", True), ("half", True), ("topk", False)):
+        cluster = _measuring(SHAPE, method)
+        for engine in cluster.engines:
+            engine.measures_kept = measures
+        cluster.step(draw_gradients(SHAPE, 2, 0))
+        assert _kept(cluster) == {}
+
+
+def test_a_skipped_step_leaves_the_share_as_it_was():
+    cluster = _measuring(SHAPE, "topk")
+    cluster.step(draw_gradients(SHAPE, 2, 0))
+    before = _kept(cluster)
+    for engine in cluster.engines:
+        engine.load_state_dict({**engine.state_dict(), "steps": 0})
+    cluster.exchange(draw_gradients(SHAPE, 2, 1))
+    for engine in cluster.engines:
+        engine.rollback_step()
+    assert _kept(cluster) == before
+
+
+def test_a_window_saved_without_energies_continues_and_one_with_them_keeps_them():
+    sums = _sums((2, 2), [torch.ones(2, 2)])
+    sums.add_owed(["w"], torch.ones(1, 2, 2))
+    sums.add_left(["w"], torch.full((1, 2, 2), 0.5))
+    sums.commit()
+    saved = sums.state_dict()
+    again = _sums((2, 2), [])
+    again.load_state_dict(saved)
+    assert kept_shares(["w"], again.summary(CPU)) == {"w": pytest.approx(0.75)}
+    again.load_state_dict({**saved, "sums": {"w": saved["sums"]["w"][: SKETCH_SIZE + 1]}})
+    assert (again.steps, kept_shares(["w"], again.summary(CPU))) == (2, {})
+    assert _norm(again) == pytest.approx(_norm(sums))
 
 
 def test_a_window_that_an_older_sketch_left_open_starts_again():

@@ -22,6 +22,7 @@ OPTIONS = {
     "cost_aware": {"saving": 0.05},
     "legacy": {"early_size": 1000, "late_size": 100, "late_from": 5},
     "entropy": {"drop": 0.7},
+    "gain": {"least": 0.5, "retry": 2},
     "adaqs": {"drop": 0.5},
 }
 LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
@@ -154,6 +155,57 @@ def levels_of_entropy(windows) -> str:
 )
 def test_entropy_is_one_level_stronger_for_each_drop_of_entropy(windows, levels) -> None:
     assert levels_of_entropy(windows) == levels
+
+
+def levels_of_gain(gains) -> str:
+    """Return the levels of one layer after each window with this gain; None: not measured."""
+    state, levels = {}, []
+    for gain in gains:
+        seen = PolicyInput(
+            epoch=0,
+            regime_by_layer={"a": "stable"},
+            ladder_by_layer={"a": tuple(Level(name=n, method="none") for n in "123")},
+            size_by_layer={"a": 10},
+            options={"least": 0.5, "retry": 2},
+            state=state,
+            cause="window",
+            statistic_by_layer={"a": 1.0},
+            kept_by_layer={} if gain is None else {"a": gain},
+        )
+        state = POLICIES["gain"].observe_report(seen)
+        levels.append(POLICIES["gain"].decide_levels(replace(seen, state=state))["a"])
+    return "".join(level[0] for level in levels)
+
+
+@pytest.mark.parametrize(
+    ("gains", "levels"),
+    [
+        ([0.9, 0.8, 0.7, 0.6], "2333"),
+        ([0.9, 0.4, 0.9, 0.9, 0.9, 0.4], "211121"),
+        ([0.4, None, None, None, 0.5], "nnn12"),
+        ([0.9, 0.8, 0.4, 0.4, 0.4], "2321n"),
+    ],
+    ids=["all keep enough", "stronger again after retry", "none and back", "falls to none"],
+)
+def test_gain_is_as_strong_as_the_share_of_energy_sent_allows(gains, levels) -> None:
+    assert levels_of_gain(gains) == levels
+
+
+def test_gain_changes_nothing_while_a_window_is_open_or_nothing_was_measured() -> None:
+    seen = PolicyInput(
+        epoch=0,
+        regime_by_layer={"a": "stable"},
+        ladder_by_layer={"a": LADDER},
+        size_by_layer={"a": 10},
+        options=OPTIONS["gain"],
+        state={"a": {"level": 1, "wait": 1}},
+        kept_by_layer={"a": 0.1},
+    )
+    assert POLICIES["gain"].observe_report(seen) == seen.state
+    closed = replace(seen, statistic_by_layer={"a": 1.0}, kept_by_layer={})
+    assert POLICIES["gain"].observe_report(closed) == seen.state
+    assert POLICIES["gain"].explain_levels(closed) == ""
+    assert "10% to 10%" in POLICIES["gain"].explain_levels(seen)
 
 
 @pytest.mark.parametrize(
