@@ -32,7 +32,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-recovery
+.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-plan bench-mixed bench-recovery
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -44,6 +44,8 @@ help:
 	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
 	@echo "make bench-network  time the training step over links with latency and without; as root, and alone on the machine (BENCH_ARGS='--links NAME' for some)"
+	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
+	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make venv    install everything into $(VENV)"
 
@@ -101,6 +103,12 @@ bench-library: $(TEST_STAMP)
 
 bench-network: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.network $(BENCH_ARGS)
+
+bench-plan: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.plan_accuracy $(BENCH_ARGS)
+
+bench-mixed: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.mixed_workers $(BENCH_ARGS)
 
 bench-recovery: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.recovery $(BENCH_ARGS)

@@ -84,11 +84,16 @@ class Accordion(Contestant):
         *,
         overlap: bool = True,
         buckets_per_exchange: BucketsPerExchange = "auto",
+        policy: str = "two_level",
         **settings: Any,
     ) -> None:
         super().__init__(ddp(**settings))
         config = Config(
-            method=method, low=options, high=options, buckets_per_exchange=buckets_per_exchange
+            method=method,
+            low=options,
+            high=options,
+            buckets_per_exchange=buckets_per_exchange,
+            policy=policy,
         )
         if buckets_per_exchange == "auto":
             self.settling_steps = PLANNING_STEPS
@@ -105,9 +110,37 @@ class Accordion(Contestant):
         """Buckets by exchange, as decided."""
         return self._session.decision.exchange_plan
 
+    @property
+    def levels(self) -> str:
+        """Names of the levels in force."""
+        return "+".join(
+            sorted({level.name for level in self._session.decision.level_by_layer.values()})
+        )
+
     def _finish(self) -> None:
         self._session.step()
         self.optimizer.zero_grad()
+
+
+class CostAware(Accordion):
+    """Ours with the policy that takes the fastest of `none`, `half` and the light level; an epoch
+    ends each time it has settled.
+    """
+
+    decisions = 3
+    """The exchange plan of the first is that of the light level; the second one measures its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("powersgd", {"rank": RANK}, policy="cost_aware", **ADVISED)
+        self.settling_steps = (1 + self.decisions) * PLANNING_STEPS
+        self._steps = 0
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._steps += 1
+        if self._steps % PLANNING_STEPS == 0 and self._steps < self.settling_steps:
+            self._session.end_epoch(lr=LR, next_lr=LR)
 
 
 class Following(Accordion):
@@ -169,6 +202,10 @@ CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
     ),
     "epfml": lambda: Peer(sides=2),
     "epfml alternating": lambda: Peer(sides=1),
+    "cost_aware": CostAware,
+    "half": lambda: Accordion("half", {}, **ADVISED),
+    "half together": lambda: Accordion("half", {}, buckets_per_exchange="all", **ADVISED),
+    "none advised": lambda: Accordion("none", {}, **ADVISED),
     "none": lambda: Accordion("none", {}),
     "alone": lambda: Contestant(resnet18()),
 }

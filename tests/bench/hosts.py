@@ -1,4 +1,4 @@
-"""Two worker processes on two hosts of a lab, and the link between them."""
+"""Worker processes on the hosts of a lab, one each, and the links between them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Any
 
 from tests.netlab.lab import NET, ROOT, SCRIPT, Lab
 
-HOSTS = 2
+STEP_WORKER = "tests.bench.step_worker"
 
 
-class Pair:
-    """Two workers that take the same commands at the same time, up while the `with` block runs."""
+class WorkerHosts:
+    """Workers that take the same commands at the same time, up while the `with` block runs.
 
-    def __init__(self, *, delay_ms: int = 0) -> None:
-        self._lab = Lab(HOSTS, delay_ms=delay_ms)
+    `program` is the module that each worker runs, with its rank and the address of the group.
+    """
+
+    def __init__(self, number: int = 2, *, delay_ms: int = 0, program: str = STEP_WORKER) -> None:
+        self._number, self._program = number, program
+        self._lab = Lab(number, delay_ms=delay_ms)
         self._workers: list[subprocess.Popen[str]] = []
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> WorkerHosts:
         self._lab.__enter__()
         address = f"tcp://{NET}.1:{random.randint(20_000, 50_000)}"
-        self._workers = [_start(rank, address) for rank in range(HOSTS)]
+        self._workers = [_start(self._program, rank, address) for rank in range(self._number)]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -34,12 +38,12 @@ class Pair:
         self._lab.__exit__()
 
     def shape(self, rate: int) -> None:
-        """Give both links `rate` Mbit/s each way; 0 takes the limit away."""
-        for host in range(1, HOSTS + 1):
+        """Give all links `rate` Mbit/s each way; 0 takes the limit away."""
+        for host in range(1, self._number + 1):
             subprocess.run([SCRIPT, "rate", str(host), str(rate)], check=True, capture_output=True)
 
     def ask(self, do: str, **arguments: Any) -> list[Any]:
-        """Both workers' answers.
+        """Return the answers of all workers, in rank order.
 
         Raises:
             RuntimeError: a worker ended; what it said is on standard error.
@@ -51,14 +55,14 @@ class Pair:
         return [_answer(worker) for worker in self._workers]
 
 
-def _start(rank: int, address: str) -> subprocess.Popen[str]:
+def _start(program: str, rank: int, address: str) -> subprocess.Popen[str]:
     env = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "eth0",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    arguments = [sys.executable, "-m", "tests.bench.step_worker", str(rank), address]
+    arguments = [sys.executable, "-m", program, str(rank), address]
     command = [str(SCRIPT), "exec", str(rank + 1), *arguments]
     return subprocess.Popen(
         command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -17,14 +17,19 @@ from typing import Any
 
 from tests.bench import report
 from tests.bench.contestants import ALONE
-from tests.bench.hosts import Pair
+from tests.bench.hosts import WorkerHosts
 from tests.bench.timing import Round, Spread
 from tests.netlab.lab import may_make_hosts
 
 RESULTS = Path(__file__).with_name("results")
 OURS = "accordion"
 FIXED = ("accordion separate", "accordion together")
+COST_AWARE = "cost_aware"
+UNCOMPRESSED = ("half", "half together", "none advised", "none")
+"""Fixed choices that can only be the best on a fast link; elsewhere fp16 and DDP stand for them."""
 PEERS = ("epfml", "fp16", "ddp")
+OTHERS = {COST_AWARE, *PEERS, ALONE, "copy"}
+"""What is not a fixed choice of method and exchanges."""
 ROUNDS, STEPS = 5, 5
 SLOW_STEP_S = 2.0
 """Contestants with longer steps take one of them in a round."""
@@ -49,8 +54,9 @@ class LinkShape:
 
     def steps(self) -> dict[str, int]:
         """Return the steps in a round by contestant."""
-        names = (OURS, *FIXED, *PEERS, ALONE)
         ddp_s = GRADIENT_MBITS / self.rate if self.rate else 0.0
+        fast = UNCOMPRESSED if ddp_s < SLOW_STEP_S else ()
+        names = (OURS, *FIXED, COST_AWARE, *fast, *PEERS, ALONE)
         slow = {"ddp": ddp_s > SLOW_STEP_S, "fp16": ddp_s / 2 > SLOW_STEP_S}
         return {name: 1 if slow.get(name) else STEPS for name in names}
 
@@ -65,6 +71,7 @@ LINKS = (
     LinkShape(rate=40, delay_ms=8),
     LinkShape(rate=100),
     LinkShape(rate=100, delay_ms=10),
+    LinkShape(rate=500),
     LinkShape(rate=1000),
     LinkShape(rate=0),
 )
@@ -90,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _measure(link: LinkShape, *, quick: bool) -> dict[str, Any]:
-    with Pair(delay_ms=link.delay_ms) as pair:
+    with WorkerHosts(delay_ms=link.delay_ms) as pair:
         pair.shape(link.rate)
         steps = {name: 1 if quick else number for name, number in link.steps().items()}
         answers = pair.ask("measure", steps=steps, rounds=2 if quick else ROUNDS)
@@ -104,6 +111,7 @@ def _measure(link: LinkShape, *, quick: bool) -> dict[str, Any]:
         "limit_of_link_s": limit,
         "payload_bytes": answers[0]["payload"],
         "plans": answers[0]["plans"],
+        "levels": answers[0]["levels"],
         "rounds_s": rounds,
     }
 
@@ -114,6 +122,10 @@ def _rows(rounds: Sequence[Round], limit_s: float) -> dict[str, dict[str, float]
         "over the best fixed plan": [
             one[OURS] / min(one[name] for name in FIXED) for one in rounds
         ],
+        "cost_aware over the best fixed choice": [
+            one[COST_AWARE] / min(one[name] for name in one if name not in OTHERS) for one in rounds
+        ],
+        "ddp over cost_aware": [one["ddp"] / one[COST_AWARE] for one in rounds],
         **{f"{peer} over ours": [one[peer] / one[OURS] for one in rounds] for peer in PEERS},
     }
     seconds = {name: [one[name] for one in rounds] for name in rounds[0]}
@@ -133,6 +145,9 @@ def _table(found: Mapping[str, Any]) -> str:
         "over the limit",
         "over the best fixed plan",
         *(f"{peer} over ours" for peer in PEERS),
+        "cost_aware over the best fixed choice",
+        "ddp over cost_aware",
+        "cost_aware chose",
     ]
     lines = [
         "# The training step over shaped links",
@@ -140,7 +155,9 @@ def _table(found: Mapping[str, Any]) -> str:
         "ResNet-18, PowerSGD rank 4, two hosts with one processor each, gloo. A link's name gives"
         " its Mbit/s and, after the plus sign, the milliseconds from host to host. The limit is"
         " compute alone, plus payload / link, plus two round trips. Fixed plans exchange each"
-        " bucket alone, or all together. Median of the rounds, least and most in brackets.",
+        " bucket alone, or all together. `cost_aware` chooses between rank 4 and, on links from 500"
+        " Mbit/s on, 16 bits and no compression, each with fixed exchanges beside it. Median of the"
+        " rounds, least and most in brackets.",
         "",
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---'] * len(head))} |",
@@ -148,7 +165,8 @@ def _table(found: Mapping[str, Any]) -> str:
     for link in (link.name for link in LINKS if link.name in found):
         rows, plan = found[link]["rows"], found[link]["plans"][OURS]
         cells = [link, "+".join(map(str, plan)) or "1 each", _milliseconds(rows[OURS])]
-        cells += [_ratio(rows[name]) for name in head[3:]]
+        cells += [_ratio(rows[name]) if name in rows else "" for name in head[3:-1]]
+        cells.append(found[link].get("levels", {}).get(COST_AWARE, ""))
         lines.append(f"| {' | '.join(cells)} |")
     runs = [
         f"- {link}: commit {row['commit']}, load {row['load']} at its start"

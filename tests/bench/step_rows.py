@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.bench.contestants import ALONE
-from tests.bench.hosts import Pair
+from tests.bench.hosts import WorkerHosts
 from tests.bench.report import Measured
 from tests.bench.resnet import PARAMETERS
 from tests.bench.targets import Target
@@ -75,7 +75,7 @@ def measure(targets: Sequence[Target], *, quick: bool) -> Iterator[tuple[Target,
     plans = [(plan, _asked(plan, wanted)) for plan in PLANS]
     if not wanted:
         return
-    with Pair() as pair:
+    with WorkerHosts() as pair:
         pair.ask("check")
         for plan, asked in plans:
             if asked:
@@ -87,7 +87,7 @@ def _asked(plan: Plan, wanted: Mapping[str, Target]) -> list[str]:
     return [end for end in plan.peers if f"step-{plan.rate}-{end}" in wanted]
 
 
-def _run(pair: Pair, plan: Plan, asked: Sequence[str], *, quick: bool) -> Found:
+def _run(pair: WorkerHosts, plan: Plan, asked: Sequence[str], *, quick: bool) -> Found:
     names = dict.fromkeys([*(name for end in asked for name in plan.peers[end]), ALONE])
     few = 2 if quick else plan.few
     steps = {name: min(few, plan.steps.get(name, few)) for name in names}

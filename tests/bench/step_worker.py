@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench.contestants import ALONE, CONTESTANTS, Accordion, Contestant
+from tests.bench.contestants import ALONE, CONTESTANTS, Accordion, Contestant, CostAware
 from tests.bench.timing import Copy, seconds_of
 
 BATCH = 8
@@ -80,7 +80,18 @@ class Workplace:
             for name in steps
             if isinstance(contestant := self._contestants[name], Accordion)
         }
-        return {"rounds": found, "payload": payload, "processor_s": busy, "plans": plans}
+        levels = {
+            name: contestant.levels
+            for name in steps
+            if isinstance(contestant := self._contestants[name], CostAware)
+        }
+        return {
+            "rounds": found,
+            "payload": payload,
+            "processor_s": busy,
+            "plans": plans,
+            "levels": levels,
+        }
 
     def _round(self, steps: Mapping[str, int], *, turned: bool) -> dict[str, float]:
         """Every second round goes the other way round, so that nobody always follows the same
