@@ -76,6 +76,19 @@ def choose_plan(costs: Sequence[BucketCost], link: LinkModel) -> Plan:
     return plans[-1]
 
 
+def count_collectives(costs: Sequence[BucketCost | LevelCost], plan: Plan) -> int:
+    """Return the collectives of a step: those of equal kind and name share one within an exchange,
+    except whole buckets.
+    """
+    count, start = 0, 0
+    for stop in accumulate(plan):
+        called = [collective for cost in costs[start:stop] for collective in cost.payloads]
+        whole = sum(name == WHOLE_BUCKET for _, name in called)
+        count += whole + len({one for one in called if one[1] != WHOLE_BUCKET})
+        start = stop
+    return count
+
+
 class _ExchangeDuration:
     """Duration of one exchange to which buckets are added one by one."""
 

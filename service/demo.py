@@ -16,7 +16,7 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from service.child_processes import Program, end_process, inherit_environment, start_process
-from service.client import Client, ClientError
+from service.client import Client
 from service.commands.format import format_bytes, format_metric
 from service.commands.spec_file import parse_spec
 from service.commands.watch import follow_job
@@ -25,7 +25,7 @@ from service.errors import StartError
 from service.home import Home
 from service.local_programs import free_port
 from service.settings import Settings
-from service.up import READY_TIMEOUT_S, STOP_TIMEOUT_S, last_log_line
+from service.up import READY_TIMEOUT_S, STOP_TIMEOUT_S, last_log_line, list_unready
 from workers.contract import Bytes
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "accordion-train"
 POLL_S = 0.1
+TELL_INTERVAL_S = 15.0
+"""Seconds between two lines about what the start waits for."""
 _ENGINES = {
     "ray-train": "Ray Train: the workers were those of a Ray Train run",
     "actors": "plain Ray actors",
@@ -118,7 +120,7 @@ def _running_service(settings: Settings, out: Console, *, keep: bool) -> Iterato
     running = home.running()
     known = settings.url or (running.url if running else "")
     if known:
-        _wait_until_ready(known, None, home)
+        _wait_until_ready(known, None, home, out=out)
         yield known, True
         return
     out.print(f"starting Ray, the API and the scheduler in {home.path} ...")
@@ -126,7 +128,7 @@ def _running_service(settings: Settings, out: Console, *, keep: bool) -> Iterato
     process = start_process(_up_program(settings, home, port, keep=keep))
     try:
         url = f"http://{settings.host}:{port}"
-        _wait_until_ready(url, process, home)
+        _wait_until_ready(url, process, home, out=out)
         yield url, keep
     except BaseException:
         end_process(process, grace_s=STOP_TIMEOUT_S)
@@ -165,32 +167,30 @@ def _up_program(settings: Settings, home: Home, port: int, *, keep: bool) -> Pro
     )
 
 
-def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home) -> None:
-    """Wait until a starting service is ready.
+def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home, *, out: Console) -> None:
+    """Wait until a starting service is ready, and tell from time to time what it waits for.
 
     Raises:
         StartError: it ended, or the time limit passed.
     """
-    deadline = time.monotonic() + READY_TIMEOUT_S
+    started_at = told_at = time.monotonic()
+    log = home.logs / "up.log"
     with Client(url) as client:
-        while not _is_ready(client):
+        while waiting_for := list_unready(client):
+            now = time.monotonic()
             if process is not None and process.poll() is not None:
                 raise StartError(
-                    f"the service did not start: {last_log_line(home.logs / 'up.log')}"
+                    f"the service did not start: {last_log_line(log)}; full log: {log}"
                 )
-            if time.monotonic() > deadline:
+            if now - started_at > READY_TIMEOUT_S:
                 raise StartError(
-                    f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s; ask"
-                    " 'accordion doctor'"
+                    f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s:"
+                    f" {waiting_for}; see the logs in {home.logs}, or ask 'accordion doctor'"
                 )
+            if now - told_at > TELL_INTERVAL_S:
+                out.print(f"  not ready after {now - started_at:.0f} s: {waiting_for}")
+                told_at = now
             time.sleep(POLL_S)
-
-
-def _is_ready(client: Client) -> bool:
-    try:
-        return client.ready().ready
-    except ClientError:
-        return False
 
 
 def _collect_figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:

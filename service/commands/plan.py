@@ -81,6 +81,9 @@ def plan(
         f"a step of one worker without exchanges takes {format_milliseconds(answer['compute_s'])}"
     )
     out.print(_prediction_table(answer["predictions"]))
+    out.print(
+        "* the method of this spec; its levels are those of the spec, other methods' defaults"
+    )
 
 
 def parse_link(text: str) -> tuple[float, float]:
@@ -147,16 +150,16 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
 def _prediction_table(predictions: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    columns = ("METHOD", "LEVEL", "STEP", "SAMPLES/S", "ADDED BY EXCHANGES", "SENT", "EXCHANGES")
+    columns = ("METHOD", "LEVEL", "STEP", "SAMPLES/S", "ADDED BY EXCHANGES", "SENT", "COLLECTIVES")
     table = Table(*columns, box=None, header_style="dim", pad_edge=False)
     for row in predictions:
         table.add_row(
-            row["method"],
+            row["method"] + ("*" if row["is_own_method"] else ""),
             f"{row['level']} {format_level(row['options'])}".strip(),
             format_milliseconds(row["step_s"]),
             format_rounded(row["samples_per_s"]),
             format_milliseconds(row["exchange_s"]),
             format_bytes(row["sent_bytes"]),
-            "+".join(str(buckets) for buckets in row["exchange_plan"]),
+            str(row["collectives"]),
         )
     return table

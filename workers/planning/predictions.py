@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from accordion.compressors import COMPRESSORS, ladder_of
-from accordion.exchange_plan import BucketCost, LevelCost, Plan, choose_plan, predict_end
+from accordion.exchange_plan import (
+    BucketCost,
+    LevelCost,
+    Plan,
+    choose_plan,
+    count_collectives,
+    predict_end,
+)
 from accordion.level_costs import measure_levels
 from accordion.link_model import LinkModel, wire_bytes
 from accordion.messages import Level, OptionValue
 from workers.contract import JobSpec
 from workers.planning.step_measurement import StepMeasurement
+from workers.training.loop import min_step_s
 
 MAX_SECONDS = 30.0
 """Time limit for measuring the levels; later buckets cost as much per value as the first ones."""
@@ -26,13 +34,17 @@ class Prediction:
     """`low` or `high`; empty for a method without levels."""
     options: Mapping[str, OptionValue]
     step_s: float
-    """Seconds of a step."""
+    """Seconds of a step, at least the task's `min_step_s`."""
     exchange_s: float
     """Part of it by which encoding and exchanging gradients lengthens the step."""
     sent_bytes: int
     """Bytes that a worker sends per step."""
     exchange_plan: Plan
     """Number of DDP's buckets in each exchange."""
+    collectives: int
+    """Collectives of a step, one after the other; each costs the link's latency."""
+    is_own_method: bool
+    """Whether it is the method of the job's spec."""
 
 
 def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> list[Prediction]:
@@ -47,7 +59,9 @@ def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> 
     costs = measure_levels(
         measured.buckets, plans, world_size=link.world_size, max_seconds=MAX_SECONDS
     )
-    predictions = [_predict(measured, levels[name], costs[name], link=link) for name in levels]
+    predictions = [
+        _predict(measured, spec, levels[name], link=link, costs=costs[name]) for name in levels
+    ]
     return sorted(predictions, key=lambda prediction: prediction.step_s)
 
 
@@ -66,7 +80,12 @@ def list_levels(spec: JobSpec) -> dict[str, Level]:
 
 
 def _predict(
-    measured: StepMeasurement, level: Level, costs: Sequence[LevelCost], *, link: LinkModel
+    measured: StepMeasurement,
+    spec: JobSpec,
+    level: Level,
+    *,
+    link: LinkModel,
+    costs: Sequence[LevelCost],
 ) -> Prediction:
     buckets = _bucket_costs(measured, costs)
     plan = choose_plan(buckets, link)
@@ -81,10 +100,12 @@ def _predict(
         method=level.method,
         level=level.name if has_levels else "",
         options=level.options,
-        step_s=step_s,
+        step_s=max(step_s, min_step_s(spec)),
         exchange_s=max(0.0, step_s - measured.step_s),
         sent_bytes=round(sent),
         exchange_plan=plan,
+        collectives=count_collectives(costs, plan),
+        is_own_method=level.method == spec.compression.method,
     )
 
 

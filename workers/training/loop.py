@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from workers.contract import JobSpec
 from workers.data.nested import to_device
 from workers.training.boundaries import (
     FLUSH_TIMEOUT_S,
@@ -161,11 +162,15 @@ def set_learning_rate(state: TrainState, batch: range) -> None:
 
 def pad_step(state: TrainState, start: float) -> None:
     """Wait until the step that began at `start` has taken the task's `min_step_s`."""
-    least = float(state.spec.task.options.get("min_step_s", 0.0))
-    missing = least - (state.phases.clock.elapsed() - start)
+    missing = min_step_s(state.spec) - (state.phases.clock.elapsed() - start)
     if missing > 0:
         with state.phases("wait"):
             state.phases.clock.sleep(missing)
+
+
+def min_step_s(spec: JobSpec) -> float:
+    """Return the seconds that a step takes at least, by the task's options."""
+    return float(spec.task.options.get("min_step_s", 0.0))
 
 
 def close_epoch(state: TrainState) -> bool:
@@ -182,4 +187,4 @@ def close_epoch(state: TrainState) -> bool:
     return finish_epoch(state, lambda: measure_metrics(state), rates=rates, is_last=is_last)
 
 
-__all__ = ["train_epochs", "train_job"]
+__all__ = ["min_step_s", "train_epochs", "train_job"]

@@ -60,7 +60,7 @@ def test_every_method_is_predicted_and_the_jobs_own_at_its_own_levels():
 def test_an_uncompressed_step_takes_what_the_link_takes_for_all_bytes():
     none = predict(LinkModel(world_size=4, latency_s=1.0, bytes_per_s=1e4))["none"]
     assert none.sent_bytes == 6 * VALUES
-    assert none.exchange_plan == (1,)
+    assert (none.exchange_plan, none.collectives) == ((1,), 1)
     assert none.exchange_s == pytest.approx(6 * 1.0 + 6 * VALUES / 1e4, abs=1.0)
     assert none.step_s == pytest.approx(105.0 + none.exchange_s)
 
@@ -68,6 +68,27 @@ def test_an_uncompressed_step_takes_what_the_link_takes_for_all_bytes():
 def test_exchanges_that_end_before_the_last_bucket_add_nothing():
     link = LinkModel(world_size=2, latency_s=4.0, bytes_per_s=math.inf)
     assert predict(link, buckets=3)["none"].exchange_s == pytest.approx(8.0, abs=1.0)
+
+
+def test_collectives_are_counted_over_the_exchanges_of_a_step():
+    """PowerSGD sends two factors one after the other, and biases with the first of them."""
+    link = LinkModel(world_size=2, latency_s=0.0, bytes_per_s=1e12)
+    assert predict(link, buckets=3)["none"].collectives == 3
+    assert predict(link)["powersgd low"].collectives == 2
+
+
+def test_the_method_of_the_job_is_marked_and_its_slowest_pace_kept():
+    link = LinkModel(world_size=2, latency_s=0.0, bytes_per_s=1e12)
+    found = predict(link)
+    assert {name for name, one in found.items() if one.is_own_method} == {
+        "powersgd low",
+        "powersgd high",
+    }
+    paced = SPEC.model_copy(
+        update={"task": SPEC.task.model_copy(update={"options": {"min_step_s": 500.0}})}
+    )
+    slow = predict_steps(measurement(), paced, link)
+    assert {one.step_s for one in slow} == {500.0}
 
 
 def test_a_slow_link_favours_methods_that_send_little():
