@@ -21,6 +21,7 @@ from service.api import (
     jobs,
     login_links,
     overrides,
+    plans,
     steering,
     streams,
 )
@@ -61,7 +62,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.accordion = state
-    for module in (jobs, steering, history, overrides, streams, catalog, code, login_links):
+    for module in (jobs, steering, history, overrides, streams, plans, catalog, code, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)

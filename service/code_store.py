@@ -134,6 +134,16 @@ class CodeStore:
         except FileNotFoundError:
             raise _unknown_code(sha256) from None
 
+    def read(self, sha256: str) -> bytes:
+        """Read an upload.
+
+        Raises:
+            NotFound: there is none.
+            Unavailable: it belongs to another user.
+        """
+        with self._open_archive(sha256) as archive:
+            return archive.read()
+
     def hand_over(self, sha256: str, storage: Path) -> Path:
         """Copy an upload into a job's storage if missing, so that the job does not depend on this
         store.

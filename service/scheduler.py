@@ -43,6 +43,7 @@ from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
+from service.plan_runs import PlanRuns
 from service.report_drain import ReportDrain
 from service.runtime.protocol import Runtime, SupervisorState
 from service.settings import Settings, load_settings
@@ -50,6 +51,7 @@ from service.store.database import Database
 from service.store.leases import Lease, LeaseLost
 from service.store.migrations import upgrade
 from service.store.models import JobRow
+from service.store.plans import PlanStore
 from service.store.record_ingest import cursor_of, has_new_data
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
@@ -95,6 +97,7 @@ class Scheduler:
         self._cluster = ClusterState()
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
+        self._plans = PlanRuns(PlanStore(database, clock), runtime, self._code, clock=clock)
         self._refreshed_at: float | None = None
         kept_s = settings.code_retention_s
         self._pruning = CodePruning(
@@ -145,6 +148,7 @@ class Scheduler:
         for job in self._allocator.admit(self._cluster, token, self._settings):
             self._reconcile_job(job, token, fresh=True)
         self._allocator.reallocate(self._cluster, token)
+        self._plans.advance()
 
     def release(self) -> None:
         """Release the lease, so that a successor need not wait."""

@@ -422,6 +422,29 @@ class Guest(Strict):
     """
 
 
+class PlanOrder(Strict):
+    """Order to predict the steps of a job that does not run yet."""
+
+    id: str
+    spec: JobSpec
+    """The job; the prediction is for `workers.max` workers."""
+    latency_s: float
+    """Seconds from one worker to another."""
+    bytes_per_s: float
+    """Bandwidth between two workers in one direction."""
+    measure_s: float
+    """Seconds for which steps of one worker are measured."""
+
+
+class PlanAnswer(Strict):
+    """What a plan found."""
+
+    found: dict[str, Any] = Field(default_factory=dict)
+    """`compute_s` and `predictions`, as `workers/planning` writes them; empty with an error."""
+    error: str = ""
+    """Why there are no predictions, in one sentence."""
+
+
 class Drained(Strict):
     """Everything that the scheduler drains from a job in one call."""
 

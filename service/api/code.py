@@ -70,8 +70,9 @@ def store_of(state: AppState) -> CodeStore:
     return CodeStore(state.settings.code, state.clock)
 
 
-def check_code(state: AppState, spec: JobSpec) -> None:
-    """Check that the code of a spec has been uploaded, if it names any.
+def check_code(state: AppState, spec: JobSpec, pointer: str = "/code") -> None:
+    """Check that the code of a spec has been uploaded, if it names any; `pointer` is the place of
+    the field in the request.
 
     Raises:
         Invalid: the code was never uploaded, or has been deleted.
@@ -81,4 +82,4 @@ def check_code(state: AppState, spec: JobSpec) -> None:
     try:
         store_of(state).get(spec.code)
     except NotFound as error:
-        raise Invalid(str(error), "/code") from error
+        raise Invalid(str(error), pointer) from error

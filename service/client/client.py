@@ -26,6 +26,7 @@ from service.api.cluster_schemas import ClusterView, NamedList, QueueView
 from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.login_schemas import LoginLinkView
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
+from service.api.plan_schemas import PlanView
 from service.api.schemas import (
     AttemptList,
     CheckpointList,
@@ -133,6 +134,25 @@ class Client:
     def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
         """Validate a spec: returns it with defaults, and whether the job would wait."""
         return self._request(DryRun, "POST", "/jobs", json=dict(spec), params={"dry_run": "true"})
+
+    def plan(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        mbit_per_s: float,
+        latency_ms: float = 0.0,
+        measure_s: float = 5.0,
+    ) -> PlanView:
+        """Request the predicted steps of a job for `workers.max` workers; `plan_result` has them
+        later.
+        """
+        link = {"mbit_per_s": mbit_per_s, "latency_ms": latency_ms}
+        body = {"spec": dict(spec), "link": link, "measure_s": measure_s}
+        return self._request(PlanView, "POST", "/plans", json=body)
+
+    def plan_result(self, plan_id: str) -> PlanView:
+        """Get a plan, with its predictions once it has succeeded."""
+        return self._request(PlanView, "GET", f"/plans/{plan_id}")
 
     def jobs(
         self,

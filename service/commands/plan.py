@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json as json_text
-import os
 import re
-import subprocess
-import sys
-import tempfile
+import time
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.commands.cli_support import JsonOption, create_console, print_json
+from service.commands.cli_support import (
+    JsonOption,
+    UrlOption,
+    connect_client,
+    create_console,
+    print_json,
+)
 from service.commands.format import format_bytes, format_level, format_milliseconds, format_rounded
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _LINK = re.compile(
     r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])bit(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
     re.IGNORECASE,
 )
+POLL_S = 0.5
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -53,12 +55,19 @@ def plan(
             "--measure", metavar="SECONDS", min=0.0, help="how long to measure steps (default 5)"
         ),
     ] = 5.0,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster", help="measure on the cluster of the service instead of this machine"
+        ),
+    ] = False,
+    url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """Predict the step time and bytes of every method and level on a link.
 
-    One worker's step is measured on this machine, which needs what the workers need (torch, the
-    data), and should be as fast as theirs.
+    One worker's step is measured: on this machine, which needs what the workers need (torch, the
+    data) and should be as fast as theirs, or with --cluster where the workers run.
     """
     from service.commands.pack import pack_code
     from service.commands.spec_file import read_spec
@@ -69,10 +78,10 @@ def plan(
     if archive is not None:
         spec["code"] = sha256(archive).hexdigest()
     link_speed = {"latency_s": latency_s, "bytes_per_s": bytes_per_s}
-    typer.echo("measuring a step of one worker and every method on this machine", err=True)
-    answer = _ask_planner(
-        {"spec": spec, "workers": workers, "measure_s": measure_s, **link_speed}, archive
-    )
+    request = {"spec": spec, "workers": workers, "measure_s": measure_s, **link_speed}
+    where = "on the cluster" if cluster else "on this machine"
+    typer.echo(f"measuring a step of one worker and every method {where}", err=True)
+    answer = _ask_service(request, archive, url) if cluster else _ask_planner(request, archive)
     if json:
         print_json(answer)
         return
@@ -106,45 +115,49 @@ def parse_link(text: str) -> tuple[float, float]:
 
 
 def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, Any]:
-    """Run the planner, which loads torch, in a process of its own.
+    """Run the planner on this machine.
 
     Raises:
         SettingsError: the spec is wrong, or its task cannot be measured here.
     """
     from service.child_processes import inherit_environment
     from service.errors import SettingsError
+    from workers.planning.planner_process import run_planner
 
-    with tempfile.TemporaryDirectory() as folder:
-        answer_file = Path(folder, "answer.json")
-        environment = inherit_environment(lambda _: True)
-        if archive is not None:
-            code = Path(folder, "code.zip")
-            code.write_bytes(archive)
-            paths = (str(code), environment.get("PYTHONPATH", ""))
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        # -P: modules in the current folder must not replace installed ones.
-        done = subprocess.run(  # noqa: S603 - a module of this project
-            [sys.executable, "-P", "-m", "workers.planning", str(answer_file)],
-            input=json_text.dumps(request),
-            env=environment,
-            stdout=sys.stderr,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        answer: dict[str, Any] = (
-            json_text.loads(answer_file.read_text()) if answer_file.exists() else {}
-        )
-    if not answer:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SettingsError(
-            f"the step cannot be measured here ({last}); run this where the workers' packages are"
-            " installed"
-        )
+    environment = inherit_environment(lambda _: True)
+    answer = run_planner(request, code=archive, environment=environment)
     if "error" in answer:
-        sys.stderr.write(done.stderr)
         raise SettingsError(answer["error"])
     return answer
+
+
+def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> dict[str, Any]:
+    """Let the service measure on its cluster, and wait for the answer.
+
+    Raises:
+        SettingsError: the plan failed.
+    """
+    from service.errors import SettingsError
+
+    spec, workers = request["spec"], request["workers"]
+    section = spec.get("workers", {})
+    if isinstance(section, dict):
+        spec = {**spec, "workers": {**section, "min": 1, "max": workers}}
+    with connect_client(url) as client:
+        if archive is not None:
+            client.upload(archive)
+        found = client.plan(
+            spec,
+            mbit_per_s=8e-6 * request["bytes_per_s"],
+            latency_ms=1e3 * request["latency_s"],
+            measure_s=request["measure_s"],
+        )
+        while found.status in {"QUEUED", "RUNNING"}:
+            time.sleep(POLL_S)
+            found = client.plan_result(found.id)
+    if found.status == "FAILED":
+        raise SettingsError(found.message)
+    return found.model_dump(mode="json", include={"compute_s", "predictions"})
 
 
 def _prediction_table(predictions: list[dict[str, Any]]) -> Table:

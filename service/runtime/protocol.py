@@ -4,11 +4,20 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from workers.contract import Cursor, DesiredState, Drained, EndRecord, Guest, Launch
+from workers.contract import (
+    Cursor,
+    DesiredState,
+    Drained,
+    EndRecord,
+    Guest,
+    Launch,
+    PlanAnswer,
+    PlanOrder,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,17 @@ class Runtime(Protocol):
 
     def forget_guest(self, job_id: str) -> None:
         """Drop all that the cluster holds of an ended guest run."""
+
+    def advance_plan(
+        self, order: PlanOrder, read_code: Callable[[], bytes | None]
+    ) -> PlanAnswer | None:
+        """Start measuring unless this plan is being measured; return its answer once it is there.
+
+        `read_code` is called at the start only, and returns the job's uploaded code.
+        """
+
+    def end_plan(self, plan_id: str) -> None:
+        """Stop measuring; does nothing for a plan that is not measured."""
 
     def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended, from the end file beside its checkpoints; None while it has not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,17 @@ import ray
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Node, SupervisorState
 from service.runtime.ray_dashboard import DashboardProbe
-from workers.contract import Cursor, DesiredState, Drained, EndRecord, Guest, Launch
+from workers.contract import (
+    Cursor,
+    DesiredState,
+    Drained,
+    EndRecord,
+    Guest,
+    Launch,
+    PlanAnswer,
+    PlanOrder,
+)
+from workers.controller.plan_task import PlanTasks
 from workers.controller.ray_nodes import get_draining_nodes, get_free_resources
 from workers.controller.supervisor import start_supervisor
 from workers.hub.actor_client import ActorTimeoutError, RayActorClient, ensure_actor
@@ -51,6 +61,7 @@ class RayBackend:
         """`host:port` of Ray's dashboard, whether or not it runs."""
         self._dashboard_probe = DashboardProbe()
         self._ask = RayActorClient(installation)
+        self._plans = PlanTasks()
 
     def nodes(self) -> list[Node]:
         """All known nodes, including dead ones."""
@@ -152,6 +163,18 @@ class RayBackend:
         with self._connected():
             self._try_call("forget", job_id)
 
+    def advance_plan(
+        self, order: PlanOrder, read_code: Callable[[], bytes | None]
+    ) -> PlanAnswer | None:
+        """Measure a plan in a task of its own, which ends with this process."""
+        with self._connected():
+            return self._plans.advance(order, read_code)
+
+    def end_plan(self, plan_id: str) -> None:
+        """Cancel the task."""
+        with self._connected():
+            self._plans.end(plan_id)
+
     def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """Read how the job ended; None while it has not."""
         del job_id
@@ -188,6 +211,7 @@ class RayBackend:
             _check_listener(self._gcs)
         except OSError:
             self._gcs, self._ask = self._address, RayActorClient(self._installation)
+            self._plans = PlanTasks()
             ray.shutdown()
             raise
 

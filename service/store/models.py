@@ -227,6 +227,22 @@ class LogChunkRow(Base):
     dropped: Mapped[int] = mapped_column(default=0)
 
 
+class PlanRow(Base):
+    """Predicted steps of a job, which a user requested."""
+
+    __tablename__ = "plans"
+    __table_args__ = (Index(None, "status", "created_at", "id"),)
+
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    status: Mapped[str] = mapped_column(PlainText(16))
+    request: Mapped[dict[str, Any]]
+    """Body of the request: spec, link and seconds to measure."""
+    answer: Mapped[dict[str, Any] | None]
+    message: Mapped[str] = mapped_column(_TEXT, default="")
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+
+
 class LeaseRow(Base):
     """Lease of the scheduler: only the holder of the newest token may write."""
 

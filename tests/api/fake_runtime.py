@@ -29,6 +29,7 @@ from tests.api.fake_job import (
     progress_of,
     used_cpus,
 )
+from tests.api.fake_plans import FakePlans
 from workers.contract import (
     AcksRecord,
     Bytes,
@@ -51,7 +52,7 @@ from workers.contract import (
 )
 
 
-class FakeRuntime(FakeGuests):
+class FakeRuntime(FakePlans, FakeGuests):
     """Implements `service.runtime.protocol.Runtime`; any thread may call it."""
 
     def __init__(
@@ -62,7 +63,8 @@ class FakeRuntime(FakeGuests):
         cpus: Sequence[float] = (4.0,),
         ticks_per_epoch: int = 1,
     ) -> None:
-        super().__init__(clock)
+        FakePlans.__init__(self)
+        FakeGuests.__init__(self, clock)
         self.down = False
         """The cluster does not respond."""
         self.mute: set[int] = set()

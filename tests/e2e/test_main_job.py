@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from service.api.override_schemas import OverrideRequest
+from service.domain.plan_status import PlanStatus
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
 from tests.e2e.real_up import Up, wait_for
 
@@ -154,3 +155,27 @@ def test_every_panel_finds_numbers_while_a_real_job_trains(
     assert sum(why.seconds_by_cause.values()) == pytest.approx(why.step_s)
     up.client.cancel(job.id)
     wait_for(lambda: up.client.job(job.id).status == "CANCELLED")
+
+
+def test_a_plan_is_measured_in_a_process_of_the_cluster(up: Up) -> None:
+    """One can be measured; the other asks for a GPU, and the planner's own words say why not."""
+    spec = {**_paced(0.0), "workers": {"max": 2}}
+    plans = [
+        up.client.plan(
+            {**spec, "workers": {"max": 2, "gpus": gpus}},
+            mbit_per_s=100.0,
+            latency_ms=8.0,
+            measure_s=0.5,
+        )
+        for gpus in (0, 1)
+    ]
+    open_states = {PlanStatus.QUEUED, PlanStatus.RUNNING}
+    wait_for(lambda: up.client.plan_result(plans[1].id).status not in open_states)
+    done, refused = (up.client.plan_result(plan.id) for plan in plans)
+    assert done.status == PlanStatus.SUCCEEDED, done.message
+    assert {row.method for row in done.predictions} >= {"none", "half", "topk", "powersgd"}
+    own = {row.level: row for row in done.predictions if row.is_own_method}
+    assert set(own) == {"low", "high"}
+    assert own["low"].step_s >= done.compute_s
+    assert refused.status == PlanStatus.FAILED
+    assert "a step is measured on a CPU" in refused.message

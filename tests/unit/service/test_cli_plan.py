@@ -8,7 +8,10 @@ import pytest
 
 from service.commands.plan import parse_link
 from service.errors import SettingsError
+from tests.api.conftest import Live
+from tests.api.fake_plans import FOUND
 from tests.unit.service.conftest import Accordion
+from workers.contract import PlanAnswer
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,29 @@ def test_a_spec_that_cannot_be_planned_is_refused_in_one_sentence(
     gpus = accordion("plan", spec, *link, "--set", "workers.gpus=1")
     assert gpus.code == 2
     assert "set workers.gpus=0 to plan for CPUs" in gpus.err
+
+
+def test_plan_asks_the_cluster_of_the_service(
+    accordion: Accordion, spec: Path, service: Live
+) -> None:
+    arguments = ("plan", spec, "--workers", "3", "--link", "100Mbit,8ms", "--cluster")
+    said = accordion(*arguments)
+    assert said.code == 0, said.err
+    assert "a step of one worker without exchanges takes 200 ms" in said.out
+    assert "powersgd*" in said.out
+    order = service.runtime.measured[-1]
+    assert (order.spec.workers.max, order.bytes_per_s) == (3, 12.5e6)
+    assert order.latency_s == pytest.approx(0.008)
+    assert accordion(*arguments, "--json").json()["predictions"] == FOUND["predictions"]
+
+
+def test_why_a_plan_failed_on_the_cluster_is_printed(
+    accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.runtime, "plan_answer", PlanAnswer(error="no data at /data"))
+    said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
+    assert (said.code, said.out) == (2, "")
+    assert "no data at /data" in said.err
 
 
 def test_a_script_is_refused_with_what_to_do_instead(accordion: Accordion, tmp_path: Path) -> None:

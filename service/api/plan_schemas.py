@@ -1,0 +1,77 @@
+"""Request and response models of plans: predicted steps of a job that does not run yet."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from accordion.messages import OptionValue
+from service.api.schemas import Answer, Request
+from service.domain.plan_status import PlanStatus
+from workers.contract import JobSpec
+
+
+class PlanLink(Request):
+    """Link between each two workers."""
+
+    mbit_per_s: float = Field(gt=0, le=1e7)
+    """Bandwidth in one direction in Mbit/s, such as 100; 1000 is 1 Gbit/s."""
+    latency_ms: float = Field(default=0.0, ge=0, le=60_000)
+    """Time in milliseconds from one worker to another, which is half of a round trip; 0 by default.
+    """
+
+
+class PlanRequest(Request):
+    """Request for the predicted steps of a job."""
+
+    spec: JobSpec
+    """The job, as in `POST /jobs`. The prediction is for `workers.max` workers, at least 2."""
+    link: PlanLink
+    """Link between the workers."""
+    measure_s: float = Field(default=5.0, ge=0, le=60)
+    """Seconds for which steps of one worker are measured; 5 by default."""
+
+
+class PredictionView(Answer):
+    """A step of all workers at one level of one method."""
+
+    method: str
+    """Compression method."""
+    level: str
+    """`low` or `high`; empty for a method without levels."""
+    options: dict[str, OptionValue]
+    """Options of the level: those of the spec for its own method, otherwise the defaults."""
+    step_s: float
+    """Predicted seconds of a step."""
+    samples_per_s: float
+    """Predicted samples per second over all workers."""
+    exchange_s: float
+    """Part of `step_s` by which encoding and exchanging gradients lengthens the step."""
+    sent_bytes: int
+    """Bytes that each worker sends per step."""
+    exchange_plan: list[int]
+    """Number of DDP's buckets in each exchange of a step."""
+    collectives: int
+    """Collectives of a step, one after the other; each costs the link's latency."""
+    is_own_method: bool
+    """Whether it is the method of the spec."""
+
+
+class PlanView(Answer):
+    """Predicted steps of a job, as far as they are known."""
+
+    id: str
+    """ID of the plan (UUID); it is kept for a day."""
+    status: PlanStatus
+    """`QUEUED`: waits for the plan before it. `RUNNING`: is measured on the cluster, where it may
+    wait for free CPUs. `SUCCEEDED` and `FAILED` are final.
+    """
+    message: str
+    """Why it failed; empty otherwise."""
+    created_at: datetime
+    """Time of the request."""
+    compute_s: float | None = None
+    """Seconds of one worker's step without exchanges, as measured; null until it succeeded."""
+    predictions: list[PredictionView] = Field(default_factory=list)
+    """Every method and level, the fastest first; empty until it succeeded."""

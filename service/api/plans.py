@@ -1,0 +1,66 @@
+"""Routes that predict the steps of a job before it runs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from service.api.code import check_code
+from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
+from service.api.plan_schemas import PlanRequest, PlanView
+from service.api.problems import describe_problems
+from service.errors import Invalid
+from service.store.models import PlanRow
+from service.store.plans import PlanStore
+
+router = APIRouter(prefix="/plans", tags=["plans"], dependencies=[NO_QUERY])
+_LOCATION = {"Location": {"description": "URL of the plan", "schema": {"type": "string"}}}
+PlanId = Annotated[
+    str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="ID of the plan")
+]
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=WRITES_ROWS,
+    responses={202: {"headers": _LOCATION}, **describe_problems(400, 415)},
+)
+def add_plan(
+    body: PlanRequest, *, request: Request, response: Response, state: StateDep
+) -> PlanView:
+    """Predict step time and bytes of every method and level of a job on a link.
+
+    One worker's step is measured on the cluster, which takes some seconds and reserves the CPUs of
+    one worker; read the URL in `Location` until the status is final. Plans run one at a time.
+    """
+    if body.spec.workers.max < 2:
+        raise Invalid(
+            f"workers.max is {body.spec.workers.max}; give at least 2, because one worker exchanges"
+            " nothing",
+            "/spec/workers/max",
+        )
+    check_code(state, body.spec, "/spec/code")
+    row = PlanStore(state.database, state.clock).add(body.model_dump(mode="json"))
+    response.headers["Location"] = request.app.url_path_for("get_plan", plan_id=row.id)
+    return _plan_view(row)
+
+
+@router.get("/{plan_id}", responses=describe_problems(404))
+def get_plan(plan_id: PlanId, state: StateDep) -> PlanView:
+    """Show a plan, with its predictions once it has succeeded."""
+    return _plan_view(PlanStore(state.database, state.clock).get(plan_id))
+
+
+def _plan_view(row: PlanRow) -> PlanView:
+    return PlanView.model_validate(
+        {
+            "id": row.id,
+            "status": row.status,
+            "message": row.message,
+            "created_at": datetime.fromtimestamp(row.created_at, UTC),
+            **(row.answer or {}),
+        }
+    )

@@ -1,0 +1,14 @@
+"""States of a plan."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class PlanStatus(StrEnum):
+    """State of a plan; see `service/plan_runs.py`."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"

@@ -1,0 +1,100 @@
+"""Plans in the database: predictions that users request, and the answers of the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import uuid_utils
+from sqlalchemy import delete, func, select, update
+
+from service.domain.plan_status import PlanStatus
+from service.errors import NotFound, Unavailable
+from service.store.database import Database
+from service.store.models import PlanRow
+
+MAX_OPEN = 20
+"""Largest number of plans that wait or run; each takes half a minute or more."""
+KEPT_S = 86_400.0
+"""Seconds for which a plan is kept."""
+_OPEN = (PlanStatus.QUEUED, PlanStatus.RUNNING)
+
+
+class PlanStore:
+    """Reads and writes plans."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(self, request: Mapping[str, Any]) -> PlanRow:
+        """Store a request, and remove plans older than a day.
+
+        Raises:
+            Unavailable: too many plans wait already.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            session.execute(delete(PlanRow).where(PlanRow.created_at < now - KEPT_S))
+            waiting = session.scalar(
+                select(func.count()).select_from(PlanRow).where(PlanRow.status.in_(_OPEN))
+            )
+            if waiting is not None and waiting >= MAX_OPEN:
+                raise Unavailable(
+                    f"{waiting} plans wait or run, and at most {MAX_OPEN} may; try again in some"
+                    " minutes, or run 'accordion plan' on a machine with the workers' packages"
+                )
+            row = PlanRow(
+                id=str(uuid_utils.uuid7()),
+                status=PlanStatus.QUEUED,
+                request=dict(request),
+                created_at=now,
+            )
+            session.add(row)
+            return row
+
+    def get(self, plan_id: str) -> PlanRow:
+        """Get a plan.
+
+        Raises:
+            NotFound: there is none with this ID.
+        """
+        with self._database.read() as session:
+            row = session.get(PlanRow, plan_id)
+        if row is None:
+            raise NotFound(
+                f"there is no plan with the ID {plan_id}; plans are kept for a day, and POST"
+                " /api/v1/plans makes another one"
+            )
+        return row
+
+    def oldest_open(self) -> PlanRow | None:
+        """Get the running plan, or else the one that has waited longest; None if there is none."""
+        oldest = select(PlanRow).where(PlanRow.status.in_(_OPEN))
+        with self._database.read() as session:
+            return session.scalar(
+                oldest.order_by(PlanRow.status.desc(), PlanRow.created_at, PlanRow.id).limit(1)
+            )
+
+    def start(self, plan_id: str) -> None:
+        """Mark a waiting plan as running."""
+        self._update(
+            plan_id, PlanStatus.QUEUED, status=PlanStatus.RUNNING, started_at=self._clock()
+        )
+
+    def succeed(self, plan_id: str, answer: Mapping[str, Any]) -> None:
+        """Store the answer of a running plan."""
+        self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.SUCCEEDED, answer=dict(answer))
+
+    def fail(self, plan_id: str, message: str) -> None:
+        """Store why a running plan has no answer."""
+        self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.FAILED, message=message)
+
+    def _update(self, plan_id: str, before: PlanStatus, **values: Any) -> None:
+        """Change a plan unless its status has changed meanwhile."""
+        with self._database.write() as session:
+            session.execute(
+                update(PlanRow)
+                .where(PlanRow.id == plan_id, PlanRow.status == before)
+                .values(**values)
+            )
