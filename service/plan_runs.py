@@ -11,7 +11,7 @@ from service.code_store import CodeStore
 from service.errors import NotFound, Unavailable
 from service.runtime.protocol import Runtime
 from service.store.models import PlanRow
-from service.store.plans import PlanStore
+from service.store.plan_rows import PlanStore
 from workers.contract import JobSpec, PlanOrder
 
 PLAN_LIMIT_S = 600.0

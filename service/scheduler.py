@@ -51,7 +51,7 @@ from service.store.database import Database
 from service.store.leases import Lease, LeaseLost
 from service.store.migrations import upgrade
 from service.store.models import JobRow
-from service.store.plans import PlanStore
+from service.store.plan_rows import PlanStore
 from service.store.record_ingest import cursor_of, has_new_data
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites

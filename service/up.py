@@ -45,7 +45,7 @@ MAX_START_DEATHS = 3
 STOP_TIMEOUT_S = (len(STOP_ORDER) + 2) * END_GRACE_S
 """Longest time to stop: every program, and the processes left behind, get their grace period."""
 LOOK_INTERVAL_S = 0.1
-READY_INTERVAL_S = 0.2
+_READY_INTERVAL_S = 0.2
 FOLDER_PREFIX = "accordion-up-"
 _RAY_FOLDERS = Path("/tmp")  # noqa: S108 - parent of private folders
 """Parent of Ray's folders; a longer path could exceed the limit of socket paths."""
@@ -199,7 +199,7 @@ def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals:
                     f"the service was not ready after {READY_TIMEOUT_S:g} s: {waiting_for}; "
                     f"see the logs in {instance.home.logs}"
                 )
-            time.sleep(READY_INTERVAL_S)
+            time.sleep(_READY_INTERVAL_S)
     return False
 
 

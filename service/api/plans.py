@@ -13,7 +13,7 @@ from service.api.plan_schemas import PlanRequest, PlanView
 from service.api.problems import describe_problems
 from service.errors import Invalid
 from service.store.models import PlanRow
-from service.store.plans import PlanStore
+from service.store.plan_rows import PlanStore
 
 router = APIRouter(prefix="/plans", tags=["plans"], dependencies=[NO_QUERY])
 _LOCATION = {"Location": {"description": "URL of the plan", "schema": {"type": "string"}}}

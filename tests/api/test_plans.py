@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.plan_runs import PLAN_LIMIT_S
-from service.store.plans import KEPT_S, MAX_OPEN
+from service.store.plan_rows import KEPT_S, MAX_OPEN
 from tests.api.test_code import GOOD, SHA, upload
 from tests.api.world import World
 from workers.contract import PlanAnswer

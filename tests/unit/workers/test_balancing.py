@@ -16,7 +16,7 @@ def test_a_division_is_even_until_it_follows_measured_speeds():
 
 @pytest.mark.parametrize(("slow_s", "follows"), [(1.21, False), (1.23, True)])
 def test_a_gain_of_less_than_a_tenth_changes_nothing(slow_s, follows):
-    """Of 200 micro-batches, 100 take the slower worker 121 s and a balanced share 110 s."""
+    """Half of 200 micro-batches takes the slower worker 121 s, and a balanced part 110 s."""
     division = Division(world_size=2)
     assert division.follow((1.0, slow_s), 200) == follows
     assert (division.counts(200) == (100, 100)) != follows
