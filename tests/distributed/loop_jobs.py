@@ -86,11 +86,17 @@ class Result:
 def spec(
     task: str = "digits-mlp", options: Mapping[str, Any] | None = None, **parts: Any
 ) -> JobSpec:
-    """Two epochs of a small task, unless the parts say otherwise."""
+    """Two epochs of a small task with an even division, unless the parts say otherwise."""
     training = {"epochs": 2, **parts.pop("training", {})}
+    workers = {"balance": False, **parts.pop("workers", {})}
     options = {"hidden": 32} if task == "digits-mlp" and options is None else options or {}
     return JobSpec.model_validate(
-        {"task": {"name": task, "options": options}, "training": training, **parts}
+        {
+            "task": {"name": task, "options": options},
+            "training": training,
+            "workers": workers,
+            **parts,
+        }
     )
 
 

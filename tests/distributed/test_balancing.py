@@ -52,7 +52,7 @@ def divisions(result: Result) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("piece_s", "counts"),
-    [((1.0, 3.0), (3, 1)), ((3.0, 1.0), (1, 3)), ((1.0, 4.0, 1.0), (1, 1, 2))],
+    [((1.0, 3.0), (3, 1)), ((3.0, 1.0), (1, 3)), ((4.0, 1.0, 1.2), (1, 2, 1))],
 )
 def test_a_slow_worker_takes_fewer_micro_batches_of_the_same_run(
     run_group, tmp_path, piece_s, counts
@@ -61,7 +61,7 @@ def test_a_slow_worker_takes_fewer_micro_batches_of_the_same_run(
         name: run_group(len(piece_s), _train, tmp_path / name, piece_s, parts)[0]
         for name, parts in {
             "even": {**EPOCHS, "workers": {"max": len(piece_s), "balance": False}},
-            "balanced": {**EPOCHS, "workers": {"max": len(piece_s)}},
+            "balanced": {**EPOCHS, "workers": {"max": len(piece_s), "balance": True}},
         }.items()
     }
     even, balanced = ends["even"], ends["balanced"]
@@ -78,7 +78,8 @@ def test_a_slow_worker_takes_fewer_micro_batches_of_the_same_run(
 
 
 def test_equally_fast_workers_keep_the_even_division(run_group, tmp_path):
-    result = run_group(2, _train, tmp_path, (1.0, 1.1), EPOCHS)[0]
+    parts = {**EPOCHS, "workers": {"balance": True}}
+    result = run_group(2, _train, tmp_path, (1.0, 1.1), parts)[0]
     assert divisions(result) == [(2, 2)]
 
 

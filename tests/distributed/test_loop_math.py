@@ -218,6 +218,7 @@ def job_file(name: str) -> JobSpec:
     """A job of deploy/jobs at full speed."""
     job = yaml.safe_load((JOBS / name).read_text())
     job["task"]["options"]["min_step_s"] = 0.0
+    job["workers"]["balance"] = False
     return JobSpec.model_validate(job)
 
 
