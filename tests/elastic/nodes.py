@@ -222,6 +222,13 @@ class Cluster:
         if done.returncode:
             raise RuntimeError(f"the drain was refused: {done.stdout}{done.stderr}")
 
+    def shape(self, rate: int) -> None:
+        """Give the links of all nodes this rate in Mbit/s."""
+        assert self._lab
+        for node in self.nodes:
+            assert node.host
+            self._lab.set_rate(node.host, rate)
+
     def cut(self, node: Node) -> None:
         """Take its host's link away; its processes go on."""
         assert self._lab
