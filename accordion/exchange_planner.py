@@ -58,6 +58,8 @@ class Proposal:
 
     plan: Plan
     reason: str
+    is_trial: bool = False
+    """Whether the plan is only tried, because no model says whether it is faster."""
 
     def as_decision(self, before: Decision, *, epoch: int, step: int) -> Decision:
         """Return the decision that changes nothing but the exchange plan."""
@@ -111,6 +113,8 @@ class ExchangePlanner:
         """Measured steps with this plan."""
         self._hold_steps = WINDOW_STEPS
         """Steps after which another plan may be proposed."""
+        self._is_trial = False
+        """Whether the plan is tried and has not been evaluated since."""
         self._costs: list[BucketCost] = []
         """Costs by bucket in the last window."""
         self._encode_factor = 1.0
@@ -186,10 +190,13 @@ class ExchangePlanner:
         if self._observed < WINDOW_STEPS:
             return None
         self._observed = 0
-        proposal = self._evaluate()
-        if proposal is None or self._held < self._hold_steps:
+        proposal, was_trial = self._evaluate(), self._is_trial
+        self._is_trial = False
+        if proposal is None or (self._held < self._hold_steps and not was_trial):
             return None
-        self._hold_steps = min(2 * self._hold_steps, MAX_HOLD_STEPS)
+        self._is_trial = proposal.is_trial
+        if not was_trial:
+            self._hold_steps = min(2 * self._hold_steps, MAX_HOLD_STEPS)
         return proposal
 
     def predict_waits(
@@ -238,6 +245,8 @@ class ExchangePlanner:
         self._costs = bucket_costs(steps, self._costs)
         span_s = median_span_s(steps)
         self._remember_span(span_s)
+        if self._is_trial:
+            return self._end_trial(link, span_s)
         plan = choose_plan(self._costs, link)
         expected_s = self._spans.get(plan)
         if expected_s is None:
@@ -246,9 +255,44 @@ class ExchangePlanner:
         fastest = min(self._spans, key=self._spans.__getitem__)
         if self._spans[fastest] < expected_s:
             plan, expected_s = fastest, self._spans[fastest]
-        if span_s - expected_s <= max(MIN_SAVING * span_s, MIN_SAVING_S):
-            return None
+        if not _saves_enough(span_s, expected_s):
+            return self._propose_trial(link, span_s)
         reason = self._reason(plan, link, span_s=span_s, expected_s=expected_s)
+        return Proposal(plan=plan, reason=reason)
+
+    def _propose_trial(self, link: LinkModel, span_s: float) -> Proposal | None:
+        """Propose to try one exchange after the backward pass, if that may be as fast.
+
+        Where encoding and the backward pass share a processor, they delay each other, by more than
+        the time of either: the model knows neither this nor what is left without it. At best, the
+        gradients are complete earlier by all encoding that came before.
+        """
+        plan, last_ready_s = (len(self._costs),), self._costs[-1].ready_s
+        if plan in self._spans:
+            return None
+        encode_s = sum(cost.encode_s for cost in self._costs[: -self._plan[-1]])
+        beside_s = min(encode_s, last_ready_s)
+        now_s, then_s = (predict_end(self._costs, one, link) for one in (self._plan, plan))
+        least_s = span_s - now_s + then_s - beside_s
+        if beside_s < MIN_SAVING * span_s or least_s > (1.0 + MIN_SAVING) * span_s:
+            return None
+        reason = (
+            f"{len(self._costs)} buckets of gradients are averaged in one exchange instead of"
+            f" {len(self._plan)}, to measure whether encoding slows the backward pass down: of"
+            f" {_format_ms(span_s)} from the first gradient to the last average,"
+            f" {_format_ms(beside_s)} are encoding beside it"
+        )
+        return Proposal(plan=plan, reason=reason, is_trial=True)
+
+    def _end_trial(self, link: LinkModel, span_s: float) -> Proposal | None:
+        """Propose the fastest plan before the trial, unless the tried one saves enough."""
+        before = {plan: seconds for plan, seconds in self._spans.items() if plan != self._plan}
+        if not before:
+            return None
+        plan = min(before, key=before.__getitem__)
+        if _saves_enough(before[plan], span_s):
+            return None
+        reason = self._reason(plan, link, span_s=span_s, expected_s=before[plan])
         return Proposal(plan=plan, reason=reason)
 
     def _fit(self, samples: Sequence[CollectiveTiming]) -> LinkModel:
@@ -290,6 +334,10 @@ class ExchangePlanner:
             f" instead of {len(self._plan)}: {source} {_format_ms(expected_s)} instead of"
             f" {_format_ms(span_s)} from the first gradient to the last average, at {link}"
         )
+
+
+def _saves_enough(span_s: float, expected_s: float) -> bool:
+    return span_s - expected_s > max(MIN_SAVING * span_s, MIN_SAVING_S)
 
 
 def _count_exchanges(plan: Plan) -> str:

@@ -27,8 +27,8 @@ LR = 0.01
 RANK = 4
 ADVISED: Mapping[str, Any] = {"bucket_cap_mb": 5, "gradient_as_bucket_view": True}
 """DDP's settings as our README advises them; `none` is compared with plain DDP at DDP's own."""
-PLANNING_STEPS = 75
-"""Steps that cover two measurement windows of the exchange plan."""
+PLANNING_STEPS = 130
+"""Steps that cover a first exchange plan, a trial, and the return from it."""
 WHOLE_MODEL_MB = 1000
 """A bucket that holds every gradient, so that nothing leaves before backward has ended."""
 

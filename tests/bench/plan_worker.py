@@ -31,8 +31,8 @@ from workers.training.sampler import epoch_order
 from workers.training.train_state import TrainState, build_train_state
 
 PATIENCE = timedelta(seconds=300)
-SETTLING_STEPS, SETTLING_S = 75, 20.0
-"""Steps before a level is timed, which cover two windows of the exchange plan, and the seconds that
+SETTLING_STEPS, SETTLING_S = 130, 20.0
+"""Steps before a level is timed, in which the exchange plan is found, and the seconds that
 they may take; at least five are taken.
 """
 TIMED_S = 5.0

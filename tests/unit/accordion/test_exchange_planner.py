@@ -38,6 +38,10 @@ class Training:
     """Payload of the second round, over that of the first."""
     joined_penalty_s: float = 0.0
     """Seconds that joining two buckets costs and that no model knows of."""
+    slowed_s: float | None = None
+    """Seconds that encoding a bucket beside the backward pass costs besides its own; None: it has a
+    processor of its own.
+    """
     plan: Plan = ()
     steps: int = 0
     now: float = 100.0
@@ -64,6 +68,9 @@ class Training:
         ready = [self.now + place * self.backward_s for place in range(self.buckets)]
         exchanges, start, end = [], 0, self.now
         for stop in accumulate(self.plan):
+            if self.slowed_s is not None:
+                delay_s = (stop - start) * (self.encode_s + self.slowed_s)
+                ready[stop:] = [at + delay_s for at in ready[stop:]]
             begin = max(end, ready[stop - 1])
             exchanges.append(self.exchange(tuple(ready[start:stop]), begin))
             start, end = stop, exchanges[-1].ended_s
@@ -129,6 +136,43 @@ def test_a_plan_that_turns_out_slower_is_given_up_for_good():
     assert not others
 
 
+ENCODING = {"backward_s": 0.01, "encode_s": 0.009}
+"""Encoding takes about as long as the backward pass."""
+
+
+def test_one_exchange_after_the_backward_pass_is_tried_where_encoding_shares_its_processor():
+    """Encoding and the backward pass slow each other down by 4 ms a bucket."""
+    training = Training(FAST, **ENCODING, slowed_s=0.004)
+    training.train(ONE_LOOK)
+    [trial] = training.proposals
+    assert (trial.plan, trial.is_trial) == ((9,), True)
+    assert "72 ms are encoding beside it" in trial.reason
+    training.train(40 * ONE_LOOK)
+    assert training.plan == (9,)
+    assert len(training.proposals) == 1
+
+
+@pytest.mark.parametrize("slowed_s", [0.0, 0.0005])
+def test_one_exchange_that_saves_too_little_is_given_up_after_a_window(slowed_s):
+    training = Training(FAST, **ENCODING, slowed_s=slowed_s)
+    training.train(2 * ONE_LOOK)
+    assert [proposal.plan for proposal in training.proposals] == [(9,), (1,) * 9]
+    training.train(40 * ONE_LOOK)
+    assert training.plan == (1,) * 9
+    assert len(training.proposals) == 2
+
+
+@pytest.mark.parametrize(
+    ("link", "encode_s"),
+    [(LinkModel(world_size=2, latency_s=1e-5, bytes_per_s=4e6), 0.009), (FAST, 0.0005)],
+    ids=["slow link", "little encoding"],
+)
+def test_one_exchange_is_not_tried_where_it_cannot_be_faster(link, encode_s):
+    training = Training(link, backward_s=0.02, encode_s=encode_s, slowed_s=0.004)
+    training.train(10 * ONE_LOOK)
+    assert not any(proposal.is_trial for proposal in training.proposals)
+
+
 def test_the_plan_follows_a_link_that_changes_both_ways():
     training = Training(FAST, backward_s=0.001)
     training.train(2 * ONE_LOOK)
@@ -169,7 +213,7 @@ def test_only_a_large_change_of_the_probe_changes_the_latency(change_s, expected
 
 def test_waiting_for_another_worker_now_and_then_does_not_change_the_plan():
     training = Training(FAST, backward_s=0.001, payload_ratio=9)
-    training.train(ONE_LOOK)
+    training.train(2 * ONE_LOOK)
     before = list(training.proposals)
     for step in range(10 * ONE_LOOK):
         training.link = LATE if step % 10 == 0 else FAST
