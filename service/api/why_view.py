@@ -37,7 +37,7 @@ def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
         )
     change = found.change
     return WhyView(
-        sentence=f"At the end: {found.sentence}" if has_ended else found.sentence,
+        sentence=_at_the_end(found.sentence) if has_ended else found.sentence,
         cause=found.cause,
         share=found.share,
         step_s=found.step_s,
@@ -48,6 +48,10 @@ def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
         exchange_wait_s=job.progress.get("exchange_wait_s"),
         updated_at=updated_at,
     )
+
+
+def _at_the_end(sentence: str) -> str:
+    return f"At the end, {sentence[0].lower()}{sentence[1:]}"
 
 
 def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | None) -> StepProfile:

@@ -151,10 +151,11 @@ def _describe_shortage(request: ResourceRequest, now: int, capacity: _Capacity) 
     )
     if foreign and _count_placeable(request, replace(capacity, foreign=())) >= request.min:
         return f"needs {_describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
+    fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
     message = (
-        f"needs {_describe_group(request)}, and only {now} fit beside the jobs that run now"
-        f" ({_describe_total(capacity.nodes)} in all); it starts when one of them"
-        f" ends{', or lower workers.min' if now else ''}"
+        f"needs {_describe_group(request)}, and {fitting} beside the jobs that run now"
+        f" ({_describe_total(capacity.nodes)} in all); it starts when one of them ends"
+        f"{f', or at once with workers.min {now}' if now else ''}"
     )
     return f"{message}; {foreign}" if foreign else message
 

@@ -72,7 +72,7 @@ def test_a_job_that_has_ended_shows_its_last_steps(
     assert world.finish(job_id).status == Status.CANCELLED
     answer = why(client, job_id)
     assert answer["cause"] == "link"
-    assert answer["sentence"].startswith("At the end: The network holds this job up")
+    assert answer["sentence"].startswith("At the end, the network holds this job up")
 
 
 def test_progress_of_an_older_version_gives_no_cause(
