@@ -41,11 +41,9 @@ STACKED_BELOW = 1 << 17
 
 Smaller layers of equal shape share a flow, because their cost is dominated by the number of calls.
 """
-
-
-MEASURE_EVERY = 8
-"""Steps from one in which the energy that compression sends is measured to the next; such a step
-reads gradients and residuals once more.
+MEASURE_EVERY_STEPS = 7
+"""Interval at which the energy that compression sends is measured. It shares no factor with the
+periods of methods that alternate; a measured step reads gradients and residuals once more.
 """
 REDUCED_ALONE_BYTES = 1 << 20
 """Uncompressed buckets from this size on are reduced in place in every exchange.
@@ -80,7 +78,7 @@ class Engine:
         self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
         self.loss_scale = 1.0
         """Factor of the gradients in the buckets; residuals and statistic are kept without it."""
-        self.measures_kept = False
+        self.measures_sent_share = False
         """Whether the window's sums also hold the energy that compression sends."""
         self._plan: Mapping[str, Level] = {}
         self._warm = StagedTensors()
@@ -337,7 +335,7 @@ class Engine:
         self._used.clear()
 
     def _measures_now(self, level: Level) -> bool:
-        is_due = self.measures_kept and self._steps % MEASURE_EVERY == 0
+        is_due = self.measures_sent_share and self._steps % MEASURE_EVERY_STEPS == 0
         return is_due and COMPRESSORS[level.method].feedback
 
     def _level_of(self, layer: str) -> Level:

@@ -55,7 +55,7 @@ _MEASURED = {
     "next_lr",
     "statistic_by_layer",
     "rms_by_layer",
-    "kept_by_layer",
+    "sent_share_by_layer",
     "cost_s_by_layer",
     "exchange_wait_s",
     "link",
@@ -64,7 +64,7 @@ _MEASURED = {
 _LATER_FIELDS: Mapping[str, object] = {
     "statistic_kind": "mean",
     "rms_by_layer": None,
-    "kept_by_layer": {},
+    "sent_share_by_layer": {},
     "cost_s_by_layer": {},
     "exchange_wait_s": None,
     "link": {},
@@ -152,6 +152,13 @@ class Controller:
         batch, batch_reason = self._updated_batch(report)
         bare = self._policy_input(epoch, detector, self._policy_state)
         policy, told = POLICIES[self._config.policy], _add_report(bare, report, result)
+        # What an override sends says nothing about the policy's own level.
+        own = {
+            layer: share
+            for layer, share in told.sent_share_by_layer.items()
+            if layer not in self.decision.override_by_layer
+        }
+        told = replace(told, sent_share_by_layer=own)
         state = policy.observe_report(told)
         self.policy_levels = self._decide_levels(replace(bare, state=state))
         explanation = policy.explain_levels(replace(told, state=state))
@@ -416,7 +423,7 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         change_by_layer=result.change_by_layer,
         statistic_by_layer=report.statistic_by_layer,
         rms_by_layer=report.rms_by_layer,
-        kept_by_layer=report.kept_by_layer,
+        sent_share_by_layer=report.sent_share_by_layer,
         cost_s_by_layer=report.cost_s_by_layer,
         exchange_wait_s=report.exchange_wait_s,
         link=report.link,

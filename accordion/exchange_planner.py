@@ -170,6 +170,7 @@ class ExchangePlanner:
         self._costs.clear()
         self._forget_spans()
         self._skip, self._observed = SETTLING_STEPS, 0
+        self._is_trial = False
         self.wait_s = None
 
     def observe_step(self, exchanges: Step) -> Proposal | None:

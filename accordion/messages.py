@@ -71,9 +71,9 @@ class Report:
 
     It exceeds the norm of the mean gradient by the noise; None if it was not measured.
     """
-    kept_by_layer: Mapping[str, float] = field(default_factory=dict)
-    """Share of its energy that compression sent of a layer in the window, from 0 to 1; without
-    layers that were not compressed, and empty if it was not measured.
+    sent_share_by_layer: Mapping[str, float] = field(default_factory=dict)
+    """Fraction of each layer's energy (squared norm) that compression sent in the window, from 0 to
+    1. Layers that were not compressed are missing; empty if nothing was measured.
     """
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Measured seconds that a layer adds to a step, by level, including `none`.

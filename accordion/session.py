@@ -137,7 +137,7 @@ class Session:
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
         self._config, self._uses_costs = config, POLICIES[config.policy].uses_costs
         self._engine = engine
-        engine.measures_kept = POLICIES[config.policy].uses_kept
+        engine.measures_sent_share = POLICIES[config.policy].uses_sent_share
         self._optimizer_steps = optimizer_steps
         self._decider = decider
         self._skipped_in_a_row = 0

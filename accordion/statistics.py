@@ -39,8 +39,6 @@ _SQUARES, _OWED, _LEFT = range(3)
 """
 _STATE_VERSION = 2
 """Version of the signs and columns; a window of another version cannot be continued."""
-
-
 _SAVED_SHAPES = (torch.Size([SKETCH_SIZE + 3]), torch.Size([SKETCH_SIZE + 1]))
 """Shapes of a saved layer: now, and in releases that kept the squares alone."""
 
@@ -240,7 +238,7 @@ def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float
     return dict(zip(layers, summary[:, SKETCH_SIZE].sqrt().tolist(), strict=True))
 
 
-def kept_shares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
+def sent_shares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
     """Return the share of a layer's energy that compression sent, from 0 to 1, for each layer for
     which it was measured, given the averaged summary.
 
@@ -261,7 +259,7 @@ def window_fields(layers: Sequence[str], summary: Tensor) -> dict[str, dict[str,
     return {
         "statistic_by_layer": estimate_norms(layers, summary),
         "rms_by_layer": root_mean_squares(layers, summary),
-        "kept_by_layer": kept_shares(layers, summary),
+        "sent_share_by_layer": sent_shares(layers, summary),
     }
 
 

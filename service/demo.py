@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "accordion-train"
 POLL_S = 0.1
-TELL_INTERVAL_S = 15.0
-"""Seconds between two lines about what the start waits for."""
+PROGRESS_INTERVAL_S = 15.0
+"""Seconds between two lines about what is not ready."""
+RUNNING_TIMEOUT_S = 30.0
+"""Seconds until a service must be ready that was running before."""
 _ENGINES = {
     "ray-train": "Ray Train: the workers were those of a Ray Train run",
     "actors": "plain Ray actors",
@@ -168,12 +170,14 @@ def _up_program(settings: Settings, home: Home, port: int, *, keep: bool) -> Pro
 
 
 def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home, *, out: Console) -> None:
-    """Wait until a starting service is ready, and tell from time to time what it waits for.
+    """Wait until a starting service is ready, and print periodically what is not ready.
 
     Raises:
         StartError: it ended, or the time limit passed.
     """
-    started_at = told_at = time.monotonic()
+    started_at = printed_at = time.monotonic()
+    # A service that this process started ends by itself at its own limit, with its own message.
+    limit_s = RUNNING_TIMEOUT_S if process is None else READY_TIMEOUT_S + RUNNING_TIMEOUT_S
     log = home.logs / "up.log"
     with Client(url) as client:
         while waiting_for := list_unready(client):
@@ -182,14 +186,14 @@ def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home, *, out
                 raise StartError(
                     f"the service did not start: {last_log_line(log)}; full log: {log}"
                 )
-            if now - started_at > READY_TIMEOUT_S:
+            if now - started_at > limit_s:
                 raise StartError(
-                    f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s:"
+                    f"the service at {url} was not ready after {limit_s:g} s:"
                     f" {waiting_for}; see the logs in {home.logs}, or ask 'accordion doctor'"
                 )
-            if now - told_at > TELL_INTERVAL_S:
+            if now - printed_at > PROGRESS_INTERVAL_S:
                 out.print(f"  not ready after {now - started_at:.0f} s: {waiting_for}")
-                told_at = now
+                printed_at = now
             time.sleep(POLL_S)
 
 

@@ -8,70 +8,88 @@ import structlog
 from pydantic import ValidationError
 
 from service.code_store import CodeStore
-from service.errors import NotFound, Unavailable
+from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.runtime.protocol import Runtime
 from service.store.models import PlanRow
 from service.store.plan_rows import PlanStore
-from workers.contract import JobSpec, PlanOrder
+from workers.contract import JobSpec, PlanTask
 
 PLAN_LIMIT_S = 600.0
-"""Seconds until a plan fails that waits for free CPUs, loads its task or measures."""
+"""Time limit of a plan in seconds, including the wait for free CPUs."""
 _log = structlog.get_logger()
 
 
 class PlanRuns:
-    """Starts the oldest plan, and stores its answer."""
+    """Measures the oldest plan, and stores its result.
+
+    A plan that an earlier scheduler started is started again, because its task ended with that
+    process.
+    """
 
     def __init__(
-        self, store: PlanStore, runtime: Runtime, code: CodeStore, *, clock: Callable[[], float]
+        self, store: PlanStore, runtime: Runtime, code: CodeStore, *, monotonic: Callable[[], float]
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._code = code
-        self._clock = clock
+        self._monotonic = monotonic
+        self._running: tuple[str, float] | None = None
+        """ID of the plan that this process measures, and when it was started."""
 
     def advance(self) -> None:
-        """Move the oldest plan on, if there is one.
+        """Advance the oldest unfinished plan, if any; never raises, so that jobs go on."""
+        try:
+            row = self._store.oldest_open()
+            if row is not None:
+                self._advance(row)
+        except RuntimeUnavailable as error:
+            _log.warning("cluster", error=str(error))
+        except Exception:  # noqa: BLE001  # a failing plan must not block jobs
+            _log.exception("plan")
 
-        A plan that an earlier scheduler started is started again, because its task ended with that
-        process.
+    def stop(self) -> None:
+        """Stop measuring, because another scheduler works now."""
+        if self._running is not None:
+            plan_id, _ = self._running
+            self._running = None
+            self._end(plan_id)
 
-        Raises:
-            RuntimeUnavailable: the cluster does not answer.
-        """
-        row = self._store.oldest_open()
-        if row is None:
-            return
-        if row.started_at is None:
+    def _advance(self, row: PlanRow) -> None:
+        if self._running is None or self._running[0] != row.id:
+            self._running = (row.id, self._monotonic())
             self._store.start(row.id)
             _log.info("plan started", plan_id=row.id)
-        elif self._clock() - row.started_at > PLAN_LIMIT_S:
-            self._runtime.end_plan(row.id)
-            self._store.fail(row.id, _describe_limit(row))
+        elif self._monotonic() - self._running[1] > PLAN_LIMIT_S:
+            self._fail(row, _describe_limit(row))
+            self._end(row.id)
             return
         try:
-            self._advance_on_cluster(row)
-        except (ValidationError, KeyError, NotFound, Unavailable) as error:
-            self._store.fail(row.id, f"the plan cannot be measured: {error}")
-
-    def _advance_on_cluster(self, row: PlanRow) -> None:
-        order = _order_of(row)
-        code = order.spec.code
-        answer = self._runtime.advance_plan(
-            order, lambda: None if code is None else self._code.read(code)
-        )
-        if answer is None:
+            task = _task_of(row)
+            has_code = task.spec.code is not None and not self._runtime.is_measuring(row.id)
+            code = self._code.read(task.spec.code) if has_code and task.spec.code else None
+        except (ValidationError, KeyError, NotFound, Unavailable, OSError) as error:
+            self._fail(row, f"the plan cannot be measured: {error}")
             return
-        if answer.error:
-            self._store.fail(row.id, answer.error)
-        else:
-            self._store.succeed(row.id, answer.found)
-        _log.info("plan ended", plan_id=row.id, error=answer.error)
+        found = self._runtime.advance_plan(task, code)
+        if found is not None and found.error:
+            self._fail(row, found.error)
+        elif found is not None and self._store.succeed(row.id, found.result):
+            _log.info("plan succeeded", plan_id=row.id)
+
+    def _fail(self, row: PlanRow, message: str) -> None:
+        if self._store.fail(row.id, message):
+            _log.info("plan failed", plan_id=row.id, error=message)
+
+    def _end(self, plan_id: str) -> None:
+        try:
+            self._runtime.end_plan(plan_id)
+        except RuntimeUnavailable as error:
+            _log.warning("cluster", error=str(error))
 
 
-def _order_of(row: PlanRow) -> PlanOrder:
+def _task_of(row: PlanRow) -> PlanTask:
     link = row.request["link"]
-    return PlanOrder(
+    return PlanTask(
         id=row.id,
         spec=JobSpec.model_validate(row.request["spec"]),
         latency_s=link["latency_ms"] / 1e3,

@@ -97,7 +97,7 @@ class Scheduler:
         self._cluster = ClusterState()
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
-        self._plans = PlanRuns(PlanStore(database, clock), runtime, self._code, clock=clock)
+        self._plans = PlanRuns(PlanStore(database, clock), runtime, self._code, monotonic=monotonic)
         self._refreshed_at: float | None = None
         kept_s = settings.code_retention_s
         self._pruning = CodePruning(
@@ -123,6 +123,7 @@ class Scheduler:
         token = self._lease.hold()
         if token is None:
             self._refreshed_at = None
+            self._plans.stop()
             return False
         try:
             self._reconcile_all(token)

@@ -422,10 +422,11 @@ class Guest(Strict):
     """
 
 
-class PlanOrder(Strict):
-    """Order to predict the steps of a job that does not run yet."""
+class PlanTask(Strict):
+    """Request to predict the steps of a job that does not run yet."""
 
     id: str
+    """ID of the plan."""
     spec: JobSpec
     """The job; the prediction is for `workers.max` workers."""
     latency_s: float
@@ -436,10 +437,10 @@ class PlanOrder(Strict):
     """Seconds for which steps of one worker are measured."""
 
 
-class PlanAnswer(Strict):
-    """What a plan found."""
+class PlanResult(Strict):
+    """Result of a plan."""
 
-    found: dict[str, Any] = Field(default_factory=dict)
+    result: dict[str, Any] = Field(default_factory=dict)
     """`compute_s` and `predictions`, as `workers/planning` writes them; empty with an error."""
     error: str = ""
     """Why there are no predictions, in one sentence."""

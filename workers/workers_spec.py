@@ -60,8 +60,8 @@ class WorkersSpec(Strict):
     """
     balance: Annotated[bool, Field(strict=True)] = True
     """Whether faster workers take more micro-batches of each global batch; their speed is compared
-    at the end of every epoch and window. It needs more micro-batches than workers. False, or on
-    GPUs: all take equally many, and a resumed run repeats the bits of an uninterrupted one.
+    at the end of every epoch and window. It needs more micro-batches than workers. False, in
+    scripts and on GPUs: all take equally many.
     """
     engine: Literal["ray-train", "actors"] = "ray-train"
     """What runs the worker processes: `ray-train` makes them workers of a Ray Train run; `actors`

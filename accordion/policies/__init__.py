@@ -49,8 +49,8 @@ class Policy:
     """Returns a clause for the reason of the decision, given the state after the report."""
     uses_costs: bool = False
     """Whether the policy decides by `cost_s_by_layer`, which costs some seconds to measure."""
-    uses_kept: bool = False
-    """Whether the policy decides by `kept_by_layer`, measured in some steps of each window."""
+    uses_sent_share: bool = False
+    """Whether the policy decides by `sent_share_by_layer`, measured in some steps of a window."""
 
     def initial_levels(
         self,
@@ -158,8 +158,8 @@ POLICIES: Mapping[str, Policy] = {
     ),
     "gain": Policy(
         summary=(
-            "the strongest level that still sends most of a layer's gradient; no compression where"
-            " none does (GraVAC, arXiv:2305.12201)"
+            "the strongest level that still sends most of a layer's gradient, for methods that keep"
+            " residuals; no compression where none does (GraVAC, arXiv:2305.12201)"
         ),
         decide_levels=gain.decide_levels,
         options={
@@ -171,14 +171,14 @@ POLICIES: Mapping[str, Policy] = {
             ),
             "retry": Option(
                 default=5,
-                minimum=0,
+                minimum=1,
                 maximum=100_000,
-                help="windows before a level that sent too little is tried again",
+                help="windows until a level that sent too little is tried again",
             ),
         },
         observe_report=gain.observe_report,
         explain_levels=gain.explain_levels,
-        uses_kept=True,
+        uses_sent_share=True,
     ),
     "adaqs": Policy(
         summary=(

@@ -11,7 +11,8 @@ the lightest one to no compression, and tries the stronger level again after `re
 
 Differences from the paper: gains are measured by layer and not for the whole model; only the level
 in force is measured, where the paper compresses each gradient twice; and the paper also stops where
-a stronger level no longer raises throughput, which is left to `cost_aware`.
+a stronger level no longer raises throughput, which is left to `cost_aware`. Layers are measured
+only where the method keeps residuals and no override is in force; others keep their level.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
     for layer, ladder in policy_input.ladder_by_layer.items():
         before = policy_input.state.get(layer, _START)
         level, wait = min(len(ladder) - 1, before["level"]), before["wait"]
-        gain = policy_input.kept_by_layer.get(layer)
+        gain = policy_input.sent_share_by_layer.get(layer)
         if level >= 0 and gain is None:
             after[layer] = before
         elif gain is not None and gain < least:
             after[layer] = {"level": max(-1, level - 1), "wait": retry}
-        elif wait > 0:
+        elif wait > 1:
             after[layer] = {"level": level, "wait": wait - 1}
         else:
             after[layer] = {"level": min(len(ladder) - 1, level + 1), "wait": 0}
@@ -58,7 +59,7 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
 
 def explain_levels(policy_input: PolicyInput) -> str:
     """Return in one clause the smallest and the largest gain in the window."""
-    gains = policy_input.kept_by_layer
+    gains = policy_input.sent_share_by_layer
     if not gains:
         return ""
     least = float(policy_input.options["least"])

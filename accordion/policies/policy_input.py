@@ -35,9 +35,9 @@ class PolicyInput:
     """Norm of the window's mean gradient, as in the report; None while the window is open."""
     rms_by_layer: Mapping[str, float] | None = None
     """Root mean square of the gradient norms, as in the report; None while the window is open."""
-    kept_by_layer: Mapping[str, float] = field(default_factory=dict)
-    """Share of its energy that compression sent of a layer, as in the report; empty while the
-    window is open.
+    sent_share_by_layer: Mapping[str, float] = field(default_factory=dict)
+    """Fraction of each layer's energy that compression sent, as in the report, without layers with
+    an override; empty while the window is open.
     """
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Measured seconds per step by layer and level, as in the report."""

@@ -13,7 +13,7 @@ from workers.contract import JobSpec
 
 
 class PlanLink(Request):
-    """Link between each two workers."""
+    """Link between every pair of workers."""
 
     mbit_per_s: float = Field(gt=0, le=1e7)
     """Bandwidth in one direction in Mbit/s, such as 100; 1000 is 1 Gbit/s."""
@@ -47,13 +47,15 @@ class PredictionView(Answer):
     samples_per_s: float
     """Predicted samples per second over all workers."""
     exchange_s: float
-    """Part of `step_s` by which encoding and exchanging gradients lengthens the step."""
+    """Seconds by which encoding and exchanging gradients lengthens a step."""
     sent_bytes: int
     """Bytes that each worker sends per step."""
     exchange_plan: list[int]
     """Number of DDP's buckets in each exchange of a step."""
     collectives: int
-    """Collectives of a step, one after the other; each costs the link's latency."""
+    """Number of collectives of a step. They run one after the other, and each waits for the link's
+    latency, an all-reduce 2(W-1) times with W workers.
+    """
     is_own_method: bool
     """Whether it is the method of the spec."""
 
@@ -62,7 +64,7 @@ class PlanView(Answer):
     """Predicted steps of a job, as far as they are known."""
 
     id: str
-    """ID of the plan (UUID); it is kept for a day."""
+    """ID of the plan (UUID); a plan that has ended is kept for a day."""
     status: PlanStatus
     """`QUEUED`: waits for the plan before it. `RUNNING`: is measured on the cluster, where it may
     wait for free CPUs. `SUCCEEDED` and `FAILED` are final.

@@ -14,6 +14,7 @@ from service.api.problems import describe_problems
 from service.errors import Invalid
 from service.store.models import PlanRow
 from service.store.plan_rows import PlanStore
+from workers.tasks import GUEST, SCRIPT
 
 router = APIRouter(prefix="/plans", tags=["plans"], dependencies=[NO_QUERY])
 _LOCATION = {"Location": {"description": "URL of the plan", "schema": {"type": "string"}}}
@@ -41,6 +42,18 @@ def add_plan(
             f"workers.max is {body.spec.workers.max}; give at least 2, because one worker exchanges"
             " nothing",
             "/spec/workers/max",
+        )
+    if body.spec.workers.gpus:
+        raise Invalid(
+            f"workers.gpus is {body.spec.workers.gpus:g}, and a step is measured on a CPU; set it"
+            " to 0 to plan for CPUs, or run the job and ask GET /api/v1/jobs/ID/why",
+            "/spec/workers/gpus",
+        )
+    if body.spec.task.name in {GUEST, SCRIPT}:
+        raise Invalid(
+            f"task.name is {body.spec.task.name!r}, whose model is not known before it runs; plan a"
+            " built-in task or a class of your own",
+            "/spec/task/name",
         )
     check_code(state, body.spec, "/spec/code")
     row = PlanStore(state.database, state.clock).add(body.model_dump(mode="json"))

@@ -143,9 +143,7 @@ class Client:
         latency_ms: float = 0.0,
         measure_s: float = 5.0,
     ) -> PlanView:
-        """Request the predicted steps of a job for `workers.max` workers; `plan_result` has them
-        later.
-        """
+        """Request predicted steps for `workers.max` workers; poll `plan_result` for the result."""
         link = {"mbit_per_s": mbit_per_s, "latency_ms": latency_ms}
         body = {"spec": dict(spec), "link": link, "measure_s": measure_s}
         return self._request(PlanView, "POST", "/plans", json=body)

@@ -26,6 +26,7 @@ _LINK = re.compile(
     re.IGNORECASE,
 )
 POLL_S = 0.5
+"""Seconds between two requests for the status of a plan."""
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -90,9 +91,7 @@ def plan(
         f"a step of one worker without exchanges takes {format_milliseconds(answer['compute_s'])}"
     )
     out.print(_prediction_table(answer["predictions"]))
-    out.print(
-        "* the method of this spec; its levels are those of the spec, other methods' defaults"
-    )
+    out.print("* this spec's method, at the spec's levels; other methods at their default levels")
 
 
 def parse_link(text: str) -> tuple[float, float]:
@@ -153,8 +152,11 @@ def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> di
             measure_s=request["measure_s"],
         )
         while found.status in {"QUEUED", "RUNNING"}:
+            before = found.status
             time.sleep(POLL_S)
             found = client.plan_result(found.id)
+            if found.status != before:
+                typer.echo(f"plan {found.id} is {found.status}", err=True)
     if found.status == "FAILED":
         raise SettingsError(found.message)
     return found.model_dump(mode="json", include={"compute_s", "predictions"})

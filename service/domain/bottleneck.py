@@ -315,7 +315,7 @@ def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
             return _double_batch(found, "The layers are at their strongest level")
         case Cause.SLOW_WORKER if _is_share_uneven(found, profile):
             text = "Choose a training.global_batch that gives all workers as many micro-batches"
-        case Cause.SLOW_WORKER if profile.times_exchanges and not profile.is_balanced:
+        case Cause.SLOW_WORKER if profile.times_exchanges and _could_balance(profile):
             return _balance(found, profile)
         case Cause.SLOW_LINK:
             text = _PARTS[found.cause].change.format(link=_link_text(profile))
@@ -328,12 +328,20 @@ def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
     )
 
 
+def _could_balance(profile: StepProfile) -> bool:
+    """Return whether batches are divided evenly and could be divided otherwise."""
+    shares = profile.shares_by_rank
+    has_choice = len(shares) == len(profile.compute_s_by_rank) and sum(shares) > len(shares)
+    return has_choice and not profile.is_balanced
+
+
 def _balance(found: Bottleneck, profile: StepProfile) -> Change:
-    """Return the change to dividing batches by the workers' speed, which makes them all compute for
-    the harmonic mean of their present times.
+    """Return the change to dividing batches by the workers' speed, after which they all compute for
+    equally long.
     """
-    times = profile.compute_s_by_rank
-    balanced_s = len(times) / sum(1.0 / seconds for seconds in times)
+    times, shares = profile.compute_s_by_rank, profile.shares_by_rank
+    speeds = [share / seconds for share, seconds in zip(shares, times, strict=True)]
+    balanced_s = sum(shares) / sum(speeds)
     saved_s = min(max(times) - balanced_s, found.seconds_by_cause[Cause.SLOW_WORKER])
     return Change(
         text="Start the job with workers.balance true, which gives faster workers more to compute",

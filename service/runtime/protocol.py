@@ -4,7 +4,7 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,8 +15,8 @@ from workers.contract import (
     EndRecord,
     Guest,
     Launch,
-    PlanAnswer,
-    PlanOrder,
+    PlanResult,
+    PlanTask,
 )
 
 
@@ -105,12 +105,13 @@ class Runtime(Protocol):
     def forget_guest(self, job_id: str) -> None:
         """Drop all that the cluster holds of an ended guest run."""
 
-    def advance_plan(
-        self, order: PlanOrder, read_code: Callable[[], bytes | None]
-    ) -> PlanAnswer | None:
-        """Start measuring unless this plan is being measured; return its answer once it is there.
+    def is_measuring(self, plan_id: str) -> bool:
+        """Whether this plan was started and has not ended."""
 
-        `read_code` is called at the start only, and returns the job's uploaded code.
+    def advance_plan(self, plan: PlanTask, code: bytes | None) -> PlanResult | None:
+        """Start measuring unless this plan is being measured; return its result once it is there.
+
+        `code` is the job's uploaded code, which is read at the start only.
         """
 
     def end_plan(self, plan_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from workers.contract import (
     EndRecord,
     Guest,
     Launch,
-    PlanAnswer,
-    PlanOrder,
+    PlanResult,
+    PlanTask,
 )
 from workers.controller.plan_task import PlanTasks
 from workers.controller.ray_nodes import get_draining_nodes, get_free_resources
@@ -163,12 +163,14 @@ class RayBackend:
         with self._connected():
             self._try_call("forget", job_id)
 
-    def advance_plan(
-        self, order: PlanOrder, read_code: Callable[[], bytes | None]
-    ) -> PlanAnswer | None:
+    def is_measuring(self, plan_id: str) -> bool:
+        """Whether this plan has a task."""
+        return self._plans.has(plan_id)
+
+    def advance_plan(self, plan: PlanTask, code: bytes | None) -> PlanResult | None:
         """Measure a plan in a task of its own, which ends with this process."""
         with self._connected():
-            return self._plans.advance(order, read_code)
+            return self._plans.advance(plan, code)
 
     def end_plan(self, plan_id: str) -> None:
         """Cancel the task."""

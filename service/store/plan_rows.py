@@ -7,6 +7,7 @@ from typing import Any
 
 import uuid_utils
 from sqlalchemy import delete, func, select, update
+from sqlalchemy.engine import CursorResult
 
 from service.domain.plan_status import PlanStatus
 from service.errors import NotFound, Unavailable
@@ -16,7 +17,7 @@ from service.store.models import PlanRow
 MAX_OPEN = 20
 """Largest number of plans that wait or run; each takes half a minute or more."""
 KEPT_S = 86_400.0
-"""Seconds for which a plan is kept."""
+"""Seconds for which a plan that has ended is kept."""
 _OPEN = (PlanStatus.QUEUED, PlanStatus.RUNNING)
 
 
@@ -28,14 +29,18 @@ class PlanStore:
         self._clock = clock
 
     def add(self, request: Mapping[str, Any]) -> PlanRow:
-        """Store a request, and remove plans older than a day.
+        """Store a request, and remove plans that ended and are older than a day.
 
         Raises:
             Unavailable: too many plans wait already.
         """
         now = self._clock()
         with self._database.write() as session:
-            session.execute(delete(PlanRow).where(PlanRow.created_at < now - KEPT_S))
+            session.execute(
+                delete(PlanRow).where(
+                    PlanRow.created_at < now - KEPT_S, PlanRow.status.not_in(_OPEN)
+                )
+            )
             waiting = session.scalar(
                 select(func.count()).select_from(PlanRow).where(PlanRow.status.in_(_OPEN))
             )
@@ -77,24 +82,27 @@ class PlanStore:
             )
 
     def start(self, plan_id: str) -> None:
-        """Mark a waiting plan as running."""
+        """Mark a waiting plan as running; a running one stays as it is."""
         self._update(
             plan_id, PlanStatus.QUEUED, status=PlanStatus.RUNNING, started_at=self._clock()
         )
 
-    def succeed(self, plan_id: str, answer: Mapping[str, Any]) -> None:
-        """Store the answer of a running plan."""
-        self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.SUCCEEDED, answer=dict(answer))
+    def succeed(self, plan_id: str, answer: Mapping[str, Any]) -> bool:
+        """Store the answer of a running plan; return whether it was running."""
+        return self._update(
+            plan_id, PlanStatus.RUNNING, status=PlanStatus.SUCCEEDED, answer=dict(answer)
+        )
 
-    def fail(self, plan_id: str, message: str) -> None:
-        """Store why a running plan has no answer."""
-        self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.FAILED, message=message)
+    def fail(self, plan_id: str, message: str) -> bool:
+        """Store why a running plan has no answer; return whether it was running."""
+        return self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.FAILED, message=message)
 
-    def _update(self, plan_id: str, before: PlanStatus, **values: Any) -> None:
-        """Change a plan unless its status has changed meanwhile."""
+    def _update(self, plan_id: str, before: PlanStatus, **values: Any) -> bool:
+        """Change a plan unless its status has changed meanwhile; return whether it was changed."""
         with self._database.write() as session:
-            session.execute(
+            found = session.execute(
                 update(PlanRow)
                 .where(PlanRow.id == plan_id, PlanRow.status == before)
                 .values(**values)
             )
+            return isinstance(found, CursorResult) and found.rowcount == 1

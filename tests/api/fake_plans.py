@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.contract import PlanAnswer, PlanOrder
+from workers.contract import PlanResult, PlanTask
 
 FOUND: dict[str, Any] = {
     "compute_s": 0.2,
@@ -32,26 +32,31 @@ class FakePlans:
     _answer: Callable[[], None]
 
     def __init__(self) -> None:
-        self.plan_answer: PlanAnswer | None = PlanAnswer(found=FOUND)
-        """Answer of every plan; None while they are measured."""
-        self.measured: list[PlanOrder] = []
+        self.plan_result: PlanResult | None = PlanResult(result=FOUND)
+        """Result of every plan; None while they are measured."""
+        self.plan_failure: Exception | None = None
+        """Raised by every attempt to measure."""
+        self.measured: list[PlanTask] = []
         """Plans that were started, in order."""
         self.plan_codes: list[bytes | None] = []
         self.ended_plans: list[str] = []
         self._running: set[str] = set()
 
-    def advance_plan(
-        self, order: PlanOrder, read_code: Callable[[], bytes | None]
-    ) -> PlanAnswer | None:
+    def is_measuring(self, plan_id: str) -> bool:
+        return plan_id in self._running
+
+    def advance_plan(self, plan: PlanTask, code: bytes | None) -> PlanResult | None:
         self._answer()
-        if order.id not in self._running:
-            self.plan_codes.append(read_code())
-            self.measured.append(order)
-            self._running.add(order.id)
+        if self.plan_failure is not None:
+            raise self.plan_failure
+        if plan.id not in self._running:
+            self.plan_codes.append(code)
+            self.measured.append(plan)
+            self._running.add(plan.id)
             return None
-        if self.plan_answer is not None:
-            self._running.discard(order.id)
-        return self.plan_answer
+        if self.plan_result is not None:
+            self._running.discard(plan.id)
+        return self.plan_result
 
     def end_plan(self, plan_id: str) -> None:
         self._answer()

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.errors import RuntimeUnavailable
 from service.plan_runs import PLAN_LIMIT_S
 from service.store.plan_rows import KEPT_S, MAX_OPEN
 from tests.api.test_code import GOOD, SHA, upload
 from tests.api.world import World
-from workers.contract import PlanAnswer
+from workers.contract import PlanResult
 
 PLANS = "/api/v1/plans"
 pytestmark = pytest.mark.each_database
@@ -44,25 +45,25 @@ def test_a_plan_is_measured_on_the_cluster_and_answered(client: TestClient, worl
     done = view(client, plan)
     assert (done["status"], done["compute_s"]) == ("SUCCEEDED", 0.2)
     assert done["predictions"][0]["options"] == {"rank": 4}
-    [order] = world.runtime.measured
-    assert (order.spec.workers.max, order.latency_s, order.bytes_per_s) == (4, 0.008, 12.5e6)
-    assert order.measure_s == 2.0
+    [task] = world.runtime.measured
+    assert (task.spec.workers.max, task.latency_s, task.bytes_per_s) == (4, 0.008, 12.5e6)
+    assert task.measure_s == 2.0
 
 
 def test_plans_run_one_at_a_time_in_the_order_of_their_requests(
     client: TestClient, world: World
 ) -> None:
     first, second = add(client), add(client)
-    world.runtime.plan_answer = None
+    world.runtime.plan_result = None
     world.turn(3)
     assert [view(client, plan)["status"] for plan in (first, second)] == ["RUNNING", "QUEUED"]
-    world.runtime.plan_answer = PlanAnswer(error="the model does not fit into 2 GB")
+    world.runtime.plan_result = PlanResult(error="the model does not fit into 2 GB")
     world.turn(4)
     found = [view(client, plan) for plan in (first, second)]
     assert [(plan["status"], plan["message"]) for plan in found] == [
         ("FAILED", "the model does not fit into 2 GB")
     ] * 2
-    assert [order.id for order in world.runtime.measured] == [first["id"], second["id"]]
+    assert [task.id for task in world.runtime.measured] == [first["id"], second["id"]]
 
 
 def test_a_plan_survives_the_scheduler_that_started_it(client: TestClient, world: World) -> None:
@@ -72,22 +73,52 @@ def test_a_plan_survives_the_scheduler_that_started_it(client: TestClient, world
     world.kill_scheduler()
     world.turn(2)
     assert view(client, plan)["status"] == "SUCCEEDED"
-    assert [order.id for order in world.runtime.measured] == [plan["id"]] * 2
+    assert [task.id for task in world.runtime.measured] == [plan["id"]] * 2
 
 
-def test_a_plan_waits_while_the_cluster_is_away(client: TestClient, world: World) -> None:
-    world.runtime.down = True
+@pytest.mark.parametrize("failure", [RuntimeUnavailable("Ray is away"), ValueError("a bug")])
+def test_a_plan_that_cannot_be_started_waits_and_blocks_no_job(
+    client: TestClient, world: World, failure: Exception
+) -> None:
+    world.runtime.plan_failure = failure
     plan = add(client)
-    world.turn(3)
-    assert view(client, plan)["status"] == "QUEUED"
-    world.runtime.down = False
-    world.turn_until(lambda: view(client, plan)["status"] == "SUCCEEDED")
+    job_id = world.submit()
+    world.finish(job_id)
+    assert view(client, plan)["status"] == "RUNNING"
+    assert world.runtime.measured == []
+    world.runtime.plan_failure = None
+    world.turn(2)
+    assert view(client, plan)["status"] == "SUCCEEDED"
+
+
+def test_a_plan_is_measured_again_after_the_scheduler_was_away_for_hours(
+    client: TestClient, world: World
+) -> None:
+    plan = add(client)
+    world.turn()
+    world.runtime.forget_plans()
+    world.clock.now += 10 * PLAN_LIMIT_S
+    world.kill_scheduler()
+    world.turn(2)
+    assert view(client, plan)["status"] == "SUCCEEDED"
+
+
+def test_a_scheduler_that_another_replaced_measures_no_longer(
+    client: TestClient, world: World
+) -> None:
+    world.runtime.plan_result = None
+    plan, first = add(client), world.scheduler
+    world.turn()
+    world.kill_scheduler()
+    world.turn()
+    assert not first.run_once()
+    assert world.runtime.ended_plans == [plan["id"]]
 
 
 def test_a_plan_without_an_answer_fails_with_what_it_needs(
     client: TestClient, world: World
 ) -> None:
-    world.runtime.plan_answer = None
+    world.runtime.plan_result = None
     plan = add(client)
     world.turn(2)
     world.clock.now += PLAN_LIMIT_S
@@ -112,6 +143,8 @@ def test_a_plan_gets_the_uploaded_code_of_its_job(client: TestClient, world: Wor
     [
         ({"spec": {"task": {"name": "digits-mlp"}, "workers": {"max": 1}}}, "/spec/workers/max"),
         ({"spec": {**body()["spec"], "code": "0" * 64}}, "/spec/code"),
+        ({"spec": {**body()["spec"], "workers": {"max": 2, "gpus": 1}}}, "/spec/workers/gpus"),
+        ({"spec": {"task": {"name": "guest"}, "workers": {"max": 2}}}, "/spec/task/name"),
         ({"spec": {"task": {"name": "no-such-task"}}}, "/spec/task"),
         ({"link": {"mbit_per_s": 0.0}}, "/link/mbit_per_s"),
         ({"measure_s": 61.0}, "/measure_s"),
@@ -131,7 +164,8 @@ def test_an_unknown_plan_is_not_found_and_one_is_kept_for_a_day(
 ) -> None:
     assert client.get(f"{PLANS}/none").status_code == 404
     plan = add(client)
-    world.clock.now += KEPT_S
+    world.turn(2)
+    world.clock.now += KEPT_S - 1.0
     add(client)
     assert client.get(f"{PLANS}/{plan['id']}").status_code == 200
     world.clock.now += 1.0

@@ -92,3 +92,10 @@ def steered(service) -> Iterator[str]:
         yield job_id
         service.runtime.stuck.discard(job_id)
         service.runtime.slow_start = 0
+
+
+def open_epochs_table(page):
+    """Open the table of epochs: the page grows while its charts are drawn, so a click may miss."""
+    details = page.locator("#epochs-details")
+    while details.get_attribute("open") is None:
+        page.get_by_text("Epochs as a table").click()

@@ -88,27 +88,30 @@ class LiveService:
 
     def wait_for_registration(self, job_id: str) -> None:
         """Until the service knows the guest run."""
-        _wait(
+        wait_until(
             lambda: self.client.get(f"/api/v1/jobs/{job_id}").is_success,
             f"guest run {job_id} is known",
         )
 
     def wait_for_epochs(self, job_id: str, count: int) -> None:
         """Until the job has finished so many."""
-        _wait(lambda: self.num_epochs(job_id) >= count, f"job {job_id} finishes {count} epochs")
+        wait_until(
+            lambda: self.num_epochs(job_id) >= count, f"job {job_id} finishes {count} epochs"
+        )
 
     def wait_for_workers(self, job_id: str, count: int) -> None:
         """Until so many train the job."""
-        _wait(
+        wait_until(
             lambda: self.job(job_id)["world_size"] == count, f"{count} workers train job {job_id}"
         )
 
     def wait_for_end(self, job_id: str) -> None:
         """Until the job is over."""
-        _wait(lambda: self.job(job_id)["ended_at"] is not None, f"job {job_id} ends")
+        wait_until(lambda: self.job(job_id)["ended_at"] is not None, f"job {job_id} ends")
 
 
-def _wait(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Look until it holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:

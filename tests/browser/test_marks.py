@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import LONG
+from tests.browser.conftest import LONG, open_epochs_table
+from tests.browser.live_service import wait_until
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels")
 SHADED = (
@@ -149,7 +150,8 @@ def test_shade_of_an_override_ends_where_it_is_cancelled(page, service, steered)
     page.reload()
     expect(signs(page, "loss", "✎")).to_have_count(1)
     # overrides may come before the decisions, which tell how far the shade reaches.
-    page.wait_for_function(f"{SHADED}?.length === 1")
+    # Not wait_for_function, which evaluates texts in the page: its security policy refuses that.
+    wait_until(lambda: len(page.evaluate(SHADED) or []) == 1, "the shade ends")
     [end] = page.evaluate(SHADED)
     assert end < service.num_epochs(steered) - 1
 
@@ -168,7 +170,7 @@ def test_marks_that_would_cover_each_other_are_counted_by_one(page, service, ste
 
 def test_epochs_that_are_trained_again_leave_the_page(page, service, steered):
     page.goto(f"/jobs/{steered}")
-    page.get_by_text("Epochs as a table").click()
+    open_epochs_table(page)
     saved = service.runtime.jobs[steered].saved
     service.wait_for_epochs(steered, saved.epoch + 8)
     expect(page.locator(f'#epochs tr[data-epoch="{saved.epoch + 7}"]')).to_be_visible()
@@ -184,4 +186,4 @@ def test_epochs_that_are_trained_again_leave_the_page(page, service, steered):
         expect(page.locator("#live")).to_have_text("Finished")
         expect(page.locator("#epochs tr")).to_have_count(left)
         page.reload()
-        page.get_by_text("Epochs as a table").click()
+        open_epochs_table(page)

@@ -9,6 +9,8 @@ import copy
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import open_epochs_table
+
 NUM_LAYERS = 60
 NUM_EPOCHS = 300
 
@@ -229,7 +231,7 @@ def test_what_a_task_measures_goes_by_its_own_name(page, service):
     expect(page.locator("#metrics .legendtext")).to_have_text("perplexity")
     expect(page.locator("#metrics-said")).to_contain_text("Newest perplexity 62.4")
     expect(page.locator("#events")).to_contain_text("perplexity 74.52")
-    open_table(page)
+    open_epochs_table(page)
     expect(page.locator('#epochs tr[data-epoch="1"]')).to_contain_text("perplexity 62.46")
     expect(page.locator("body")).not_to_contain_text("ccuracy")
 
@@ -254,12 +256,8 @@ def test_metrics_of_other_sizes_have_an_axis_of_their_own_and_accuracy_comes_fir
     assert axes == ["y", "y2", "y"]
     expect(page.locator("#metrics .y2tick")).not_to_have_count(0)
     expect(page.locator("#tiles")).to_contain_text("Accuracy90.0 %")
-    open_table(page)
+    open_epochs_table(page)
     expect(page.locator("#epochs tr").first).to_contain_text("accuracy 90.0 %, perplexity 62.5")
-
-
-def open_table(page):
-    page.get_by_text("Epochs as a table").click()
 
 
 def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(page, service):
@@ -277,7 +275,7 @@ def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(pag
     )
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#epoch-text")).to_contain_text("3 of")
-    open_table(page)
+    open_epochs_table(page)
     expect(page.locator("#epochs tr")).to_have_count(2)
     page.get_by_role("button", name="Older epochs and decisions").click()
     expect(page.locator("#epochs tr")).to_have_count(3)

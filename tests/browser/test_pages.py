@@ -7,15 +7,12 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import LONG
+from tests.browser.conftest import LONG, open_epochs_table
 
 
 def open_epochs(page, job_id):
     page.goto(f"/jobs/{job_id}")
-    details = page.locator("#epochs-details")
-    # The page grows while its charts are drawn, so that a click may miss.
-    while details.get_attribute("open") is None:
-        page.get_by_text("Epochs as a table").click()
+    open_epochs_table(page)
 
 
 def test_rows_of_epochs_come_while_the_job_runs(page, service, running):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.distributed.code_jobs import launch, packed, run_own_script
 from tests.distributed.loop_jobs import Result
 from tests.distributed.loop_tasks import Shaky, run_task
-from workers.contract import Launch
-from workers.training import balancing
 from workers.training.clock import Clock
 
 EPOCHS = {"training": {"epochs": 3}}
@@ -31,13 +27,15 @@ class SteppedClock:
         return self.now_s
 
 
-def _train(rank: int, storage: Path, piece_s: tuple[float, ...], parts: Any) -> Result:
-    """Train with workers whose micro-batches take this long."""
+def _train(
+    rank: int, storage: Path, seconds: tuple[float, ...], parts: Any, *, by_samples: bool = False
+) -> Result:
+    """Train with workers whose micro-batches, or each 32 samples of them, take this long."""
     time, loss = SteppedClock(), Shaky.loss
 
-    def timed_loss(*arguments: Any, **keywords: Any) -> Any:
-        time.now_s += piece_s[rank]
-        return loss(*arguments, **keywords)
+    def timed_loss(task: Any, outputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        time.now_s += seconds[rank] * (len(outputs) / 32 if by_samples else 1.0)
+        return loss(task, outputs, *arguments, **keywords)
 
     clock = Clock(elapsed=time.elapsed)
     with patch.object(Shaky, "loss", timed_loss):
@@ -51,17 +49,17 @@ def divisions(result: Result) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("piece_s", "counts"),
+    ("seconds", "counts"),
     [((1.0, 3.0), (3, 1)), ((3.0, 1.0), (1, 3)), ((4.0, 1.0, 1.2), (1, 2, 1))],
 )
 def test_a_slow_worker_takes_fewer_micro_batches_of_the_same_run(
-    run_group, tmp_path, piece_s, counts
+    run_group, tmp_path, seconds, counts
 ):
     ends = {
-        name: run_group(len(piece_s), _train, tmp_path / name, piece_s, parts)[0]
+        name: run_group(len(seconds), _train, tmp_path / name, seconds, parts)[0]
         for name, parts in {
-            "even": {**EPOCHS, "workers": {"max": len(piece_s), "balance": False}},
-            "balanced": {**EPOCHS, "workers": {"max": len(piece_s), "balance": True}},
+            "even": {**EPOCHS, "workers": {"max": len(seconds), "balance": False}},
+            "balanced": {**EPOCHS, "workers": {"max": len(seconds), "balance": True}},
         }.items()
     }
     even, balanced = ends["even"], ends["balanced"]
@@ -83,57 +81,15 @@ def test_equally_fast_workers_keep_the_even_division(run_group, tmp_path):
     assert divisions(result) == [(2, 2)]
 
 
-SCRIPT = """
-import time, torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from workers.session import session
-
-session.init_process_group("gloo")
-inputs = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
-batches = session.batches(len(inputs))
-torch.manual_seed(0)
-model = DistributedDataParallel(nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session.attach(model, optimizer)
-for epoch in session.epochs(99):
-    for rows in torch.utils.data.DataLoader(inputs, batch_sampler=batches):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(rows), rows.tanh())
-        time.sleep((0.003, 0.03)[session.rank] * len(rows))
-        session.backward(loss)
-        session.step()
-        print("read", epoch, len(rows))
-print("end", float(sum(parameter.double().sum() for parameter in model.parameters())))
-"""
+def test_a_short_last_micro_batch_makes_no_worker_fast(run_group, tmp_path):
+    """Time passes by samples: rank 1 always has the short micro-batch, 4 samples of 100."""
+    parts = {
+        "training": {"epochs": 3, "global_batch": 100, "micro_batch": 32},
+        "workers": {"balance": True},
+    }
+    result = run_group(2, _train_by_samples, tmp_path, parts)[0]
+    assert divisions(result) == [(2, 2)]
 
 
-def _order(folder: Path, **workers: Any) -> Launch:
-    folder.mkdir()
-    training = {"epochs": 2, "global_batch": 48, "micro_batch": 4}
-    spec = {"task": {"name": "script"}, "training": training, "compression": {"method": "none"}}
-    return launch(
-        folder / "storage", {**spec, "workers": workers}, packed(folder, {"train.py": SCRIPT})
-    )
-
-
-def _run_measured_at_once(rank: int, order: Launch) -> Result:
-    with patch.object(balancing, "MIN_MEASURED_S", 0.0):
-        return run_own_script(rank, order)
-
-
-def test_a_script_reads_more_on_the_faster_worker_from_the_next_epoch_on(run_group, tmp_path):
-    """Micro-batches of four samples take one worker 12 ms, the other 120 ms."""
-    balanced = run_group(2, _run_measured_at_once, _order(tmp_path / "balanced"))
-    even = run_group(2, _run_measured_at_once, _order(tmp_path / "even", balance=False))
-    for result in even:
-        assert re.findall(r"read \d (\d+)", result.said)[:2] == ["24", "24"]
-    first, second = (
-        [int(size) for size in re.findall(r"read \d (\d+)", result.said)] for result in balanced
-    )
-    assert first[:2] == second[:2] == [24, 24]
-    assert first[3] + second[3] == 48
-    assert first[3] > 24
-    ends = [float(group[0].said.split()[-1]) for group in (even, balanced)]
-    # fp32: sums are taken in another order.
-    assert ends[1] == pytest.approx(ends[0], rel=1e-5)
+def _train_by_samples(rank: int, storage: Path, parts: Any) -> Result:
+    return _train(rank, storage, (1.0, 1.0), parts, by_samples=True)

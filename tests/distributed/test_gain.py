@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accordion.compression_engine import MEASURE_EVERY
+from accordion.compression_engine import MEASURE_EVERY_STEPS
 from tests.distributed.compose import Way, trial
 
 WAY = Way(ddp={"bucket_cap_mb": 0.02})
@@ -15,8 +15,8 @@ def _train(rank, least):
     worker = trial(rank, WAY, "topk", policy="gain", policy_options={"least": least})
     decisions = []
     for epoch in range(2):
-        for step in range(MEASURE_EVERY + 1):
-            worker.step(epoch * (MEASURE_EVERY + 1) + step)
+        for step in range(MEASURE_EVERY_STEPS + 1):
+            worker.step(epoch * (MEASURE_EVERY_STEPS + 1) + step)
         decisions.append(worker.session.end_epoch(lr=0.1, next_lr=0.1).decision)
     levels = [{level.name for level in each.level_by_layer.values()} for each in decisions]
     return levels, decisions[0].reason, worker.parameters()

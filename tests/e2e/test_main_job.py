@@ -158,16 +158,14 @@ def test_every_panel_finds_numbers_while_a_real_job_trains(
 
 
 def test_a_plan_is_measured_in_a_process_of_the_cluster(up: Up) -> None:
-    """One can be measured; the other asks for a GPU, and the planner's own words say why not."""
-    spec = {**_paced(0.0), "workers": {"max": 2}}
+    """One can be measured; the task of the other raises, which its plan tells."""
+    workers = {"workers": {"max": 2}}
+    specs = [
+        {**_paced(0.0), **workers},
+        {"task": {"name": "synthetic", "options": {"raise_at_step": 0}}, **workers},
+    ]
     plans = [
-        up.client.plan(
-            {**spec, "workers": {"max": 2, "gpus": gpus}},
-            mbit_per_s=100.0,
-            latency_ms=8.0,
-            measure_s=0.5,
-        )
-        for gpus in (0, 1)
+        up.client.plan(spec, mbit_per_s=100.0, latency_ms=8.0, measure_s=0.5) for spec in specs
     ]
     open_states = {PlanStatus.QUEUED, PlanStatus.RUNNING}
     wait_for(lambda: up.client.plan_result(plans[1].id).status not in open_states)
@@ -178,4 +176,4 @@ def test_a_plan_is_measured_in_a_process_of_the_cluster(up: Up) -> None:
     assert set(own) == {"low", "high"}
     assert own["low"].step_s >= done.compute_s
     assert refused.status == PlanStatus.FAILED
-    assert "a step is measured on a CPU" in refused.message
+    assert "raise_at_step asks for an error" in refused.message

@@ -46,12 +46,12 @@ def test_the_policy_follows_a_link_that_becomes_slow(require: Require, tmp_path:
         life = start_job(made, tmp_path, spec_of(data))
         wait_for(lambda: choices(life), life.story)
         assert choices(life)[-1][1] > 2 * SLOW
-        before = len(life.epochs)
         made.shape(SLOW)
-        wait_for(lambda: choices(life) and choices(life)[-1][1] < 2 * SLOW, life.story)
-        level, speed = choices(life)[-1]
+        before = len(choices(life))
+        # The first of them may have measured the link just before it changed.
+        wait_for(lambda: len(choices(life)) >= before + 2, life.story)
+        level, speed = choices(life)[before + 1]
         assert level in {"low", "high"}, "0.7 MB take 0.2 s at 25 Mbit/s, 16 bits half of it"
-        assert speed > SLOW / 2
-        assert len(life.epochs) - before <= 2, "the window in which the link changed, and the next"
+        assert SLOW / 2 < speed < 2 * SLOW
         life.order(DesiredState(version=1, stop="cancel"))
         assert life.end().status == "CANCELLED"

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import ray
 
-from workers.contract import PlanAnswer, PlanOrder
+from workers.contract import PlanResult, PlanTask
 from workers.planning.planner_process import run_planner
 
 MEASURE_LIMIT_S = 300.0
-"""Longest time to load the task and its data, and to measure."""
+"""Longest time, in seconds, to load the task and its data, and to measure."""
 
 
 class PlanTasks:
-    """The tasks of this process that measure plans; they end with it."""
+    """The Ray task of this process that measures a plan; it ends with the process."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Any] = {}
 
-    def advance(self, order: PlanOrder, read_code: Callable[[], bytes | None]) -> PlanAnswer | None:
-        """Start the order's task unless it runs; return its answer once it has ended."""
-        if order.id not in self._tasks:
-            task = ray.remote(num_cpus=order.spec.workers.cpus, max_retries=0)(_measure)
-            self._tasks[order.id] = task.remote(_request_of(order), read_code())
-        done, _ = ray.wait([self._tasks[order.id]], timeout=0)
+    def advance(self, plan: PlanTask, code: bytes | None) -> PlanResult | None:
+        """Start the plan's task unless it runs; return its result once it has ended."""
+        if plan.id not in self._tasks:
+            self._tasks[plan.id] = _start(plan, code)
+        task = self._tasks[plan.id]
+        done, _ = ray.wait([task], timeout=0)
         if not done:
             return None
+        del self._tasks[plan.id]
         try:
-            answer = ray.get(self._tasks.pop(order.id))
-        except (ray.exceptions.RayTaskError, ray.exceptions.WorkerCrashedError) as error:
-            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            return PlanAnswer(error=f"the process that measured the step ended: {last}")
-        return PlanAnswer(error=answer["error"]) if "error" in answer else PlanAnswer(found=answer)
+            answer = ray.get(task)
+        except ray.exceptions.RayError as error:
+            last = (str(error).strip().splitlines() or [""])[-1]
+            return PlanResult(
+                error=f"the process that measured the step ended ({type(error).__name__}): {last}"
+            )
+        return PlanResult(error=answer["error"]) if "error" in answer else PlanResult(result=answer)
+
+    def has(self, plan_id: str) -> bool:
+        """Return whether this plan is being measured."""
+        return plan_id in self._tasks
 
     def end(self, plan_id: str) -> None:
         """Cancel a plan's task; does nothing without one."""
@@ -43,17 +49,26 @@ class PlanTasks:
             ray.cancel(task, force=True)
 
 
+def _start(plan: PlanTask, code: bytes | None) -> Any:
+    workers = plan.spec.workers
+    reserved: dict[str, Any] = {"num_cpus": workers.cpus}
+    if workers.memory is not None:
+        reserved["memory"] = int(workers.memory)
+    task = ray.remote(max_retries=0, **reserved)(_measure)
+    return task.remote(_request_of(plan), code)
+
+
 def _measure(request: dict[str, Any], code: bytes | None) -> dict[str, Any]:
     return run_planner(request, code=code, environment=os.environ, timeout_s=MEASURE_LIMIT_S)
 
 
-def _request_of(order: PlanOrder) -> dict[str, Any]:
+def _request_of(plan: PlanTask) -> dict[str, Any]:
     return {
-        "spec": order.spec.model_dump(mode="json"),
-        "workers": order.spec.workers.max,
-        "latency_s": order.latency_s,
-        "bytes_per_s": order.bytes_per_s,
-        "measure_s": order.measure_s,
+        "spec": plan.spec.model_dump(mode="json"),
+        "workers": plan.spec.workers.max,
+        "latency_s": plan.latency_s,
+        "bytes_per_s": plan.bytes_per_s,
+        "measure_s": plan.measure_s,
     }
 
 

@@ -1,10 +1,10 @@
 """Reads a request from standard input and writes the predictions to a file, both as JSON:
-`python -m workers.planning ANSWER_FILE`.
+`python -m workers.planning ANSWER_FILE [CODE_ZIP]`.
 
     {"spec": {...}, "workers": 4, "latency_s": 0.008, "bytes_per_s": 12.5e6, "measure_s": 5.0}
 
 An answer with `error` has one sentence for users, and the exit code is then 1. What the task prints
-does not mix with the answer.
+does not mix with the answer. The job's own modules come last on `sys.path`, as on workers.
 """
 
 from __future__ import annotations
@@ -71,4 +71,5 @@ def main(answer_file: str) -> int:
 
 
 if __name__ == "__main__":
+    sys.path += sys.argv[2:]
     sys.exit(main(sys.argv[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,8 @@ def run_planner(
     environment: Mapping[str, str],
     timeout_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the planner's answer; one with `error` has one sentence for users, and then what the
-    planner wrote goes to standard error.
+    """Return the planner's answer. If it has `error`, that is one sentence for users, and the
+    planner's standard error is copied to this process's.
 
     Args:
         request: see `workers/planning/__main__.py`.
@@ -30,25 +29,24 @@ def run_planner(
     """
     with tempfile.TemporaryDirectory() as folder:
         answer_file = Path(folder, "answer.json")
-        variables = dict(environment)
+        archive = Path(folder, "code.zip")
         if code is not None:
-            archive = Path(folder, "code.zip")
             archive.write_bytes(code)
-            paths = (str(archive), variables.get("PYTHONPATH", ""))
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        paths = [str(answer_file), *([] if code is None else [str(archive)])]
         try:
             # -P: modules in the current folder must not replace installed ones.
             done = subprocess.run(  # noqa: S603 - a module of this project
-                [sys.executable, "-P", "-m", "workers.planning", str(answer_file)],
+                [sys.executable, "-P", "-m", "workers.planning", *paths],
                 input=json.dumps(request),
-                env=variables,
+                env=dict(environment),
                 stdout=sys.stderr,
                 stderr=subprocess.PIPE,
                 text=True,
                 check=False,
                 timeout=timeout_s,
             )
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
+            sys.stderr.write(str(error.stderr or ""))
             return {
                 "error": f"a step could not be measured within {timeout_s:g} s; a smaller"
                 " training.global_batch or less data is faster"
@@ -59,7 +57,7 @@ def run_planner(
     if not answer:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {
-            "error": f"the step cannot be measured here ({last}); run this where the workers'"
-            " packages are installed"
+            "error": f"the step cannot be measured on this machine ({last}); it needs the workers'"
+            " packages"
         }
     return answer

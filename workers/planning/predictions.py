@@ -42,7 +42,7 @@ class Prediction:
     exchange_plan: Plan
     """Number of DDP's buckets in each exchange."""
     collectives: int
-    """Collectives of a step, one after the other; each costs the link's latency."""
+    """Number of collectives of a step, which run one after the other."""
     is_own_method: bool
     """Whether it is the method of the job's spec."""
 

@@ -84,7 +84,7 @@ def start_training(state: TrainState) -> str | None:
     """
     adjust_batchnorm_momentum(state)
     resumed_from = restore_checkpoint(state)
-    state.own_work.start_comparison(state.phases.seconds)
+    state.own_work.start(state.phases.seconds)
     mark_buffers_equal(state)
     report_start(state, resumed_from)
     state.context.control.set_listener(state.session.request)
@@ -96,6 +96,7 @@ def finish_step(state: TrainState, batch: range, result: StepResult) -> None:
 
     Raises:
         LossNotFinite: too many steps were skipped in a row.
+        RuntimeError: another worker is gone.
     """
     state.position = Position(epoch=state.position.epoch, samples=batch.stop)
     state.progress_samples += len(batch)
@@ -137,6 +138,7 @@ def finish_epoch(
         sync_drifted_parameters(state, summaries)
     with state.phases("decide"):
         switch = state.session.end_epoch(lr=rates.epoch, next_lr=rates.next_epoch)
+    if not is_last:
         balance_workers(state)
     if state.context.rank == 0:
         logger.info(

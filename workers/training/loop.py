@@ -88,7 +88,8 @@ def train_batch(state: TrainState, order: Tensor) -> Outcome | None:
         state.position.samples, num_samples=len(order), global_batch=state.session.global_batch
     )
     with state.phases("compute"):
-        accumulate_gradients(state, order, batch)
+        own_samples = accumulate_gradients(state, order, batch)
+    state.own_work.end_step(own_samples, state.phases.seconds)
     with state.phases("optimize"):
         result = state.session.step()
     finish_step(state, batch, result)
@@ -96,8 +97,10 @@ def train_batch(state: TrainState, order: Tensor) -> Outcome | None:
     return follow_signals(state, result.announced)
 
 
-def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> None:
-    """Leave the gradient of the batch's mean loss in the parameters, averaged over the workers."""
+def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
+    """Leave the gradient of the batch's mean loss in the parameters, averaged over the workers;
+    return the number of samples that this rank computed.
+    """
     set_learning_rate(state, batch)
     state.optimizer.zero_grad()
     pieces = micro_batches(batch, state.spec.training.micro_batch)
@@ -110,11 +113,11 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> None
         backward_micro_batch(state, order, mine[-1], batch=batch)
     else:
         backward_without_samples(state, order, pieces[0])
-    state.own_work.pieces += max(1, len(mine))
     if state.spec.training.clip_norm is not None:
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
         clip_grad_norm_(state.ddp.parameters(), state.spec.training.clip_norm)
+    return sum(map(len, mine)) or len(pieces[0])
 
 
 def backward_micro_batch(state: TrainState, order: Tensor, piece: range, *, batch: range) -> None:

@@ -61,30 +61,32 @@ def micro_batches(batch: range, micro_batch: int) -> list[range]:
     return [batch[start:stop] for start, stop in pairwise([*starts, len(batch)])]
 
 
-def even_counts(num_pieces: int, world_size: int) -> tuple[int, ...]:
-    """Return the micro-batches that each rank takes; they differ by at most one, the first ranks
-    take more. Ranks have none if there are fewer micro-batches than workers, such as in the last
-    batch of an epoch.
+def even_counts(number: int, world_size: int) -> tuple[int, ...]:
+    """Return how many of `number` micro-batches each rank takes if all take equally many; counts
+    differ by at most one, the first ranks take more.
+
+    Ranks have none if there are fewer micro-batches than workers, such as in the last batch of an
+    epoch.
     """
-    least, more = divmod(num_pieces, world_size)
+    least, more = divmod(number, world_size)
     return tuple(least + (rank < more) for rank in range(world_size))
 
 
 @lru_cache(maxsize=64)
-def balanced_counts(num_pieces: int, piece_s: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the micro-batches that each rank takes so that the last worker is done as early as
-    possible, given each rank's seconds per micro-batch.
+def balanced_counts(number: int, micro_batch_s: tuple[float, ...]) -> tuple[int, ...]:
+    """Return how many of `number` micro-batches each rank takes so that the last worker is done as
+    early as possible, given each rank's seconds per micro-batch.
 
     Every rank takes at least one if there are enough, because a worker without samples runs a
     backward pass all the same. Equal times give `even_counts`.
     """
-    counts = [1 if num_pieces >= len(piece_s) else 0] * len(piece_s)
-    done_s = [((counts[rank] + 1) * seconds, rank) for rank, seconds in enumerate(piece_s)]
+    counts = [1 if number >= len(micro_batch_s) else 0] * len(micro_batch_s)
+    done_s = [((counts[rank] + 1) * seconds, rank) for rank, seconds in enumerate(micro_batch_s)]
     heapq.heapify(done_s)
-    for _ in range(num_pieces - sum(counts)):
+    for _ in range(number - sum(counts)):
         seconds, rank = done_s[0]
         counts[rank] += 1
-        heapq.heapreplace(done_s, (seconds + piece_s[rank], rank))
+        heapq.heapreplace(done_s, (seconds + micro_batch_s[rank], rank))
     return tuple(counts)
 
 

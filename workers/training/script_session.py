@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ from workers.training.load_timing import time_loading
 from workers.training.sampler import (
     batch_at,
     epoch_order,
+    even_counts,
     loss_weight,
     micro_batches,
     num_batches,
@@ -90,8 +90,6 @@ class Batches:
         state = self._session.state
         training, context = state.spec.training, state.context
         order = epoch_order(self.num_samples, seed=training.seed, epoch=state.position.epoch)
-        # A DataLoader reads ahead, so the division may only change where all ranks start to read.
-        division = replace(state.division)
         done = state.position.samples
         self.ahead.clear()
         while done < self.num_samples:
@@ -99,7 +97,9 @@ class Batches:
                 done, num_samples=self.num_samples, global_batch=state.session.global_batch
             )
             pieces = micro_batches(batch, training.micro_batch)
-            mine = rank_shard(pieces, rank=context.rank, counts=division.counts(len(pieces)))
+            # Even whatever the speed: a forward pass takes all of them at once.
+            counts = even_counts(len(pieces), context.world_size)
+            mine = rank_shard(pieces, rank=context.rank, counts=counts)
             read = mine or pieces[:1]
             self.ahead.append((batch, sum(map(len, mine))))
             yield order[read[0].start : read[-1].stop].tolist()
@@ -302,7 +302,7 @@ class ScriptSession:
             batch, own = self._current_batch()
             if self._batches is not None and self._batches.ahead:
                 self._batches.ahead.popleft()
-                state.own_work.pieces += max(1, -(-own // state.spec.training.micro_batch))
+                state.own_work.end_step(own, state.phases.seconds)
             result = state.session.step()
             state.phases.count_lap("optimize")
             finish_step(state, batch, result)

@@ -28,7 +28,7 @@ from workers.error_text import format_with_line
 from workers.errors import TaskRaised
 from workers.spec import OptimizerSpec
 from workers.tasks.base import Task
-from workers.training.balancing import Division, OwnWork
+from workers.training.balancing import Division, OwnWork, can_balance
 from workers.training.clock import Clock, Phases
 from workers.training.context import Link, WorkerContext
 from workers.training.sampler import derive_seed, num_batches
@@ -248,6 +248,7 @@ def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
     )
     state = assemble_train_state(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
     state.session.lr = state.schedule.epoch_rate(0)
+    state.division.follows_speed = can_balance(state)
     return state
 
 

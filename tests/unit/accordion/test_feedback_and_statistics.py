@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accordion.compression_engine import MEASURE_EVERY, Engine
+from accordion.compression_engine import MEASURE_EVERY_STEPS, Engine
 from accordion.compressors import ladder_of
 from accordion.errors import StateError
 from accordion.messages import LayerInfo
@@ -20,8 +20,8 @@ from accordion.statistics import (
     SKETCH_SIZE,
     GradientSums,
     estimate_norms,
-    kept_shares,
     root_mean_squares,
+    sent_shares,
 )
 from tests.unit.accordion.lockstep import FEEDBACK_METHODS, Cluster, draw_gradients
 
@@ -233,17 +233,17 @@ def test_an_open_window_continues_with_the_mean_of_its_sums_when_the_world_resiz
     assert root_mean_squares(["w"], new.summary(CPU))["w"] == pytest.approx(2**0.5)
 
 
-def _kept(cluster: Cluster) -> dict[str, float]:
+def _sent_share(cluster: Cluster) -> dict[str, float]:
     """The share that the group sent, as a session computes it."""
     own = [engine.sums.summary(CPU) for engine in cluster.engines]
-    return kept_shares(["w"], torch.stack(own).mean(0))
+    return sent_shares(["w"], torch.stack(own).mean(0))
 
 
 def _measuring(shapes: Mapping[str, tuple[int, ...]], method: str) -> Cluster:
     cluster = Cluster(shapes, 2)
     cluster.switch(ladder_of(method)[1])
     for engine in cluster.engines:
-        engine.measures_kept = True
+        engine.measures_sent_share = True
     return cluster
 
 
@@ -253,7 +253,7 @@ def test_the_share_sent_by_top_k_is_that_of_the_largest_entries():
     squares = [own["w"].square().flatten() for own in gradients]
     sent = sum(float(square.max()) for square in squares)
     total = sum(float(square.sum()) for square in squares)
-    assert _kept(cluster)["w"] == pytest.approx(sent / total, rel=1e-4)
+    assert _sent_share(cluster)["w"] == pytest.approx(sent / total, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", FEEDBACK_METHODS)
@@ -262,9 +262,9 @@ def test_a_matrix_that_a_method_can_send_whole_is_sent_whole(method):
     of entries leave some out.
     """
     cluster, equal = _measuring(SHAPE, method), {"w": torch.ones(SHAPE["w"])}
-    for _ in range(MEASURE_EVERY + 1):
+    for _ in range(MEASURE_EVERY_STEPS + 1):
         cluster.step([equal, equal])
-    share = _kept(cluster)["w"]
+    share = _sent_share(cluster)["w"]
     assert 0.0 <= share <= 1.0
     assert (share > 0.99) == (method not in {"topk", "randomk"})
 
@@ -273,21 +273,21 @@ def test_nothing_is_known_of_what_is_not_compressed_or_not_measured():
     for method, measures in (("none", True), ("half", True), ("topk", False)):
         cluster = _measuring(SHAPE, method)
         for engine in cluster.engines:
-            engine.measures_kept = measures
+            engine.measures_sent_share = measures
         cluster.step(draw_gradients(SHAPE, 2, 0))
-        assert _kept(cluster) == {}
+        assert _sent_share(cluster) == {}
 
 
 def test_a_skipped_step_leaves_the_share_as_it_was():
     cluster = _measuring(SHAPE, "topk")
     cluster.step(draw_gradients(SHAPE, 2, 0))
-    before = _kept(cluster)
+    before = _sent_share(cluster)
     for engine in cluster.engines:
         engine.load_state_dict({**engine.state_dict(), "steps": 0})
     cluster.exchange(draw_gradients(SHAPE, 2, 1))
     for engine in cluster.engines:
         engine.rollback_step()
-    assert _kept(cluster) == before
+    assert _sent_share(cluster) == before
 
 
 def test_a_window_saved_without_energies_continues_and_one_with_them_keeps_them():
@@ -298,9 +298,9 @@ def test_a_window_saved_without_energies_continues_and_one_with_them_keeps_them(
     saved = sums.state_dict()
     again = _sums((2, 2), [])
     again.load_state_dict(saved)
-    assert kept_shares(["w"], again.summary(CPU)) == {"w": pytest.approx(0.75)}
+    assert sent_shares(["w"], again.summary(CPU)) == {"w": pytest.approx(0.75)}
     again.load_state_dict({**saved, "sums": {"w": saved["sums"]["w"][: SKETCH_SIZE + 1]}})
-    assert (again.steps, kept_shares(["w"], again.summary(CPU))) == (2, {})
+    assert (again.steps, sent_shares(["w"], again.summary(CPU))) == (2, {})
     assert _norm(again) == pytest.approx(_norm(sums))
 
 

@@ -170,7 +170,7 @@ def levels_of_gain(gains) -> str:
             state=state,
             cause="window",
             statistic_by_layer={"a": 1.0},
-            kept_by_layer={} if gain is None else {"a": gain},
+            sent_share_by_layer={} if gain is None else {"a": gain},
         )
         state = POLICIES["gain"].observe_report(seen)
         levels.append(POLICIES["gain"].decide_levels(replace(seen, state=state))["a"])
@@ -181,8 +181,8 @@ def levels_of_gain(gains) -> str:
     ("gains", "levels"),
     [
         ([0.9, 0.8, 0.7, 0.6], "2333"),
-        ([0.9, 0.4, 0.9, 0.9, 0.9, 0.4], "211121"),
-        ([0.4, None, None, None, 0.5], "nnn12"),
+        ([0.9, 0.4, 0.9, 0.9, 0.9, 0.4], "211232"),
+        ([0.4, None, None, None, 0.5], "nn112"),
         ([0.9, 0.8, 0.4, 0.4, 0.4], "2321n"),
     ],
     ids=["all keep enough", "stronger again after retry", "none and back", "falls to none"],
@@ -199,10 +199,10 @@ def test_gain_changes_nothing_while_a_window_is_open_or_nothing_was_measured() -
         size_by_layer={"a": 10},
         options=OPTIONS["gain"],
         state={"a": {"level": 1, "wait": 1}},
-        kept_by_layer={"a": 0.1},
+        sent_share_by_layer={"a": 0.1},
     )
     assert POLICIES["gain"].observe_report(seen) == seen.state
-    closed = replace(seen, statistic_by_layer={"a": 1.0}, kept_by_layer={})
+    closed = replace(seen, statistic_by_layer={"a": 1.0}, sent_share_by_layer={})
     assert POLICIES["gain"].observe_report(closed) == seen.state
     assert POLICIES["gain"].explain_levels(closed) == ""
     assert "10% to 10%" in POLICIES["gain"].explain_levels(seen)

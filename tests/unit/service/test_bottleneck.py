@@ -162,9 +162,11 @@ def test_balancing_is_suggested_where_it_is_off_with_what_it_gains():
     assert answer.change is not None
     assert "workers.balance true" in answer.change.text
     assert answer.change.speedup == pytest.approx(answer.step_s / (answer.step_s - 0.15))
-    on = found({"compute": 0.1, "communicate": 0.2}, **times)
-    assert on.change is not None
-    assert on.change.text == "Run worker 1 on a machine as fast as the others"
+    one_each = {**times, "shares_by_rank": (1, 1), "is_balanced": False}
+    for other in (times, one_each):
+        answer = found({"compute": 0.1, "communicate": 0.2}, **other)
+        assert answer.change is not None
+        assert answer.change.text == "Run worker 1 on a machine as fast as the others"
 
 
 def test_the_measured_link_is_part_of_the_sentence():

@@ -11,7 +11,7 @@ from service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.api.fake_plans import FOUND
 from tests.unit.service.conftest import Accordion
-from workers.contract import PlanAnswer
+from workers.contract import PlanResult
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_plan_asks_the_cluster_of_the_service(
 def test_why_a_plan_failed_on_the_cluster_is_printed(
     accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.runtime, "plan_answer", PlanAnswer(error="no data at /data"))
+    monkeypatch.setattr(service.runtime, "plan_result", PlanResult(error="no data at /data"))
     said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
     assert (said.code, said.out) == (2, "")
     assert "no data at /data" in said.err

@@ -59,7 +59,8 @@ export function showWorkers(job) {
 }
 
 const rankRow = (rank, own, slowest, share) => element("tr", {},
-  cell("num", String(rank)), cell("num", share === undefined ? "unknown" : String(share)), cell("num", `${number(1000 * own)} ms`),
+  cell("num", String(rank)), cell("num", share === undefined ? "unknown" : String(share)),
+  cell("num", `${number(1000 * own)} ms`),
   cell("", element("meter", { min: 0, max: slowest || 1, value: own, "aria-label": `Rank ${rank} relative to the slowest` })));
 
 const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
