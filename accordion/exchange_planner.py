@@ -176,7 +176,7 @@ class ExchangePlanner:
     def observe_step(self, exchanges: Step) -> Proposal | None:
         """Observe a step's exchanges, in their order; return another plan if one is better."""
         plan = tuple(len(exchange.ready_s) for exchange in exchanges)
-        if sum(plan) < 2:
+        if not plan:
             return None
         if plan != self._plan:
             self._plan, self._skip, self._observed, self._held = plan, SETTLING_STEPS, 0, 0
