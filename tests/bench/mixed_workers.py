@@ -29,10 +29,10 @@ SHARES = (1.0, 0.5)
 ROUNDS = 3
 EPOCHS, MEASURED_EPOCHS = 5, 2
 """Epochs of a run, and how many of the last ones are timed; the first ones compare speeds."""
-SAMPLES = 3072
+SAMPLES = 24_576
 JOB: dict[str, Any] = {
-    "task": {"name": "synthetic", "options": {"samples": SAMPLES, "width": 1536, "depth": 3}},
-    "training": {"epochs": EPOCHS, "global_batch": 384, "micro_batch": 32},
+    "task": {"name": "synthetic", "options": {"samples": SAMPLES, "width": 512, "depth": 4}},
+    "training": {"epochs": EPOCHS, "global_batch": 6144, "micro_batch": 256},
     "compression": {"method": "powersgd"},
     "checkpoint": {"every_epochs": 1000},
 }
