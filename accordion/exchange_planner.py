@@ -105,8 +105,7 @@ class ExchangePlanner:
         """Plan of the last step."""
         self._window: deque[Step] = deque(maxlen=WINDOW_STEPS)
         """Last steps with this plan and these levels."""
-        self._skip = SETTLING_STEPS
-        """Steps that are still to be skipped."""
+        self._steps_to_skip = SETTLING_STEPS
         self._observed = 0
         """Steps since the last evaluation."""
         self._held = 0
@@ -169,7 +168,7 @@ class ExchangePlanner:
         self._window.clear()
         self._costs.clear()
         self._forget_spans()
-        self._skip, self._observed = SETTLING_STEPS, 0
+        self._steps_to_skip, self._observed = SETTLING_STEPS, 0
         self._is_trial = False
         self.wait_s = None
 
@@ -179,11 +178,11 @@ class ExchangePlanner:
         if not plan:
             return None
         if plan != self._plan:
-            self._plan, self._skip, self._observed, self._held = plan, SETTLING_STEPS, 0, 0
+            self._plan, self._steps_to_skip, self._observed, self._held = plan, SETTLING_STEPS, 0, 0
             steps = max(1, min(WINDOW_STEPS, MAX_KEPT_EXCHANGES // len(plan)))
             self._window = deque(maxlen=steps)
-        if self._skip:
-            self._skip -= 1
+        if self._steps_to_skip:
+            self._steps_to_skip -= 1
             return None
         self._window.append(exchanges)
         self._observed += 1

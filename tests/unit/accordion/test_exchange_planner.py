@@ -140,7 +140,7 @@ ENCODING = {"backward_s": 0.01, "encode_s": 0.009}
 """Encoding takes about as long as the backward pass."""
 
 
-def test_one_exchange_after_the_backward_pass_is_tried_where_encoding_shares_its_processor():
+def test_one_exchange_is_tried_where_encoding_and_backward_share_a_processor():
     """Encoding and the backward pass slow each other down by 4 ms a bucket."""
     training = Training(FAST, **ENCODING, slowed_s=0.004)
     training.train(ONE_LOOK)
