@@ -144,6 +144,15 @@ def test_what_the_policy_would_pick_is_told_for_the_layers_that_a_person_decided
     }
 
 
+def test_what_an_override_sends_does_not_change_the_level_of_gain() -> None:
+    ours = controller(policy="gain")
+    ours.override([Override(id="o1", level="high", layers=("fc1*",))], epoch=0, step=0)
+    shares = {"fc1.weight": 0.1, "fc2.weight": 0.1, "head.weight": 0.9}
+    ours.decide(report(0, 1.0, sent_share_by_layer=shares))
+    ours.override([], epoch=1, step=10)
+    assert levels(ours) == ["low", "none", "high"]
+
+
 def test_adaqs_steps_one_level_lighter_and_keeps_its_reference_through_a_crash() -> None:
     ours, other = controller(policy="adaqs"), controller(policy="adaqs")
     ours.decide(report(0, 1.0, rms_by_layer=dict.fromkeys(NAMES, 2.0)))
