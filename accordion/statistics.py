@@ -155,8 +155,9 @@ class GradientSums:
 
     def _add_energies(self, layers: Sequence[str], values: Tensor, column: int) -> None:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
-        rows = torch.tensor([self._rows[layer] for layer in layers], device=norms.device)
-        self._step_energies[rows, column] += norms.square().to(self._step_energies)
+        rows = [self._rows[layer] for layer in layers]
+        places = torch.tensor(rows, dtype=torch.int64, device=norms.device)
+        self._step_energies[places, column] += norms.square().to(self._step_energies)
 
 
 class SketchHash:
