@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 SCRIPT = Path(__file__).with_name("netlab.sh")
 ROOT = Path(__file__).parents[2]
 NET = "198.18.7"
+_LOCK = Path("/tmp/accordion-netlab.lock")
 _CLONE_NEWNET = 0x40000000
 """From linux/sched.h."""
 
@@ -20,17 +23,28 @@ _CLONE_NEWNET = 0x40000000
 class Lab:
     """N hosts behind links of `rate` Mbit/s (0: unshaped), `delay_ms` from one to the other; up
     while the `with` block runs.
+
+    A machine has one lab: processes that want one wait for each other.
     """
 
     def __init__(self, hosts: int, rate: int = 0, delay_ms: int = 0) -> None:
         self._shape = [str(hosts), str(rate), str(delay_ms)]
+        self._lock: IO[str] | None = None
 
     def __enter__(self) -> Lab:
-        subprocess.run([SCRIPT, "up", *self._shape], check=True, capture_output=True)
+        self._lock = _LOCK.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            subprocess.run([SCRIPT, "up", *self._shape], check=True, capture_output=True)
+        except BaseException:
+            self._lock.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         subprocess.run([SCRIPT, "down"], check=True, capture_output=True)
+        if self._lock is not None:
+            self._lock.close()
 
     def start(self, host: int, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """A Python process inside host 1..N."""
