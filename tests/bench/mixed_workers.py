@@ -27,9 +27,9 @@ RESULTS = Path(__file__).with_name("results")
 SHARES = (1.0, 0.5)
 """Share of its processor that each worker has."""
 ROUNDS = 3
-EPOCHS, MEASURED_EPOCHS = 5, 2
-"""Epochs of a run, and how many of the last ones are timed; the first ones compare speeds."""
-SAMPLES = 24_576
+EPOCHS, MEASURED_EPOCHS = 3, 1
+"""Epochs of a run, and how many of the last ones are timed; speeds are compared after the first."""
+SAMPLES = 98_304
 JOB: dict[str, Any] = {
     "task": {"name": "synthetic", "options": {"samples": SAMPLES, "width": 512, "depth": 4}},
     "training": {"epochs": EPOCHS, "global_batch": 6144, "micro_batch": 256},
