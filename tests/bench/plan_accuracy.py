@@ -24,6 +24,7 @@ from tests.bench.network import RESULTS, LinkShape
 from tests.netlab.lab import may_make_hosts
 
 LEVELS = ("none", "half", "powersgd low", "powersgd high", "topk high", "qsgd low", "signsgd")
+CHANNELS = 32
 REACH_MEDIAN, REACH_WORST = 0.10, 0.25
 
 
@@ -33,13 +34,13 @@ class Row:
 
     workers: int
     link: LinkShape
-    channels: int = 32
+    channels: int = CHANNELS
     """Width of the ResNet-18; 64 is the published one."""
 
     @property
     def name(self) -> str:
         """Name in the table, such as `2 workers 40+8`."""
-        width = "" if self.channels == Row.channels else f" width {self.channels}"
+        width = "" if self.channels == CHANNELS else f" width {self.channels}"
         return f"{self.workers} workers {self.link.name}{width}"
 
     @property
