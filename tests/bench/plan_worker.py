@@ -18,12 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accordion.link_model import LinkModel
 from accordion.messages import Level
 from tests.bench.cpu_share import cpu_share
 from tests.distributed.loop_jobs import RecordingLink, context
 from workers.contract import JobSpec
-from workers.planning.predictions import list_levels, predict_steps
+from workers.planning.predictions import list_levels, nominal_link, predict_steps
 from workers.planning.step_measurement import StepMeasurement, measure_step
 from workers.training.clock import Clock
 from workers.training.loop import train_batch
@@ -53,7 +52,7 @@ class PlanWorker:
         job = JobSpec.model_validate(spec)
         if self._measured is None:
             self._measured = measure_step(job, workers, seconds=5.0)
-        link = LinkModel(world_size=workers, latency_s=latency_s, bytes_per_s=bytes_per_s)
+        link = nominal_link(workers=workers, latency_s=latency_s, bytes_per_s=bytes_per_s)
         return {
             f"{found.method} {found.level}".strip(): {
                 "step_s": found.step_s,

@@ -18,10 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from accordion.errors import AccordionError
-from accordion.link_model import LinkModel
 from workers.contract import JobSpec
 from workers.errors import WorkerError
-from workers.planning.predictions import predict_steps
+from workers.planning.predictions import nominal_link, predict_steps
 from workers.planning.step_measurement import measure_step
 
 
@@ -33,8 +32,8 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         WorkerError: the task cannot be built, raised, or is a script.
     """
     spec = _read_spec(request["spec"], workers=request["workers"])
-    link = LinkModel(
-        world_size=request["workers"],
+    link = nominal_link(
+        workers=request["workers"],
         latency_s=request["latency_s"],
         bytes_per_s=request["bytes_per_s"],
     )

@@ -25,6 +25,10 @@ MAX_SECONDS = 30.0
 """Time limit for measuring the levels; later buckets cost as much per value as the first ones."""
 
 
+PAYLOAD_SHARE = 1448 / 1538
+"""Part of a link's nominal rate that carries data; headers take the rest of each frame."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """A step of the whole group at one level."""
@@ -45,6 +49,13 @@ class Prediction:
     """Number of collectives of a step, which run one after the other."""
     is_own_method: bool
     """Whether it is the method of the job's spec."""
+
+
+def nominal_link(*, workers: int, latency_s: float, bytes_per_s: float) -> LinkModel:
+    """Return the model of a link, given its nominal rate, as of a network interface."""
+    return LinkModel(
+        world_size=workers, latency_s=latency_s, bytes_per_s=PAYLOAD_SHARE * bytes_per_s
+    )
 
 
 def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> list[Prediction]:

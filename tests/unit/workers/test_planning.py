@@ -11,7 +11,7 @@ from accordion.layer_stacks import Layer
 from accordion.link_model import LinkModel
 from accordion.messages import LayerInfo
 from workers.contract import JobSpec
-from workers.planning.predictions import Prediction, list_levels, predict_steps
+from workers.planning.predictions import Prediction, list_levels, nominal_link, predict_steps
 from workers.planning.step_measurement import StepMeasurement, measure_step
 from workers.user_code.load_task import load_task
 
@@ -63,6 +63,12 @@ def test_an_uncompressed_step_takes_what_the_link_takes_for_all_bytes():
     assert (none.exchange_plan, none.collectives) == ((1,), 1)
     assert none.exchange_s == pytest.approx(6 * 1.0 + 6 * VALUES / 1e4, abs=1.0)
     assert none.step_s == pytest.approx(105.0 + none.exchange_s)
+
+
+def test_headers_take_a_part_of_a_nominal_rate():
+    link = nominal_link(workers=2, latency_s=0.008, bytes_per_s=12.5e6)
+    assert link.bytes_per_s == pytest.approx(11.77e6, rel=1e-3)
+    assert (link.world_size, link.latency_s) == (2, 0.008)
 
 
 def test_exchanges_that_end_before_the_last_bucket_add_nothing():
