@@ -112,8 +112,8 @@ class ExchangePlanner:
         """Measured steps with this plan."""
         self._hold_steps = WINDOW_STEPS
         """Steps after which another plan may be proposed."""
-        self._is_trial = False
-        """Whether the plan is tried and has not been evaluated since."""
+        self._before_trial: Plan | None = None
+        """Plan before the one that is being tried; None if none is."""
         self._costs: list[BucketCost] = []
         """Costs by bucket in the last window."""
         self._encode_factor = 1.0
@@ -169,7 +169,6 @@ class ExchangePlanner:
         self._costs.clear()
         self._forget_spans()
         self._steps_to_skip, self._observed = SETTLING_STEPS, 0
-        self._is_trial = False
         self.wait_s = None
 
     def observe_step(self, exchanges: Step) -> Proposal | None:
@@ -190,12 +189,12 @@ class ExchangePlanner:
         if self._observed < WINDOW_STEPS:
             return None
         self._observed = 0
-        proposal, was_trial = self._evaluate(), self._is_trial
-        self._is_trial = False
-        if proposal is None or (self._held < self._hold_steps and not was_trial):
+        proposal, before_trial = self._evaluate(), self._before_trial
+        self._before_trial = None
+        if proposal is None or (self._held < self._hold_steps and before_trial is None):
             return None
-        self._is_trial = proposal.is_trial
-        if not was_trial:
+        self._before_trial = plan if proposal.is_trial else None
+        if before_trial is None:
             self._hold_steps = min(2 * self._hold_steps, MAX_HOLD_STEPS)
         return proposal
 
@@ -245,8 +244,8 @@ class ExchangePlanner:
         self._costs = bucket_costs(steps, self._costs)
         span_s = median_span_s(steps)
         self._remember_span(span_s)
-        if self._is_trial:
-            return self._end_trial(link, span_s)
+        if self._before_trial is not None:
+            return self._end_trial(self._before_trial, link, span_s=span_s)
         plan = choose_plan(self._costs, link)
         expected_s = self._spans.get(plan)
         if expected_s is None:
@@ -284,11 +283,18 @@ class ExchangePlanner:
         )
         return Proposal(plan=plan, reason=reason, is_trial=True)
 
-    def _end_trial(self, link: LinkModel, span_s: float) -> Proposal | None:
-        """Propose the fastest plan before the trial, unless the tried one saves enough."""
+    def _end_trial(self, former: Plan, link: LinkModel, *, span_s: float) -> Proposal | None:
+        """Propose the fastest plan before the trial, unless the tried one saves enough; the former
+        one, if nothing is left to compare with.
+        """
         before = {plan: seconds for plan, seconds in self._spans.items() if plan != self._plan}
         if not before:
-            return None
+            reason = (
+                f"{len(self._costs)} buckets of gradients are averaged in"
+                f" {_count_exchanges(former)} again, because levels or the link changed while one"
+                " exchange was tried"
+            )
+            return Proposal(plan=former, reason=reason)
         plan = min(before, key=before.__getitem__)
         if _saves_enough(before[plan], span_s):
             return None

@@ -162,6 +162,16 @@ def test_one_exchange_that_saves_too_little_is_given_up_after_a_window(slowed_s)
     assert len(training.proposals) == 2
 
 
+def test_a_trial_during_which_levels_change_ends_with_the_plan_before_it():
+    training = Training(FAST, **ENCODING, slowed_s=0.004)
+    training.train(ONE_LOOK + 5)
+    assert training.plan == (9,)
+    training.planner.restart_window()
+    training.train(ONE_LOOK)
+    assert training.plan == (1,) * 9
+    assert "levels or the link changed" in training.proposals[-1].reason
+
+
 @pytest.mark.parametrize(
     ("link", "encode_s"),
     [(LinkModel(world_size=2, latency_s=1e-5, bytes_per_s=4e6), 0.009), (FAST, 0.0005)],
