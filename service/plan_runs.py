@@ -40,6 +40,9 @@ class PlanRuns:
         """Advance the oldest unfinished plan, if any; never raises, so that jobs go on."""
         try:
             row = self._store.oldest_open()
+            if self._running is not None and (row is None or row.id != self._running[0]):
+                _log.info("plan cancelled", plan_id=self._running[0])
+                self.stop()
             if row is not None:
                 self._advance(row)
         except RuntimeUnavailable as error:
@@ -48,7 +51,7 @@ class PlanRuns:
             _log.exception("plan")
 
     def stop(self) -> None:
-        """Stop measuring, because another scheduler works now."""
+        """Stop measuring: the plan is cancelled, or another scheduler works now."""
         if self._running is not None:
             plan_id, _ = self._running
             self._running = None
@@ -73,10 +76,13 @@ class PlanRuns:
         found = self._runtime.advance_plan(task, code)
         if found is not None and found.error:
             self._fail(row, found.error)
-        elif found is not None and self._store.succeed(row.id, found.result):
-            _log.info("plan succeeded", plan_id=row.id)
+        elif found is not None:
+            self._running = None
+            if self._store.succeed(row.id, found.result):
+                _log.info("plan succeeded", plan_id=row.id)
 
     def _fail(self, row: PlanRow, message: str) -> None:
+        self._running = None
         if self._store.fail(row.id, message):
             _log.info("plan failed", plan_id=row.id, error=message)
 

@@ -67,7 +67,7 @@ class PlanView(Answer):
     """ID of the plan (UUID); a plan that has ended is kept for a day."""
     status: PlanStatus
     """`QUEUED`: waits for the plan before it. `RUNNING`: is measured on the cluster, where it may
-    wait for free CPUs. `SUCCEEDED` and `FAILED` are final.
+    wait for free CPUs. `SUCCEEDED`, `FAILED` and `CANCELLED` are final.
     """
     message: str
     """Why it failed; empty otherwise."""

@@ -67,6 +67,12 @@ def get_plan(plan_id: PlanId, state: StateDep) -> PlanView:
     return _plan_view(PlanStore(state.database, state.clock).get(plan_id))
 
 
+@router.delete("/{plan_id}", dependencies=WRITES_ROWS, responses=describe_problems(404, 409))
+def cancel_plan(plan_id: PlanId, state: StateDep) -> PlanView:
+    """Cancel a plan that waits or is measured. Repeating the request has no effect."""
+    return _plan_view(PlanStore(state.database, state.clock).cancel(plan_id))
+
+
 def _plan_view(row: PlanRow) -> PlanView:
     return PlanView.model_validate(
         {

@@ -152,6 +152,10 @@ class Client:
         """Get a plan, with its predictions once it has succeeded."""
         return self._request(PlanView, "GET", f"/plans/{plan_id}")
 
+    def cancel_plan(self, plan_id: str) -> PlanView:
+        """Cancel a plan that waits or is measured; repeating has no effect."""
+        return self._request(PlanView, "DELETE", f"/plans/{plan_id}")
+
     def jobs(
         self,
         *,

@@ -21,6 +21,9 @@ from service.commands.format import format_bytes, format_level, format_milliseco
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from service.api.plan_schemas import PlanView
+    from service.client import Client
+
 _LINK = re.compile(
     r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])bit(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
     re.IGNORECASE,
@@ -59,7 +62,8 @@ def plan(
     cluster: Annotated[
         bool,
         typer.Option(
-            "--cluster", help="measure on the cluster of the service instead of this machine"
+            "--cluster",
+            help="measure on the cluster of the service instead of this machine; Ctrl-C cancels",
         ),
     ] = False,
     url: UrlOption = "",
@@ -134,7 +138,7 @@ def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> di
     """Let the service measure on its cluster, and wait for the answer.
 
     Raises:
-        SettingsError: the plan failed.
+        SettingsError: the plan failed or was cancelled.
     """
     from service.errors import SettingsError
 
@@ -151,15 +155,26 @@ def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> di
             latency_ms=1e3 * request["latency_s"],
             measure_s=request["measure_s"],
         )
-        while found.status in {"QUEUED", "RUNNING"}:
-            before = found.status
-            time.sleep(POLL_S)
-            found = client.plan_result(found.id)
-            if found.status != before:
-                typer.echo(f"plan {found.id} is {found.status}", err=True)
-    if found.status == "FAILED":
-        raise SettingsError(found.message)
+        try:
+            found = _wait_for_result(client, found)
+        except KeyboardInterrupt:
+            typer.echo(f"cancelling plan {found.id}", err=True)
+            client.cancel_plan(found.id)
+            raise
+    if found.status != "SUCCEEDED":
+        raise SettingsError(found.message or f"plan {found.id} is {found.status}")
     return found.model_dump(mode="json", include={"compute_s", "predictions"})
+
+
+def _wait_for_result(client: Client, plan: PlanView) -> PlanView:
+    """Poll a plan until its status is final, and print every new status."""
+    while plan.status in {"QUEUED", "RUNNING"}:
+        before = plan.status
+        time.sleep(POLL_S)
+        plan = client.plan_result(plan.id)
+        if plan.status != before:
+            typer.echo(f"plan {plan.id} is {plan.status}", err=True)
+    return plan
 
 
 def _prediction_table(predictions: list[dict[str, Any]]) -> Table:

@@ -8,9 +8,10 @@ from typing import Any
 import uuid_utils
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import Session
 
 from service.domain.plan_status import PlanStatus
-from service.errors import NotFound, Unavailable
+from service.errors import Conflict, NotFound, Unavailable
 from service.store.database import Database
 from service.store.models import PlanRow
 
@@ -65,13 +66,7 @@ class PlanStore:
             NotFound: there is none with this ID.
         """
         with self._database.read() as session:
-            row = session.get(PlanRow, plan_id)
-        if row is None:
-            raise NotFound(
-                f"there is no plan with the ID {plan_id}; plans are kept for a day, and POST"
-                " /api/v1/plans makes another one"
-            )
-        return row
+            return _get_row(session, plan_id)
 
     def oldest_open(self) -> PlanRow | None:
         """Get the running plan, or else the one that has waited longest; None if there is none."""
@@ -97,6 +92,24 @@ class PlanStore:
         """Store why a running plan has no answer; return whether it was running."""
         return self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.FAILED, message=message)
 
+    def cancel(self, plan_id: str) -> PlanRow:
+        """Cancel an unfinished plan; a cancelled one does not change.
+
+        Raises:
+            NotFound: there is none with this ID.
+            Conflict: it has succeeded or failed.
+        """
+        with self._database.write() as session:
+            session.execute(
+                update(PlanRow)
+                .where(PlanRow.id == plan_id, PlanRow.status.in_(_OPEN))
+                .values(status=PlanStatus.CANCELLED)
+            )
+            row = _get_row(session, plan_id)
+            if row.status != PlanStatus.CANCELLED:
+                raise Conflict(f"the plan has ended already: it is {row.status}")
+            return row
+
     def _update(self, plan_id: str, before: PlanStatus, **values: Any) -> bool:
         """Change a plan unless its status has changed meanwhile; return whether it was changed."""
         with self._database.write() as session:
@@ -106,3 +119,13 @@ class PlanStore:
                 .values(**values)
             )
             return isinstance(found, CursorResult) and found.rowcount == 1
+
+
+def _get_row(session: Session, plan_id: str) -> PlanRow:
+    row = session.get(PlanRow, plan_id)
+    if row is None:
+        raise NotFound(
+            f"there is no plan with the ID {plan_id}; plans are kept for a day, and POST"
+            " /api/v1/plans makes another one"
+        )
+    return row

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from service.errors import RuntimeUnavailable
 from service.plan_runs import PLAN_LIMIT_S
 from service.store.plan_rows import KEPT_S, MAX_OPEN
+from tests.api.fake_plans import FOUND
 from tests.api.test_code import GOOD, SHA, upload
 from tests.api.world import World
 from workers.contract import PlanResult
@@ -127,6 +128,35 @@ def test_a_plan_without_an_answer_fails_with_what_it_needs(
     assert failed["status"] == "FAILED"
     assert "did not end within 600 s; it needs 1 free CPUs on a node" in failed["message"]
     assert world.runtime.ended_plans == [plan["id"]]
+
+
+def test_a_cancelled_plan_is_measured_no_longer_and_the_next_one_is(
+    client: TestClient, world: World
+) -> None:
+    world.runtime.plan_result = None
+    running, waiting, last = add(client), add(client), add(client)
+    world.turn(2)
+    for plan in (running, waiting, waiting):
+        cancelled = client.delete(f"{PLANS}/{plan['id']}")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "CANCELLED")
+    world.runtime.plan_result = PlanResult(result=FOUND)
+    world.turn(2)
+    assert [view(client, plan)["status"] for plan in (running, waiting, last)] == [
+        "CANCELLED",
+        "CANCELLED",
+        "SUCCEEDED",
+    ]
+    assert world.runtime.ended_plans == [running["id"]]
+    assert [task.id for task in world.runtime.measured] == [running["id"], last["id"]]
+
+
+def test_a_plan_that_has_ended_cannot_be_cancelled(client: TestClient, world: World) -> None:
+    plan = add(client)
+    world.turn(2)
+    refused = client.delete(f"{PLANS}/{plan['id']}")
+    assert refused.status_code == 409
+    assert "it is SUCCEEDED" in refused.json()["detail"]
+    assert client.delete(f"{PLANS}/none").status_code == 404
 
 
 def test_a_plan_gets_the_uploaded_code_of_its_job(client: TestClient, world: World) -> None:

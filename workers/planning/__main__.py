@@ -1,16 +1,21 @@
 """Reads a request from standard input and writes the predictions to a file, both as JSON:
 `python -m workers.planning ANSWER_FILE [CODE_ZIP]`.
 
-    {"spec": {...}, "workers": 4, "latency_s": 0.008, "bytes_per_s": 12.5e6, "measure_s": 5.0}
+    {"spec": {...}, "workers": 4, "latency_s": 0.008, "bytes_per_s": 12.5e6, "measure_s": 5.0,
+     "parent": 4711}
 
-An answer with `error` has one sentence for users, and the exit code is then 1. What the task prints
-does not mix with the answer. The job's own modules come last on `sys.path`, as on workers.
+The process ends with the one that has the ID `parent`. An answer with `error` has one sentence for
+users, and the exit code is then 1. What the task prints does not mix with the answer. The job's own
+modules come last on `sys.path`, as on workers.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,9 @@ from workers.contract import JobSpec
 from workers.errors import WorkerError
 from workers.planning.predictions import nominal_link, predict_steps
 from workers.planning.step_measurement import measure_step
+
+PARENT_POLL_S = 0.5
+"""Seconds between two looks whether the parent still runs."""
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +55,17 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, such as a Ray task that was cancelled."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
     """Return the spec with this number of workers."""
     section = spec.get("workers", {})
@@ -57,8 +76,10 @@ def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
 
 def main(answer_file: str) -> int:
     """Answer the request on standard input; return the exit code."""
+    request = json.load(sys.stdin)
+    _end_with(request["parent"])
     try:
-        answer = answer_request(json.load(sys.stdin))
+        answer = answer_request(request)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "spec"

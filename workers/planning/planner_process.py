@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ def run_planner(
     planner's standard error is copied to this process's.
 
     Args:
-        request: see `workers/planning/__main__.py`.
+        request: see `workers/planning/__main__.py`, without `parent`.
         code: the zip file of the job's own modules.
         environment: environment variables of the process.
         timeout_s: seconds after which the process is killed.
@@ -37,7 +38,7 @@ def run_planner(
             # -P: modules in the current folder must not replace installed ones.
             done = subprocess.run(  # noqa: S603 - a module of this project
                 [sys.executable, "-P", "-m", "workers.planning", *paths],
-                input=json.dumps(request),
+                input=json.dumps({**request, "parent": os.getpid()}),
                 env=dict(environment),
                 stdout=sys.stderr,
                 stderr=subprocess.PIPE,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from service.client import Client
+from service.commands.cli_app import INTERRUPTED
 from service.commands.plan import parse_link
+from service.domain.plan_status import PlanStatus
 from service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.api.fake_plans import FOUND
@@ -76,6 +82,28 @@ def test_why_a_plan_failed_on_the_cluster_is_printed(
     said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
     assert (said.code, said.out) == (2, "")
     assert "no data at /data" in said.err
+
+
+def test_ctrl_c_cancels_the_plan(
+    accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.runtime, "plan_result", None)
+    before = len(service.runtime.measured)
+
+    def interrupt_once_it_runs() -> None:
+        while len(service.runtime.measured) == before:
+            time.sleep(0.02)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Thread(target=interrupt_once_it_runs, daemon=True).start()
+    said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
+    assert said.code == INTERRUPTED
+    plan = service.runtime.measured[-1].id
+    assert f"cancelling plan {plan}" in said.err
+    with Client(service.url) as client:
+        assert client.plan_result(plan).status == PlanStatus.CANCELLED
 
 
 def test_a_script_is_refused_with_what_to_do_instead(accordion: Accordion, tmp_path: Path) -> None:
