@@ -30,6 +30,13 @@ UrlOption = Annotated[
         help="URL of the service (default: ACCORDION_URL, or the service of ACCORDION_HOME)",
     ),
 ]
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - for standard input")
+]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="set one value of the spec; may be repeated"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 FAILED = 1

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.commands.cli_support import (
+    ChangesOption,
     JsonOption,
+    SpecArgument,
     UrlOption,
     connect_client,
     create_console,
@@ -24,16 +26,9 @@ ID_SHOWN = 13
 
 
 def submit(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - for standard input")
-    ],
+    file: SpecArgument,
     *,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="set one value of the spec; may be repeated"
-        ),
-    ] = None,
+    changes: ChangesOption = None,
     code: Annotated[
         str,
         typer.Option(

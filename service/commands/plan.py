@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.cli_support import (
+    ChangesOption,
     JsonOption,
+    SpecArgument,
     UrlOption,
     connect_client,
     create_console,
@@ -35,9 +37,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def plan(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - for standard input")
-    ],
+    file: SpecArgument,
     *,
     workers: Annotated[int, typer.Option(metavar="N", min=2, max=1024, help="number of workers")],
     link: Annotated[
@@ -47,12 +47,7 @@ def plan(
             help="bandwidth between the workers, and latency in one direction: 100Mbit,8ms",
         ),
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="set one value of the spec; may be repeated"
-        ),
-    ] = None,
+    changes: ChangesOption = None,
     measure_s: Annotated[
         float,
         typer.Option(
