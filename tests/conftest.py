@@ -24,6 +24,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from service.store.migrations import upgrade
 from tests.postgres import Postgres, find_program, run_postgres
 from tests.process_end import ended_sessions, keep_crash_trace
 
@@ -266,12 +267,23 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
     postgres.drop_database(url)
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database with all tables, to be copied."""
+    file = tmp_path_factory.mktemp("migrated") / "accordion.db"
+    upgrade(f"sqlite:///{file}")
+    return file
+
+
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database of this test: SQLite, and with the mark `each_database` PostgreSQL too."""
+    """URL of a migrated database of this test: SQLite, and with the mark `each_database` PostgreSQL
+    too.
+    """
     if getattr(request, "param", "sqlite") == "postgresql":
         return request.getfixturevalue("postgres_url")
-    return f"sqlite:///{tmp_path}/accordion.db"
+    file = shutil.copy(request.getfixturevalue("migrated_file"), tmp_path / "accordion.db")
+    return f"sqlite:///{file}"
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ version.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -57,6 +58,8 @@ def _upgrade(url: str) -> None:
         with database.connect_writer() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _PG_LOCK})
+            if MigrationContext.configure(connection).get_current_revision() == head():
+                return
             config = alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
@@ -71,6 +74,7 @@ def alembic_config() -> Config:
     return config
 
 
+@cache
 def head() -> str:
     """The newest revision that this code knows."""
     return str(ScriptDirectory.from_config(alembic_config()).get_current_head())

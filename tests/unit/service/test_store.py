@@ -36,10 +36,10 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def empty_url(database_url: str, request: pytest.FixtureRequest) -> str:
+def empty_url(database_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """URL of a database without tables."""
     if not database_url.startswith("postgresql"):
-        return database_url
+        return f"sqlite:///{tmp_path}/empty.db"
     return request.getfixturevalue("postgres").create_database(migrated=False)
 
 
