@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.real_up import Up, start
+from service.home import Home
+from tests.e2e.real_up import Up, processes_of, start, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +20,17 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     up = start(tmp_path_factory.mktemp("up") / "home")
     yield up
     up.stop()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home directory whose processes are gone at the end, whatever the test did."""
+    home = tmp_path / "home"
+    yield home
+    running = Home(home).running()
+    if running:
+        os.kill(running.pid, signal.SIGKILL)
+    wait_for(lambda: not processes_of(home))
+    left = Home(home).last()
+    if left:
+        shutil.rmtree(left.ray_dir, ignore_errors=True)

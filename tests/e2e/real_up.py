@@ -17,6 +17,13 @@ from service.home import Home
 WAIT_S = 240.0
 """Only ends a test that fails: a loaded two-core machine needs many times what a free one does."""
 
+TEN_SECONDS = {
+    "task": {"name": "digits-mlp", "options": {"hidden": 32, "min_step_s": 0.03}},
+    "training": {"epochs": 12},
+    "workers": {"min": 2, "max": 2},
+}
+"""A job of about ten seconds: long enough to break things in the middle."""
+
 
 @dataclass
 class Up:

@@ -1,14 +1,9 @@
-"""`accordion up` and `accordion demo` as people run them: real processes, real Ray."""
+"""`accordion up` as people run it: real processes, real Ray."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -16,30 +11,9 @@ import pytest
 
 from service.api.schemas import EventView
 from service.client import Client
-from service.home import Home
-from tests.e2e.real_up import WAIT_S, Up, accordion, processes_of, start, wait_for
+from tests.e2e.real_up import TEN_SECONDS, WAIT_S, Up, accordion, processes_of, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
-SPEC = {
-    "task": {"name": "digits-mlp", "options": {"hidden": 32, "min_step_s": 0.03}},
-    "training": {"epochs": 12},
-    "workers": {"min": 2, "max": 2},
-}
-"""About ten seconds of training: long enough to break things in the middle."""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A home directory whose processes are gone at the end, whatever the test did."""
-    home = tmp_path / "home"
-    yield home
-    running = Home(home).running()
-    if running:
-        os.kill(running.pid, signal.SIGKILL)
-    wait_for(lambda: not processes_of(home))
-    left = Home(home).last()
-    if left:
-        shutil.rmtree(left.ray_dir, ignore_errors=True)
 
 
 def test_a_second_up_on_the_same_home_is_one_sentence_with_the_way_out(up: Up) -> None:
@@ -84,7 +58,7 @@ def opened(link: Path) -> str:
 
 
 def test_killed_api_and_scheduler_come_back_and_the_job_goes_on(up: Up) -> None:
-    job = up.client.submit(SPEC)
+    job = up.client.submit(TEN_SECONDS)
     events: list[EventView] = []
 
     def watch() -> None:
@@ -105,60 +79,10 @@ def test_killed_api_and_scheduler_come_back_and_the_job_goes_on(up: Up) -> None:
 
 
 def test_a_killed_ray_head_comes_back_and_the_job_goes_on_from_its_checkpoint(up: Up) -> None:
-    job = up.client.submit(SPEC)
+    job = up.client.submit(TEN_SECONDS)
     wait_for(lambda: up.client.checkpoints(job.id).items)
     up.kill("ray")
     wait_for(lambda: up.client.job(job.id).status in ("SUCCEEDED", "FAILED"))
     ended, attempts = up.client.job(job.id), up.client.attempts(job.id).items
     assert (ended.status, len(attempts)) == ("SUCCEEDED", 2), ended.message
     assert [epoch.epoch for epoch in up.client.epochs(job.id).items] == list(range(12))
-
-
-def test_stopping_leaves_nothing_running_and_the_job_goes_on_at_the_next_up(home: Path) -> None:
-    first = start(home)
-    job = first.client.submit(SPEC)
-    wait_for(lambda: first.client.checkpoints(job.id).items)
-    first.process.terminate()
-    first.process.communicate(timeout=WAIT_S)
-    assert first.process.returncode == 0
-    assert processes_of(home) == []
-    assert not (home / "up.json").exists()
-    second = start(home)
-    wait_for(lambda: second.client.job(job.id).status in ("SUCCEEDED", "FAILED"))
-    assert second.client.job(job.id).status == "SUCCEEDED"
-    assert second.client.attempts(job.id).items[-1].number == 2
-
-
-def test_a_killed_up_takes_everything_with_it(home: Path) -> None:
-    up = start(home)
-    job = up.client.submit(SPEC)
-    wait_for(lambda: up.client.job(job.id).status == "RUNNING")
-    up.process.kill()
-    up.process.communicate(timeout=WAIT_S)
-    wait_for(lambda: not processes_of(home))
-
-
-def test_the_demo_succeeds_writes_its_figures_and_leaves_nothing_running(
-    home: Path, tmp_path: Path
-) -> None:
-    demo = accordion(home, "demo", "--json", str(tmp_path / "figures.json"))
-    out, err = demo.communicate(timeout=2 * WAIT_S)
-    assert (demo.returncode, err) == (0, "")
-    assert all(
-        word in out
-        for word in (
-            "epoch  19 of 0-19",
-            "critical low",
-            "stable high",
-            "saved",
-            "accuracy",
-            "dense",
-            "fp16",
-        )
-    )
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["accuracy"] >= 0.95
-    assert figures["engine"] == "ray-train"
-    assert 0 < figures["seconds"]["ready"] < figures["seconds"]["total"]
-    assert 0 < figures["bytes"]["payload"] < figures["bytes"]["fp16"] < figures["bytes"]["dense"]
-    assert processes_of(home) == []
