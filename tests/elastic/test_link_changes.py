@@ -16,8 +16,10 @@ from workers.contract import DecisionRecord, DesiredState
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 JOB = Path(__file__).parents[2] / "deploy" / "jobs" / "cifar-small.yaml"
-FAST, SLOW = 1000, 25
-"""Mbit/s before and after the change."""
+FAST, SLOW = 1000, 10
+"""Mbit/s before and after the change. The gradients take 0.6 s on the slow link, more than a step
+takes on a loaded machine, so the backward pass cannot hide them.
+"""
 _CHOICE = re.compile(r"(\w+) is chosen because .* at ([\d.e+]+) Mbit/s")
 
 
@@ -47,11 +49,13 @@ def test_the_policy_follows_a_link_that_becomes_slow(require: Require, tmp_path:
         wait_for(lambda: choices(life), life.story)
         assert choices(life)[-1][1] > 2 * SLOW
         made.shape(SLOW)
-        before = len(choices(life))
-        # The first of them may have measured the link just before it changed.
-        wait_for(lambda: len(choices(life)) >= before + 2, life.story)
-        level, speed = choices(life)[before + 1]
-        assert level in {"low", "high"}, "0.7 MB take 0.2 s at 25 Mbit/s, 16 bits half of it"
-        assert SLOW / 2 < speed < 2 * SLOW
+        # On a loaded machine, one window's measurement may be of a moment without a processor.
+        wait_for(
+            lambda: any(
+                level in {"low", "high"} and SLOW / 2 < speed < 2 * SLOW
+                for level, speed in choices(life)
+            ),
+            life.story,
+        )
         life.order(DesiredState(version=1, stop="cancel"))
         assert life.end().status == "CANCELLED"
