@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 # How many processes run tests, each a whole file at a time.
 TEST_PROCESSES ?= 2
 # How many run those with Ray or a browser, which wait half of their time.
-LIVE_PROCESSES ?= 4
+LIVE_PROCESSES ?= 3
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=

@@ -39,7 +39,8 @@ def test_queries_do_not_grow_with_the_number_of_watchers(waiting: Live, stream: 
         alone = count_until_keepalive(waiting, path, num_others=0)
         together = count_until_keepalive(waiting, path, num_others=NUM_OTHERS)
     assert alone > 0, "no statement was counted: the api's threads may have another name"
-    assert together <= 2 * alone, (
+    # A watcher of its own would make 17 times as many; a loaded machine polls less often at times.
+    assert together < NUM_OTHERS / 2 * alone, (
         f"{alone} queries for a watcher alone, {together} beside {NUM_OTHERS} others"
     )
 

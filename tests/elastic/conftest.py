@@ -37,7 +37,7 @@ ENGINE = os.environ.get("ACCORDION_TEST_ENGINE", "")
 """Engine of all jobs of this folder; empty for the product's default. `make test-elastic
 ENGINE=...` sets it.
 """
-WAIT_S = 240.0
+WAIT_S = 480.0
 """Only ends a test that fails: a loaded two-core machine needs many times what a free one does, two
 minutes for a job's first steps where ten others run.
 """

@@ -13,7 +13,7 @@ from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, started_jobs
 from workers.contract import FailureRecord, Started
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 IDLE_S = 10.0
 """Instead of half an hour; a step of these jobs takes milliseconds."""
 

@@ -13,7 +13,7 @@ from tests.conftest import Require
 from tests.elastic.conftest import Watch, find_failures, kill, wait_for
 from workers.contract import CheckpointRecord, Started
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
 """Steps before a fault: three checkpoints are there."""
 

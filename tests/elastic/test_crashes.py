@@ -12,7 +12,7 @@ from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, Start, kill, processes, started_jobs, wait_for
 from workers.contract import AcksRecord, CheckpointRecord, DesiredState, EndRecord, FailureRecord
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 EPOCHS = 4
 HOLD_FROM = 60
 """Step in the last epoch but one, from which a job is held until it is let go."""

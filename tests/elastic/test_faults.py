@@ -18,7 +18,7 @@ from tests.elastic.conftest import Watch, find_failures, kill, processes, wait_f
 from tests.elastic.faults import EVERY_STEPS, Watched, equal
 from workers.contract import Started
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
 """Steps before a fault: three checkpoints are there."""
 COMPRESSED: dict[str, Any] = {

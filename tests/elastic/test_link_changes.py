@@ -14,7 +14,7 @@ from tests.elastic.conftest import Life, wait_for
 from tests.elastic.node_jobs import connected_cluster, start_job
 from workers.contract import DecisionRecord, DesiredState
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 JOB = Path(__file__).parents[2] / "deploy" / "jobs" / "cifar-small.yaml"
 FAST, SLOW = 1000, 10
 """Mbit/s before and after the change. The gradients take 0.6 s on the slow link, more than a step

@@ -7,7 +7,7 @@ import pytest
 from tests.elastic.conftest import Start
 from workers.contract import FailureRecord
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 
 
 def test_job_whose_worker_leaks_fails_as_out_of_memory_after_its_budget(start: Start) -> None:

@@ -14,7 +14,7 @@ from tests.elastic.nodes import may_mount, with_private
 from tests.elastic.watched import NO_DIGITS
 from workers.contract import FailureRecord, ResizeRecord
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
 ELASTIC = {"workers": {"min": 1}}
 

@@ -17,7 +17,7 @@ from tests.elastic.node_jobs import connected_cluster, start_job
 from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node
 from workers.contract import FailureRecord, ResizeRecord
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
 NODE_BYTES = 3_000_000_000
 """Memory of a node that is to run out of it."""

@@ -13,7 +13,7 @@ from torch import nn
 from tests.elastic.in_ray_train import EPOCHS
 from workers.training.sampler import batch_at, epoch_order
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 
 
 def _undisturbed() -> float:

@@ -15,7 +15,7 @@ from tests.elastic.conftest import Start, kill, processes, wait_for
 from tests.elastic.faults import Watched, job
 from workers.contract import DesiredState, EpochRecord, FailureRecord, PausedRecord, Size, Started
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 CONTROLLER = "ray::RayTrainController"
 AFTER = 30
 

@@ -18,7 +18,7 @@ from workers.controller.start_failures import FailedStart
 from workers.controller.worker_pool import WorkerPool, create_worker_pool
 from workers.errors import ProcessLost
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 LIMIT_S = 5.0
 """Instead of two minutes; a process that only waits answers in milliseconds."""
 LIMITS = {"answer_seconds": LIMIT_S}

@@ -309,7 +309,7 @@ def test_without_a_service_the_exit_code_is_3(
     assert "accordion up" in said.err
 
 
-def test_the_doctor_finds_a_healthy_service(accordion: Accordion, service: Live) -> None:
+def test_the_doctor_finds_a_healthy_service(accordion: Accordion, running: str) -> None:
     said = accordion("doctor", "--json")
     states = {item["name"]: item["state"] for item in said.json()["findings"]}
     assert said.code == 0
