@@ -157,8 +157,10 @@ class Allocator:
         ]
         return [job for job in admitted if job is not None]
 
-    def reallocate(self, cluster: ClusterState, token: int) -> None:
-        """Resize running jobs to fit the cluster, the queue, and the limits that users set."""
+    def reallocate(self, cluster: ClusterState, token: int, settings: Settings) -> None:
+        """Resize running jobs to fit the cluster, the queue, and the limits that users set; pause
+        some if the settings allow it.
+        """
         rows = self._repository.allocated()
         jobs = [
             build_allocated_job(
@@ -167,6 +169,7 @@ class Allocator:
                 resource_request(row),
                 allocated_workers=row.workers,
                 placed=cluster.placed_nodes(row),
+                priority=row.priority,
             )
             for row in rows
         ]
@@ -177,13 +180,18 @@ class Allocator:
         inputs = (jobs, _pending_jobs(self._repository.queue()), cluster.usable_nodes(), foreign)
         if inputs == self._settled:
             return
-        allocations = plan_allocations(*inputs[:3], foreign=foreign)
+        allocations = plan_allocations(
+            *inputs[:3], foreign=foreign, may_pause=settings.preempt_for_priority
+        )
         self._settled = None if allocations else inputs
         for row in rows:
-            if row.id in allocations and self._lease.hold() == token:
-                self._writes.reallocate(
-                    row, token, workers=allocations[row.id].workers, why=allocations[row.id].why
-                )
+            found = allocations.get(row.id)
+            if found is None or self._lease.hold() != token:
+                continue
+            if found.workers:
+                self._writes.reallocate(row, token, workers=found.workers, why=found.why)
+            else:
+                self._writes.preempt(row, token, why=found.why, grace_s=settings.cancel_grace_s)
 
     def seconds_unplaceable(self, job_id: str) -> float:
         """How long a starting job has had no capacity for its minimum, in seconds; 0 if it has
@@ -215,4 +223,6 @@ class Allocator:
 
 
 def _pending_jobs(queue: Sequence[JobRow]) -> list[PendingJob]:
-    return [PendingJob(id=job.id, request=resource_request(job)) for job in queue]
+    return [
+        PendingJob(id=job.id, request=resource_request(job), priority=job.priority) for job in queue
+    ]

@@ -148,7 +148,7 @@ class Scheduler:
             self._reconcile_job(job, token, fresh=fresh)
         for job in self._allocator.admit(self._cluster, token, self._settings):
             self._reconcile_job(job, token, fresh=True)
-        self._allocator.reallocate(self._cluster, token)
+        self._allocator.reallocate(self._cluster, token, self._settings)
         self._plans.advance()
 
     def release(self) -> None:

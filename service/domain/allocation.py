@@ -1,8 +1,11 @@
 """Plans how many workers each job may hold, from current allocations, the queue and the nodes;
 pure.
 
-    every group fits                        -> no job shrinks
+    every group fits                        -> jobs shrink only for a more important pending job
     no pending job could ever be placed     -> jobs grow in queue order while every group fits
+    a more important job waits for capacity -> jobs of lower priority shrink towards their minimum,
+                                               and are then paused if that is allowed, the least
+                                               important first, if it lets that job start
     a node is gone or being drained         -> jobs shrink in reverse queue order, never below their
                                                minimum, and only if it helps a group to fit
 
@@ -40,6 +43,10 @@ class AllocatedJob:
     """Nodes of its placed processes, in the order in which they are kept."""
     starting: bool = False
     """Whether the job has not trained since it was admitted."""
+    leaving: bool = False
+    """Whether the job saves and ends, so that its capacity is soon free."""
+    priority: int = 0
+    """Larger is more important."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,7 @@ class Allocation:
     """New number of workers that a job may hold, and why it changed."""
 
     workers: int
+    """0 pauses the job until there is capacity for it again."""
     why: str
 
 
@@ -57,11 +65,13 @@ def build_allocated_job(
     *,
     allocated_workers: int,
     placed: Sequence[str] = (),
+    priority: int = 0,
 ) -> AllocatedJob:
     """Build the plan's view of a job: only training jobs grow; pausing and stopping ones do not
     change.
     """
-    if status in LEAVING:
+    leaving = status in LEAVING
+    if leaving:
         request = replace(request, min=allocated_workers, max=allocated_workers)
     elif status is Status.STARTING:
         request = replace(request, max=min(request.max, allocated_workers))
@@ -72,6 +82,8 @@ def build_allocated_job(
         allocated_workers=allocated_workers,
         placed=tuple(placed),
         starting=starting,
+        leaving=leaving,
+        priority=priority,
     )
 
 
@@ -103,11 +115,13 @@ def plan_allocations(
     nodes: Sequence[Resources],
     *,
     foreign: Sequence[Resources] = (),
+    may_pause: bool = False,
 ) -> dict[str, Allocation]:
-    """Plan changes by job id; `jobs` are in order of priority and age, `nodes` accept workers.
+    """Plan changes by job id; `jobs` and `pending` are in order of priority and age, `nodes` accept
+    workers.
 
     `foreign` is what other programs use on each node: no job grows into it or shrinks because of
-    it.
+    it. With `may_pause`, a job is paused if a more important one cannot start otherwise.
 
     Without any known node the capacity is unknown: then only the limits that users set apply.
     """
@@ -120,19 +134,36 @@ def plan_allocations(
             plan.shrink(job)
         for job in shrinkable:
             plan.give_back(job)
-    elif nodes and not _could_start(pending, nodes):
-        for job in jobs:
-            plan.grow(job)
+    elif nodes:
+        head = _find_head(pending, nodes)
+        if head is not None:
+            plan.reclaim_workers(head, may_pause=may_pause)
+        else:
+            for job in jobs:
+                plan.grow(job)
     return plan.list_changes()
 
 
-def _could_start(pending: Sequence[PendingJob], nodes: Sequence[Resources]) -> bool:
-    """Whether one of the jobs would fit into an empty cluster."""
+def _find_head(pending: Sequence[PendingJob], nodes: Sequence[Resources]) -> PendingJob | None:
+    """Find the first job that would fit into an empty cluster: the others never start."""
     capacity = {
         size: count_fitting(size, nodes, ())
         for size in {worker_resources(job.request) for job in pending}
     }
-    return any(capacity[worker_resources(job.request)] >= job.request.min for job in pending)
+    could_start = (
+        job for job in pending if capacity[worker_resources(job.request)] >= job.request.min
+    )
+    return next(could_start, None)
+
+
+def fits_beside(
+    request: ResourceRequest, nodes: Sequence[Resources], taken: Sequence[Resources]
+) -> bool:
+    """Return whether the smallest group of a job could start beside these workers."""
+    group = list_worker_resources(request, request.min)
+    return count_fitting(worker_resources(request), nodes, taken) >= request.min and (
+        num_unplaced([*taken, *group], nodes) <= num_unplaced(taken, nodes)
+    )
 
 
 def _without_unplaced(job: AllocatedJob) -> AllocatedJob:
@@ -228,6 +259,62 @@ class _Plan:
         if fitting > 0:
             self._num_fitting_by_size[worker_resources(job.request)] = 0
 
+    def reclaim_workers(self, head: PendingJob, *, may_pause: bool) -> None:
+        """Let a pending job start by taking as few workers as possible from less important jobs.
+
+        Nothing changes if that is not enough, or not needed once leaving jobs are gone. Capacity
+        of a job that has just left may count as used by other programs for a moment, so only jobs
+        are a reason to take workers.
+        """
+        others = [job for job in self._jobs if job.priority < head.priority and not job.leaving]
+        if not others or self._fits(head, ()):
+            return
+        before = dict(self.allocations)
+        if not self._reclaim_for(head, others, may_pause=may_pause):
+            self.allocations = before
+            return
+        for job in others:
+            self._return_workers(job, before[job.id], head)
+
+    def _reclaim_for(
+        self, head: PendingJob, others: Sequence[AllocatedJob], *, may_pause: bool
+    ) -> bool:
+        """Take workers until a pending job fits, from the least important job first; return whether
+        it does.
+        """
+        why = f"job {head.id} with priority {head.priority} needs the capacity"
+        for job in reversed(others):
+            workers = min(self.allocations[job.id].workers, job.request.min)
+            self.allocations[job.id] = Allocation(workers=workers, why=why)
+            if self._fits(head, self._foreign):
+                return True
+        if not may_pause or self._fits(head, ()):
+            return False
+        for job in reversed(others):
+            self.allocations[job.id] = Allocation(workers=0, why=why)
+            if self._fits(head, self._foreign):
+                return True
+        return False
+
+    def _return_workers(self, job: AllocatedJob, before: Allocation, head: PendingJob) -> None:
+        """Return as many workers to a job as a pending one does not need."""
+        taken = self.allocations[job.id]
+        if taken.workers == before.workers:
+            self.allocations[job.id] = before
+            return
+        for workers in range(before.workers, max(taken.workers, job.request.min - 1), -1):
+            kept = before if workers == before.workers else replace(taken, workers=workers)
+            self.allocations[job.id] = kept
+            if self._fits(head, self._foreign):
+                return
+        self.allocations[job.id] = taken
+
+    def _fits(self, head: PendingJob, foreign: Sequence[Resources]) -> bool:
+        """Return whether a pending job could start once the leaving jobs are gone."""
+        staying = [job for job in self._jobs if not job.leaving]
+        taken = [*self._list_workers(staying), *foreign]
+        return fits_beside(head.request, self._nodes, taken)
+
     def _count_fitting(self, size: Resources) -> int:
         if size not in self._num_fitting_by_size:
             self._num_fitting_by_size[size] = count_fitting(
@@ -242,10 +329,10 @@ class _Plan:
     def _num_unplaced(self) -> int:
         return num_unplaced(self._list_workers(), self._nodes)
 
-    def _list_workers(self) -> list[Resources]:
+    def _list_workers(self, jobs: Sequence[AllocatedJob] | None = None) -> list[Resources]:
         return [
             size
-            for job in self._jobs
+            for job in (self._jobs if jobs is None else jobs)
             for size in list_worker_resources(
                 job.request, self.allocations[job.id].workers, job.placed
             )

@@ -77,6 +77,7 @@ class Reason(StrEnum):
     - `NOT_PLACED`: its processes were not placed on the cluster; it waits again, which is no
       failure.
     - `CLUSTER_UNREACHABLE`: the cluster has no live node or does not respond.
+    - `PREEMPTED`: a more important job needs the capacity; it is saved, and queued again.
     - `PAUSE_REQUESTED`: a user paused the job; the workers save a checkpoint.
     - `PAUSED_BY_USER`: paused.
     - `RESUMED`: a user resumed the job.
@@ -108,6 +109,7 @@ class Reason(StrEnum):
     START_TIMED_OUT = "START_TIMED_OUT"
     NOT_PLACED = "NOT_PLACED"
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
+    PREEMPTED = "PREEMPTED"
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"
     RESUMED = "RESUMED"

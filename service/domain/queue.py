@@ -40,6 +40,8 @@ class PendingJob:
 
     id: str
     request: ResourceRequest
+    priority: int = 0
+    """Larger is more important."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

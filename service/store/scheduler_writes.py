@@ -114,6 +114,26 @@ class SchedulerWrites:
 
         return self._write_if_unchanged(seen, token, change)
 
+    def preempt(self, seen: JobRow, token: int, *, why: str, grace_s: float) -> bool:
+        """Take all workers of a job: they have `grace_s` seconds to save, and the job returns to
+        its place in the queue.
+        """
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.orders_version += 1
+            job.deadline = now + grace_s
+            change_status(
+                session,
+                job,
+                Status.PAUSING,
+                reason=Reason.PREEMPTED,
+                message=f"saving a checkpoint: {why}",
+                now=now,
+            )
+
+        return self._write_if_unchanged(seen, token, change)
+
     def record_wait_message(
         self, seen: JobRow, token: int, message: str, *, waits: bool = False
     ) -> bool:
@@ -265,9 +285,11 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
+            was_preempted = job.reason == Reason.PREEMPTED
             ingest_records(session, job, drained, now=now)
             message = _pause_message(drained)
-            _close_attempt(session, job, Reason.PAUSED_BY_USER, message=message, now=now)
+            why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
+            _close_attempt(session, job, why_ended, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 message = "cancelled while it paused"
                 _end_job(
@@ -281,6 +303,7 @@ class SchedulerWrites:
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
+            reason = Reason.PREEMPTED if was_preempted else reason
             change_status(
                 session, job, status, reason=reason, message=f"{message}; {then}", now=now
             )

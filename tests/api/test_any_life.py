@@ -36,6 +36,7 @@ HAPPENINGS = (
     "node goes",
     "node drains",
     "nodes come back",
+    "a more important job",
 )
 ENDINGS = ("let it run", "cancel")
 
@@ -65,6 +66,9 @@ def happen(world: World, job_id: str, what: str) -> None:
         "node goes": lambda: runtime.dead.add(1),
         "node drains": lambda: runtime.draining.add(1),
         "nodes come back": lambda: (runtime.dead.clear(), runtime.draining.clear()),
+        "a more important job": lambda: world.submit(
+            priority=90, workers={"min": 2, "max": 2}, training={"epochs": 1}
+        ),
     }
     deeds[what]()
 
@@ -111,7 +115,7 @@ def check_rows(world: World, job_id: str) -> None:
 @given(st.lists(st.sampled_from(HAPPENINGS), max_size=25), st.sampled_from(ENDINGS))
 def test_rows_stay_true_whatever_happens(happenings: list[str], ending: str) -> None:
     with tempfile.TemporaryDirectory() as home:
-        world = World(Path(home), max_lost_attempts=100)
+        world = World(Path(home), max_lost_attempts=100, preempt_for_priority=True)
         world.runtime.cpus = [2.0, 2.0]
         job_id = world.submit(training={"epochs": 6})
         for what in happenings:
@@ -122,7 +126,8 @@ def test_rows_stay_true_whatever_happens(happenings: list[str], ending: str) -> 
         elif not world.has_ended(job_id):
             world.resume(job_id)
         world.runtime.down = False
-        job = world.finish(job_id)
+        world.turn_until(lambda: world.has_ended(job_id), limit=2000)
+        job = world.job(job_id)
         check_rows(world, job_id)
         assert job.status == Status.SUCCEEDED or (
             job.status == Status.CANCELLED and ending == "cancel"

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain import allocation as allocation_module
-from service.domain.allocation import AllocatedJob, build_allocated_job, plan_allocations
+from service.domain.allocation import (
+    AllocatedJob,
+    build_allocated_job,
+    fits_beside,
+    plan_allocations,
+)
 from service.domain.jobs import Status
 from service.domain.queue import (
     PendingJob,
@@ -240,3 +245,133 @@ def test_a_full_cluster_is_packed_a_few_times_however_many_jobs_could_grow(
     waiting = [PendingJob(id=f"w{n}", request=asked(99, 99)) for n in range(40)]
     assert plan_allocations(jobs, waiting, [Resources(cpus=60, gpus=0)]) == {}
     assert len(calls) <= 4
+
+
+def ranked(rows: list[tuple[ResourceRequest, int, int]]) -> list[AllocatedJob]:
+    """Jobs in order of priority, none above its maximum."""
+    return [
+        AllocatedJob(
+            id=f"r{n}", request=one, allocated_workers=min(granted, one.max), priority=priority
+        )
+        for n, (one, granted, priority) in enumerate(sorted(rows, key=lambda row: -row[2]))
+    ]
+
+
+RANKED = st.lists(st.tuples(ASKED, st.integers(1, 8), st.integers(0, 3)), max_size=5).map(ranked)
+HEAD = st.builds(
+    lambda one, priority: PendingJob(id="head", request=one, priority=priority),
+    ASKED,
+    st.integers(0, 3),
+)
+
+
+@given(RANKED, HEAD, st.integers(0, 8), st.booleans())
+def test_capacity_is_taken_from_less_important_jobs_and_only_if_the_head_then_starts(
+    jobs: list[AllocatedJob], head: PendingJob, free: int, may_pause: bool
+) -> None:
+    used = [*taken(jobs), worker_resources(head.request)]
+    nodes = [
+        Resources(cpus=free + sum(one.cpus for one in used), gpus=sum(one.gpus for one in used))
+    ]
+    changes = plan_allocations(jobs, [head], nodes, may_pause=may_pause)
+    if count_fitting(worker_resources(head.request), nodes, ()) < head.request.min:
+        return  # it never starts, so jobs grow
+    now = {one.id: one.allocated_workers for one in jobs}
+    now |= {name: change.workers for name, change in changes.items()}
+    new = [replace(one, allocated_workers=now[one.id]) for one in jobs]
+    for old, one in zip(jobs, new, strict=True):
+        least = min(old.allocated_workers, old.request.min)
+        assert least <= one.allocated_workers <= old.allocated_workers or (
+            may_pause and one.allocated_workers == 0
+        )
+        assert one == old or old.priority < head.priority
+    if changes:
+        assert fits_beside(head.request, nodes, taken(new))
+        assert plan_allocations(new, [head], nodes, may_pause=may_pause) == {}
+
+
+ALIKE = st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 3)).map(
+    lambda row: (asked(row[0], row[0] + row[1]), row[0] + row[1], row[2])
+)
+
+
+@given(st.lists(ALIKE, max_size=5), st.integers(1, 6), st.booleans())
+def test_no_more_is_taken_than_the_head_needs(
+    rows: list[tuple[ResourceRequest, int, int]], least: int, may_pause: bool
+) -> None:
+    jobs = ranked(rows)
+    nodes = [Resources(cpus=float(max(least, len(taken(jobs)))), gpus=0)]
+    head = PendingJob(id="head", request=asked(least, least), priority=2)
+    changes = plan_allocations(jobs, [head], nodes, may_pause=may_pause)
+    now = {one.id: one.allocated_workers for one in jobs}
+    now |= {name: change.workers for name, change in changes.items()}
+    for changed, change in changes.items():
+        back = [replace(one, allocated_workers=now[one.id]) for one in jobs]
+        place = next(n for n, one in enumerate(back) if one.id == changed)
+        more = max(change.workers + 1, jobs[place].request.min)
+        back[place] = replace(back[place], allocated_workers=more)
+        assert not fits_beside(head.request, nodes, taken(back))
+
+
+def important(least: int, priority: int) -> PendingJob:
+    return PendingJob(id="head", request=asked(least, least), priority=priority)
+
+
+def test_a_more_important_job_takes_workers_above_the_minimum_from_the_last_in_order() -> None:
+    first, last = job("first", 1, 4, 4), job("last", 1, 4, 4)
+    eight = [Resources(cpus=8, gpus=0)]
+    assert grants(first, last, nodes=eight, waiting=[important(2, 1)]) == [4, 2]
+    assert grants(first, last, nodes=eight, waiting=[important(5, 1)]) == [2, 1]
+
+
+def test_a_job_of_equal_priority_takes_nothing() -> None:
+    nodes = [Resources(cpus=4, gpus=0)]
+    assert grants(job("a", 1, 4, 4), nodes=nodes, waiting=[important(1, 0)]) == [4]
+
+
+def test_nothing_is_taken_for_a_job_that_would_still_not_fit() -> None:
+    kept = replace(job("kept", 3, 3, 3), priority=9)
+    nodes = [Resources(cpus=6, gpus=0)]
+    assert grants(kept, job("low", 1, 3, 3), nodes=nodes, waiting=[important(4, 5)]) == [3, 3]
+
+
+def test_a_job_is_paused_only_if_that_is_allowed_and_shrinking_is_not_enough() -> None:
+    jobs, nodes = [job("a", 2, 2, 2), job("b", 2, 2, 2)], [Resources(cpus=4, gpus=0)]
+    assert plan_allocations(jobs, [important(2, 1)], nodes) == {}
+    [(paused, change)] = plan_allocations(jobs, [important(2, 1)], nodes, may_pause=True).items()
+    assert (paused, change.workers) == ("b", 0)
+    assert change.why == "job head with priority 1 needs the capacity"
+
+
+def test_nothing_is_taken_where_leaving_jobs_make_room_anyway() -> None:
+    leaving = build_allocated_job("gone", Status.PAUSING, asked(1, 2), allocated_workers=2)
+    nodes = [Resources(cpus=4, gpus=0)]
+    assert grants(leaving, job("low", 1, 2, 2), nodes=nodes, waiting=[important(2, 5)]) == [2, 2]
+
+
+def test_nothing_is_taken_because_of_what_other_programs_use() -> None:
+    nodes = [Resources(cpus=4, gpus=0, node="n")]
+    used = [Resources(cpus=2, gpus=0, node="n")]
+    low, head = job("low", 1, 2, 2), important(2, 5)
+    assert plan_allocations([low], [head], nodes, foreign=used) == {}
+    assert plan_allocations([job("low", 1, 3, 3)], [head], nodes, foreign=used) == {}
+
+
+def test_no_job_is_paused_because_of_what_other_programs_use() -> None:
+    nodes = [Resources(cpus=4, gpus=0, node="n")]
+    used = [Resources(cpus=2, gpus=0, node="n")]
+    low, head = job("low", 1, 3, 3), important(2, 5)
+    assert plan_allocations([low], [head], nodes, foreign=used, may_pause=True) == {}
+
+
+def test_a_lowered_maximum_keeps_its_own_reason() -> None:
+    low = replace(job("low", 1, 1, 3), priority=0)
+    nodes = [Resources(cpus=4, gpus=0)]
+    [change] = plan_allocations([low, job("b", 1, 2, 1)], [important(2, 5)], nodes).values()
+    assert change.why == "users allow at most 1"
+
+
+def test_a_blocked_head_is_the_first_that_could_ever_start() -> None:
+    never, next_ = important(9, 7), PendingJob(id="next", request=asked(1, 1), priority=6)
+    nodes = [Resources(cpus=4, gpus=0)]
+    assert grants(job("low", 1, 4, 4), nodes=nodes, waiting=[never, next_]) == [3]
