@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from service.api import (
+    accounts,
     catalog,
     code,
     health,
@@ -34,9 +35,11 @@ from service.http_connections import BoundedConnection, ConnectionLimits, raise_
 from service.logs import configure_logs
 from service.request_times import RequestTimes, TimedRequests
 from service.security import login
+from service.security.authentication import Authenticator
 from service.security.guards import access_of
 from service.security.middleware import GuardMiddleware
-from service.security.tokens import cookie_name
+from service.security.rate_limits import RateLimits
+from service.security.sessions import cookie_name
 from service.settings import Settings
 from service.store.database import Database
 from service.store.migrations import upgrade
@@ -53,6 +56,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         SettingsError: the service would be reachable from other machines without a token.
     """
     access, state = access_of(settings), _build_state(settings, clock)
+    access = replace(access, cookie=state.cookie)
     app: FastAPI = FastAPIOffline(
         title="Accordion",
         version="1",
@@ -62,7 +66,8 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.accordion = state
-    for module in (jobs, steering, history, overrides, streams, plans, catalog, code, login_links):
+    modules = (jobs, steering, history, overrides, streams, plans, catalog, code)
+    for module in (*modules, accounts, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)
@@ -71,10 +76,12 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.add_middleware(TimedRequests, times=state.request_times)
     app.add_middleware(
         GuardMiddleware,
-        access=replace(access, cookie=state.cookie),
+        access=access,
+        authenticator=Authenticator(access, state.database, clock),
+        rate_limits=RateLimits(
+            settings.requests_per_second, settings.request_burst, time.monotonic
+        ),
         max_body_bytes=settings.max_body_bytes,
-        clock=clock,
-        database=state.database,
     )
     return app
 

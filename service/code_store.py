@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -42,6 +42,8 @@ class Code:
     """Number of files, without folders."""
     size_bytes: int
     """Size of the archive."""
+    is_new: bool = False
+    """Whether this request stored it; other requests found it."""
 
 
 class Draft:
@@ -115,8 +117,9 @@ class CodeStore:
             raise Invalid(str(error)) from error
         with self._lock():
             self._renew(draft.path)
+            is_new = not self._archive_path(sha256).exists()
             draft.path.replace(self._archive_path(sha256))
-        return _build_code(sha256, entries, draft.size_bytes)
+        return replace(_build_code(sha256, entries, draft.size_bytes), is_new=is_new)
 
     def get(self, sha256: str) -> Code:
         """Get a kept upload, and keep it for as long as a new one.

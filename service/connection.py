@@ -42,13 +42,13 @@ def service_url(settings: Settings, url: str = "") -> str:
 
 
 def service_token(settings: Settings, address: str) -> str | None:
-    """Token for an address: the configured one, else this home's token if its own service is
-    addressed.
+    """Token for an address: the user's or the admin token that the settings name, else this home's
+    token if its own service is addressed.
 
     Raises:
         SettingsError: the token's file cannot be read.
     """
-    token = settings.token()
+    token = settings.client_token() or settings.token()
     running = None if token is not None else Home(settings.home).running()
     if running is None or not running.token_file or not _is_same_service(address, running):
         return token

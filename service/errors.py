@@ -9,6 +9,7 @@ ServiceError
 │   ├── TooLarge          413, UnsupportedMediaType 415
 │   ├── Invalid           422
 │   ├── Unauthorized      401, Forbidden 403
+│   ├── TooManyRequests   429
 │   └── Unavailable       503
 ├── SettingsError         a setting is wrong; the process does not start
 ├── StartError            a process cannot start, or its database cannot be used
@@ -89,7 +90,7 @@ class UnsupportedMediaType(ApiError):
 
 
 class Unauthorized(ApiError):
-    """The token is missing or unknown."""
+    """The token is missing, or is not accepted."""
 
     status = 401
     code = "unauthorized"
@@ -100,6 +101,21 @@ class Forbidden(ApiError):
 
     status = 403
     code = "forbidden"
+
+
+class TooManyRequests(ApiError):
+    """The user has made too many requests."""
+
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+        """Seconds until the next request is accepted."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Unavailable(ApiError):

@@ -51,6 +51,8 @@ _RAY_START = (
     " main()"
 )
 _RAY_OWN = ("ACCORDION_RAY_", "RAY_")
+_CLIENT_TOKEN = "ACCORDION_TOKEN"  # noqa: S105 - a name
+"""Start of the variables with the token of whoever calls the service."""
 _RAY_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "token",
@@ -223,14 +225,14 @@ def _ray_environment(instance: LocalInstance) -> dict[str, str]:
 
 
 def _api_environment(instance: LocalInstance) -> dict[str, str]:
-    seen = inherit_environment(lambda name: not name.startswith(_RAY_OWN))
+    seen = inherit_environment(lambda name: not name.startswith((*_RAY_OWN, _CLIENT_TOKEN)))
     token = {"ACCORDION_ADMIN_TOKEN_FILE": str(instance.token_file)} if instance.token_file else {}
     return {**seen, **_address_variables(instance), **token}
 
 
 def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
     seen = inherit_environment(
-        lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN"))
+        lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN", _CLIENT_TOKEN))
     )
     ray = driver_environment(instance.home, instance.ray_address)
     return {**seen, **_address_variables(instance), **ray}

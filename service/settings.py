@@ -47,6 +47,19 @@ class Settings(BaseSettings):
     metrics_token: SecretStr | None = None
     """Read-only token for `/metrics` alone, so that a Prometheus server needs no admin token."""
     metrics_token_file: Path | None = None
+    user_token: SecretStr | None = Field(default=None, validation_alias="ACCORDION_TOKEN")
+    """Token of the user of the command line and the Python client."""
+    user_token_file: Path | None = Field(default=None, validation_alias="ACCORDION_TOKEN_FILE")
+    requests_per_second: float = Field(default=50.0, gt=0)
+    """Requests per second that a user may make in the long run, in each api process; the admin
+    token of the settings has no limit.
+    """
+    request_burst: int = Field(default=200, ge=1)
+    """Requests that a user may make at once."""
+    max_priority: int = Field(default=100, ge=0, le=100)
+    """Highest priority that a user without the scope `write:all` may give a job. A higher priority
+    takes workers from jobs of other users.
+    """
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
     user.
@@ -92,6 +105,10 @@ class Settings(BaseSettings):
     """
     cancel_grace_s: float = Field(default=30.0, gt=0)
     """Seconds from a cancel until the workers are killed."""
+    preempt_for_priority: bool = False
+    """Whether a job is paused while a more important one could not start otherwise. Jobs above
+    their minimum number of workers give some back in any case.
+    """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)
@@ -188,6 +205,20 @@ class Settings(BaseSettings):
             self.admin_token,
             self.admin_token_file,
             name="ACCORDION_ADMIN_TOKEN",
+            shortest=MIN_TOKEN_LENGTH,
+        )
+
+    def client_token(self) -> str | None:
+        """The token with which the command line calls the service; None if none is set.
+
+        Raises:
+            SettingsError: the file cannot be read, or the token is too short or not of ASCII
+                characters.
+        """
+        return _read_secret(
+            self.user_token,
+            self.user_token_file,
+            name="ACCORDION_TOKEN",
             shortest=MIN_TOKEN_LENGTH,
         )
 

@@ -16,7 +16,8 @@ from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.plain_text import clean_texts
 from workers.spec import MAX_SAMPLES as MAX_SAMPLES
 from workers.spec import JobSpec as JobSpec
-from workers.spec import Label, Strict
+from workers.spec import Label as Label
+from workers.spec import Strict
 
 GUEST_ATTEMPT = 1
 """Attempt of every guest run: Ray Train restarts it, so only its generation grows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class AppState:
     feeds: FeedHub
     cookie: str
     """Name of the session cookie."""
+    monotonic: Clock = time.monotonic
+    """Seconds that pass however the clock is set."""
     draining: threading.Event
     """Set when the process is asked to stop: writes are rejected, and streams end."""
     write_slots: WriteSlots = field(default_factory=WriteSlots)

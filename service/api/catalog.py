@@ -7,15 +7,21 @@ from fastapi import APIRouter
 from accordion.compressors import COMPRESSORS
 from accordion.options import options_schema
 from accordion.policies import POLICIES
+from service.api.callers import CallerDep, require_scope
 from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import describe_problems
 from service.api.views import cluster_view
+from service.domain.access import Caller, Scope
 from service.domain.waiting_message import format_waiting_message
 from service.store.models import JobRow
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
-router = APIRouter(tags=["catalog"], dependencies=[NO_QUERY], responses=describe_problems())
+router = APIRouter(
+    tags=["catalog"],
+    dependencies=[require_scope(Scope.READ), NO_QUERY],
+    responses=describe_problems(),
+)
 
 
 @router.get("/tasks")
@@ -64,18 +70,26 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 
 
 @router.get("/queue")
-def get_queue(repository: RepositoryDep) -> QueueView:
-    """List the waiting jobs in the order in which they will start, each with its reason."""
+def get_queue(repository: RepositoryDep, caller: CallerDep) -> QueueView:
+    """List the waiting jobs in the order in which they will start, each with its reason.
+
+    Without the scope `read:all`, the names of other users' jobs are not shown.
+    """
     rows = repository.queue()
     first = repository.first_without_capacity(rows)
     return QueueView(
-        items=[_describe_entry(position, row, first) for position, row in enumerate(rows)]
+        items=[
+            _describe_entry(position, row, first, caller=caller)
+            for position, row in enumerate(rows)
+        ]
     )
 
 
-def _describe_entry(position: int, row: JobRow, first_without_capacity: str | None) -> QueueEntry:
-    fields = {
-        name: getattr(row, name) for name in ("id", "name", "priority", "reason", "created_at")
-    }
+def _describe_entry(
+    position: int, row: JobRow, first_without_capacity: str | None, *, caller: Caller
+) -> QueueEntry:
+    names = ("id", "owner", "priority", "reason", "created_at")
+    fields = {name: getattr(row, name) for name in names}
+    fields["name"] = row.name if caller.may_see(row.owner) else None
     message = format_waiting_message(row.message, first_without_capacity)
     return QueueEntry.model_validate({"position": position, "message": message, **fields})

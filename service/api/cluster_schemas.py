@@ -34,8 +34,10 @@ class QueueEntry(Answer):
     """Position in the queue; 0 starts next."""
     id: str
     """ID of the job."""
-    name: str
-    """Name of the job."""
+    name: str | None
+    """Name of the job; null if you may not see the job."""
+    owner: str | None
+    """User who submitted it; null if it was submitted before users existed."""
     priority: int
     """Priority, 0 to 100; larger starts first."""
     reason: Reason

@@ -9,11 +9,14 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.requests import ClientDisconnect
 
 from service.api.app_state import AppState
+from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES, StateDep
 from service.api.problems import describe_problems
 from service.api.schemas import CodeView
-from service.code_store import CodeStore
+from service.code_store import Code, CodeStore
+from service.domain.access import Caller, Scope
 from service.errors import Invalid, NotFound, UnsupportedMediaType
+from service.store.audit_log import append_audit
 from workers.contract import JobSpec
 
 ZIP = "application/zip"
@@ -31,11 +34,13 @@ _LOCATION = {"Location": {"description": "URL of the code", "schema": {"type": "
 @router.post(
     "",
     status_code=201,
-    dependencies=[WRITES],
+    dependencies=[require_scope(Scope.SUBMIT), WRITES],
     openapi_extra=_BODY,
     responses={201: {"headers": _LOCATION}, **describe_problems(415)},
 )
-async def upload_code(request: Request, response: Response, state: StateDep) -> CodeView:
+async def upload_code(
+    request: Request, response: Response, *, state: StateDep, caller: CallerDep
+) -> CodeView:
     """Upload your own Python modules as a zip file. Put the `sha256` of the response into the field
     `code` of a spec.
 
@@ -55,11 +60,14 @@ async def upload_code(request: Request, response: Response, state: StateDep) -> 
         except ClientDisconnect:
             raise Invalid("the upload was interrupted; send it again") from None
         code = await anyio.to_thread.run_sync(store.keep, draft, limiter=state.upload_checks)
+    if code.is_new:
+        async with state.write_slots.slot():
+            await anyio.to_thread.run_sync(_record_upload, state, caller, code)
     response.headers["Location"] = request.app.url_path_for("get_code", sha256=code.sha256)
     return CodeView.model_validate(code)
 
 
-@router.get("/{sha256}", responses=describe_problems(404))
+@router.get("/{sha256}", dependencies=[require_scope(Scope.READ)], responses=describe_problems(404))
 def get_code(sha256: CodeSha, state: StateDep) -> CodeView:
     """Show the size of an upload."""
     return CodeView.model_validate(store_of(state).get(sha256))
@@ -68,6 +76,13 @@ def get_code(sha256: CodeSha, state: StateDep) -> CodeView:
 def store_of(state: AppState) -> CodeStore:
     """Return the store of uploads."""
     return CodeStore(state.settings.code, state.clock)
+
+
+def _record_upload(state: AppState, caller: Caller, code: Code) -> None:
+    now = state.clock()
+    after = {"files": code.files, "size_bytes": code.size_bytes}
+    with state.database.write() as session:
+        append_audit(session, caller, "code.uploaded", subject=code.sha256, after=after, now=now)
 
 
 def check_code(state: AppState, spec: JobSpec, pointer: str = "/code") -> None:

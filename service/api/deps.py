@@ -12,6 +12,7 @@ from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 
 from service.api.app_state import AppState
+from service.api.callers import CallerDep
 from service.errors import NotFound, Unavailable
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -50,14 +51,14 @@ JobId = Annotated[
 ]
 
 
-def _find_job(job_id: JobId, repository: RepositoryDep) -> JobRow:
+def _find_job(job_id: JobId, repository: RepositoryDep, caller: CallerDep) -> JobRow:
     """Return the job named in the path.
 
     Raises:
-        NotFound: no job has that ID.
+        NotFound: no job has that ID, or the caller may not see it.
     """
     job = repository.job(job_id)
-    if job is None:
+    if job is None or not caller.may_see(job.owner):
         raise NotFound(
             f"there is no job with the ID {job_id}; GET /api/v1/jobs lists all, by ID and name"
         )

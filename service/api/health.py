@@ -8,9 +8,11 @@ from fastapi import APIRouter, Response
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.api.app_state import AppState
+from service.api.callers import require_scope
 from service.api.deps import NO_QUERY, StateDep
 from service.api.problems import describe_problems
 from service.api.schemas import CheckResult, Ready
+from service.domain.access import Scope
 from service.errors import Unavailable
 from service.metrics import metrics_response
 from service.store.migrations import current, head
@@ -45,6 +47,7 @@ def readyz(state: StateDep, response: Response) -> Ready:
 
 @router.get(
     "/metrics",
+    dependencies=[require_scope(Scope.METRICS)],
     responses={
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
         **describe_problems(),

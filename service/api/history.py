@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from service.api.callers import require_scope
 from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
 from service.api.history_schemas import DecisionPage, EpochPage
@@ -25,13 +26,16 @@ from service.api.views import (
 )
 from service.api.why_schemas import WhyView
 from service.api.why_view import why_view
+from service.domain.access import Scope
 from service.errors import Invalid
 from service.store.repository import HistoryPage
 
 _MOST = 2**31
 """Exclusive upper bound of epochs and steps: the columns hold 32-bit integers."""
 
-router = APIRouter(prefix="/jobs/{job_id}", tags=["history"])
+router = APIRouter(
+    prefix="/jobs/{job_id}", tags=["history"], dependencies=[require_scope(Scope.READ)]
+)
 
 
 class HistoryQuery(QueryParams):

@@ -1,37 +1,49 @@
-"""Routes that submit, list and show jobs."""
+"""Routes that submit, clone, list and show jobs."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import math
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from service.api.app_state import AppState
+from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, RepositoryDep, StateDep
+from service.api.priorities import check_priority
 from service.api.problems import describe_problems
-from service.api.schemas import PLAIN, DryRun, JobPage, JobView
+from service.api.schemas import PLAIN, CloneRequest, DryRun, JobPage, JobView
 from service.api.views import job_view
+from service.domain.access import Scope
 from service.domain.cluster_snapshot import read_cluster_snapshot
-from service.domain.jobs import Reason, Status
+from service.domain.jobs import Kind, Reason, Status
 from service.domain.queue import PendingJob, ResourceRequest, list_worker_resources, plan_queue
 from service.domain.waiting_message import format_waiting_message
-from service.errors import Invalid
+from service.errors import Conflict, Invalid
 from service.store.idempotency import Idempotency, body_hash
 from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
 from service.store.repository import JobFilter
-from service.store.stored_spec import resource_request
+from service.store.stored_spec import resource_request, stored_spec
 from workers.contract import JobSpec
 from workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 _LOCATION = {"Location": {"description": "URL of the job", "schema": {"type": "string"}}}
+_OPTIONS = (
+    ("task", "name", ("options",)),
+    ("compression", "method", ("low", "high")),
+    ("policy", "name", ("options",)),
+    ("training.optimizer", "name", ("lr", "momentum", "nesterov")),
+)
+"""Parts of a spec whose other fields depend on a name: place, name and those fields."""
 
 
 class SubmitQuery(QueryParams):
@@ -62,6 +74,23 @@ class ListQuery(QueryParams):
         max_length=32,
         description="only jobs with all of these labels, given as `key:value`",
     )
+    owner: str | None = Field(
+        default=None, max_length=63, pattern=PLAIN, description="only jobs of this user"
+    )
+    name_prefix: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=PLAIN,
+        description="only jobs whose name starts with this",
+    )
+    kind: Kind | None = Field(default=None, description="only submitted jobs, or only guest runs")
+    created_after: AwareDatetime | None = Field(
+        default=None, description="only jobs submitted at this time or later, with a time zone"
+    )
+    created_before: AwareDatetime | None = Field(
+        default=None, description="only jobs submitted before this time, with a time zone"
+    )
     limit: int = Field(default=50, ge=1, le=200, description="jobs per page (default 50)")
     cursor: str | None = Field(
         default=None, max_length=200, description="`next_cursor` of the previous page"
@@ -71,7 +100,7 @@ class ListQuery(QueryParams):
 @router.post(
     "",
     status_code=201,
-    dependencies=WRITES_ROWS,
+    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
     response_model=JobView,
     responses={
         200: {
@@ -89,6 +118,7 @@ def submit(
     request: Request,
     response: Response,
     state: StateDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
     """Submit a job. It is queued, and starts when its workers fit on the cluster.
@@ -96,27 +126,82 @@ def submit(
     Repeating a request with the same `Idempotency-Key` returns 200 and the job that the first one
     created; the same key with another body is rejected with 422.
     """
-    _refuse_guest(spec)
+    _refuse_guest(spec, "/task/name")
     check_code(state, spec)
+    check_priority(state, caller, spec.priority, pointer="/priority")
     if query.dry_run:
         return Response(_dry_run(state, spec).model_dump_json(), 200, media_type="application/json")
-    key = _check_idempotency_key(idempotency_key, "POST /jobs", spec.model_dump(mode="json"))
-    job, replayed = JobSubmission(state.database, state.clock).submit(spec, key)
+    scope = f"POST /jobs of {caller.user}"
+    key = _check_idempotency_key(idempotency_key, scope, spec.model_dump(mode="json"))
+    job, replayed = JobSubmission(state.database, state.clock, caller).submit(spec, key)
     response.status_code = 200 if replayed else 201
     response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
     response.headers["ETag"] = format_etag(job)
     return job_view(job)
 
 
-@router.get("", responses=describe_problems())
-def get_list(query: Annotated[ListQuery, Query()], state: StateDep) -> JobPage:
-    """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page."""
+@router.post(
+    "/{job_id}/clone",
+    status_code=201,
+    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    responses={
+        200: {"model": JobView, "description": "the job created earlier with this key"},
+        201: {"headers": ETAG | _LOCATION},
+        **describe_problems(400, 404, 409, 415),
+    },
+)
+def clone(
+    job: JobDep,
+    body: CloneRequest,
+    *,
+    request: Request,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Submit a new job with the spec of this one, which you then own. It starts from the beginning.
+
+    A new compression method, task, policy or optimizer has its default options, unless you give
+    some. Repeating a request with the same `Idempotency-Key` returns 200 and the job that the first
+    one created.
+    """
+    if job.kind == Kind.GUEST:
+        raise Conflict(
+            f"job {job.id} is a guest run, whose script is not known here; start the script again"
+        )
+    spec = _merge_spec(job, body.spec)
+    _refuse_guest(spec, "/spec/task/name")
+    check_code(state, spec, "/spec/code")
+    check_priority(state, caller, spec.priority, pointer="/spec/priority")
+    scope = f"clone {job.id} for {caller.user}"
+    key = _check_idempotency_key(idempotency_key, scope, body.model_dump(mode="json"))
+    submission = JobSubmission(state.database, state.clock, caller)
+    new, replayed = submission.submit(spec, key, cloned_from=job.id)
+    response.status_code = 200 if replayed else 201
+    response.headers["Location"] = request.app.url_path_for("get_one", job_id=new.id)
+    response.headers["ETag"] = format_etag(new)
+    return job_view(new)
+
+
+@router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems())
+def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: CallerDep) -> JobPage:
+    """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page.
+
+    Without the scope `read:all`, only your own jobs and guest runs are listed.
+    """
     labels = [_parse_label(text, index) for index, text in enumerate(query.label)]
     wanted = JobFilter(
         statuses=[status.value for status in query.status],
         name=query.name,
         id_prefix=query.id,
         labels=labels,
+        owner=query.owner,
+        name_prefix=query.name_prefix,
+        kind=query.kind,
+        created_after=_to_seconds(query.created_after),
+        created_before=_to_seconds(query.created_before),
+        visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
         before=_from_cursor(query.cursor),
         limit=query.limit + 1,
     )
@@ -131,7 +216,7 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep) -> JobPage:
 
 @router.get(
     "/{job_id}",
-    dependencies=[NO_QUERY],
+    dependencies=[require_scope(Scope.READ), NO_QUERY],
     responses={200: {"headers": ETAG}, **describe_problems(404)},
 )
 def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
@@ -140,13 +225,60 @@ def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobVi
     return job_view(job, repository.first_without_capacity([job]))
 
 
-def _refuse_guest(spec: JobSpec) -> None:
+def _merge_spec(job: JobRow, changes: dict[str, Any]) -> JobSpec:
+    """Return the job's spec with a JSON merge patch.
+
+    Raises:
+        RequestValidationError: the result is no valid spec.
+    """
+    spec = stored_spec(job)
+    for place, name, options in _OPTIONS:
+        if _gives(changes, f"{place}.{name}"):
+            # The stored spec has the options of the old name, defaults included.
+            spec = _merge_patch(spec, _nest(place, dict.fromkeys(options)))
+    try:
+        return JobSpec.model_validate(_merge_patch(spec, changes))
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**item, "loc": ("body", "spec", *item["loc"])} for item in error.errors()]
+        ) from None
+
+
+def _gives(changes: Any, path: str) -> bool:
+    """Return whether the changes have a value at a path such as `compression.method`."""
+    *folders, last = path.split(".")
+    for folder in folders:
+        changes = changes.get(folder) if isinstance(changes, dict) else None
+    return isinstance(changes, dict) and last in changes
+
+
+def _nest(place: str, value: Any) -> dict[str, Any]:
+    """Return a document with a value at a place such as `training.optimizer`."""
+    for name in reversed(place.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def _merge_patch(document: Any, patch: Any) -> Any:
+    """Return the document with a JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(document) if isinstance(document, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merge_patch(merged.get(name), value)
+    return merged
+
+
+def _refuse_guest(spec: JobSpec, pointer: str) -> None:
     if spec.task.name == GUEST:
         raise Invalid(
             f"task.name is {GUEST!r}, which is for runs that register themselves: call"
             " accordion_ray.attach in a Ray Train script, and start the script; or name a task"
             " from GET /api/v1/tasks",
-            "/task/name",
+            pointer,
         )
 
 
@@ -181,6 +313,10 @@ def _parse_label(text: str, index: int) -> tuple[str, str]:
     if not (key and colon and value):
         raise Invalid(f"label is {text!r}; give it as key:value", f"query/label/{index}")
     return key, value
+
+
+def _to_seconds(time: datetime | None) -> float | None:
+    return None if time is None else time.timestamp()
 
 
 def _to_cursor(row: JobRow) -> str:

@@ -81,6 +81,8 @@ class OverrideView(Answer):
     """First epoch in which the policy decides again; null if it holds until the end of the job."""
     reason: str
     """Why, as given in the request."""
+    requested_by: str | None
+    """User who requested it; null if it was requested before users existed."""
     state: OverrideState
     """`PENDING`: stored. `DELIVERED`: sent to the job. `APPLIED`: every rank runs it. `REJECTED`:
     the job cannot apply it. `SUPERSEDED`: newer overrides replaced it. `EXPIRED`: `until` was

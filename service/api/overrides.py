@@ -6,11 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from service.api.callers import CallerDep, require_scope
 from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep, StateDep
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.problems import describe_problems
 from service.api.views import override_view
+from service.domain.access import Scope
 from service.store.idempotency import Idempotency, body_hash
 from service.store.job_submission import JobSubmission, RequestedOverride
 
@@ -21,7 +23,7 @@ OverrideId = Annotated[
 ]
 
 
-@router.get("", responses=describe_problems(404))
+@router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems(404))
 def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) -> OverrideList:
     """List all overrides of a job, oldest first, with their states."""
     acks = repository.acks(job.id)
@@ -34,7 +36,7 @@ def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) ->
 @router.post(
     "",
     status_code=202,
-    dependencies=WRITES_ROWS,
+    dependencies=[require_scope(Scope.OVERRIDE), *WRITES_ROWS],
     responses=describe_problems(400, 404, 409, 412, 415),
 )
 def add_override(
@@ -42,6 +44,7 @@ def add_override(
     request: OverrideRequest,
     *,
     state: StateDep,
+    caller: CallerDep,
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
@@ -56,12 +59,14 @@ def add_override(
     body = request.model_dump(mode="json")
     key = (
         Idempotency(
-            key=idempotency_key, scope=f"POST overrides of {job_id}", body_hash=body_hash(body)
+            key=idempotency_key,
+            scope=f"POST overrides of {job_id} by {caller.user}",
+            body_hash=body_hash(body),
         )
         if idempotency_key
         else None
     )
-    row, _ = JobSubmission(state.database, state.clock).add_override(
+    row, _ = JobSubmission(state.database, state.clock, caller).add_override(
         job_id,
         RequestedOverride(**request.model_dump()),
         check=lambda job: check_if_match(if_match, job),
@@ -71,14 +76,21 @@ def add_override(
 
 
 @router.delete(
-    "/{override_id}", dependencies=WRITES_ROWS, responses=describe_problems(404, 409, 412)
+    "/{override_id}",
+    dependencies=[require_scope(Scope.OVERRIDE), *WRITES_ROWS],
+    responses=describe_problems(404, 409, 412),
 )
 def cancel_override(
-    job_id: JobId, override_id: OverrideId, *, state: StateDep, if_match: IfMatch = None
+    job_id: JobId,
+    override_id: OverrideId,
+    *,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
 ) -> OverrideView:
     """Cancel an override. Its layers return to the policy, or to another override that is still
     active. Repeating the request has no effect.
     """
-    submission = JobSubmission(state.database, state.clock)
+    submission = JobSubmission(state.database, state.clock, caller)
     row = submission.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
     return override_view(row, state.repository.acks(job_id).get(row.id, []))

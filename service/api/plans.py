@@ -7,10 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
+from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.plan_schemas import PlanRequest, PlanView
 from service.api.problems import describe_problems
+from service.domain.access import Scope
 from service.errors import Invalid
 from service.store.models import PlanRow
 from service.store.plan_rows import PlanStore
@@ -26,11 +28,11 @@ PlanId = Annotated[
 @router.post(
     "",
     status_code=202,
-    dependencies=WRITES_ROWS,
+    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
     responses={202: {"headers": _LOCATION}, **describe_problems(400, 415)},
 )
 def add_plan(
-    body: PlanRequest, *, request: Request, response: Response, state: StateDep
+    body: PlanRequest, *, request: Request, response: Response, state: StateDep, caller: CallerDep
 ) -> PlanView:
     """Predict step time and bytes of every method and level of a job on a link.
 
@@ -56,21 +58,27 @@ def add_plan(
             "/spec/task/name",
         )
     check_code(state, body.spec, "/spec/code")
-    row = PlanStore(state.database, state.clock).add(body.model_dump(mode="json"))
+    row = PlanStore(state.database, state.clock).add(caller, body.model_dump(mode="json"))
     response.headers["Location"] = request.app.url_path_for("get_plan", plan_id=row.id)
     return _plan_view(row)
 
 
-@router.get("/{plan_id}", responses=describe_problems(404))
-def get_plan(plan_id: PlanId, state: StateDep) -> PlanView:
+@router.get(
+    "/{plan_id}", dependencies=[require_scope(Scope.READ)], responses=describe_problems(404)
+)
+def get_plan(plan_id: PlanId, state: StateDep, caller: CallerDep) -> PlanView:
     """Show a plan, with its predictions once it has succeeded."""
-    return _plan_view(PlanStore(state.database, state.clock).get(plan_id))
+    return _plan_view(PlanStore(state.database, state.clock).get(caller, plan_id))
 
 
-@router.delete("/{plan_id}", dependencies=WRITES_ROWS, responses=describe_problems(404, 409))
-def cancel_plan(plan_id: PlanId, state: StateDep) -> PlanView:
+@router.delete(
+    "/{plan_id}",
+    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
+    responses=describe_problems(404, 409),
+)
+def cancel_plan(plan_id: PlanId, state: StateDep, caller: CallerDep) -> PlanView:
     """Cancel a plan that waits or is measured. Repeating the request has no effect."""
-    return _plan_view(PlanStore(state.database, state.clock).cancel(plan_id))
+    return _plan_view(PlanStore(state.database, state.clock).cancel(caller, plan_id))
 
 
 def _plan_view(row: PlanRow) -> PlanView:

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from service.api.known_keys import body_type, describe_no_mapping, describe_unknown, known_keys
 from service.api.schemas import EventView, Problem, ProblemItem
-from service.errors import ApiError, Invalid
+from service.errors import ApiError, Invalid, TooManyRequests
 from service.store.file_guard import is_damage
 
 MEDIA_TYPE = "application/problem+json"
@@ -40,7 +40,7 @@ _log = structlog.get_logger()
 
 def describe_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the `responses=` of a route: these statuses, and those that every route may return."""
-    every = {401, 403, 413, 422, 500, 503, *statuses}
+    every = {401, 403, 413, 422, 429, 500, 503, *statuses}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": _REF}
         for status in sorted(every)
@@ -65,6 +65,8 @@ def problem_response(scope: Any, status: int, detail: str, **more: Any) -> Respo
 def api_error_response(scope: Any, error: ApiError) -> Response:
     """Build the response to an error of this service."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(error.status)
+    if isinstance(error, TooManyRequests):
+        headers = {"Retry-After": str(error.retry_after_s)}
     items = (
         [ProblemItem(pointer=error.pointer, detail=str(error))]
         if isinstance(error, Invalid)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from accordion.messages import Decision, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
-from workers.contract import Bytes, EpochRecord, JobSpec, StorageUse
+from workers.contract import Bytes, EpochRecord, JobSpec, Label, StorageUse
 from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
@@ -112,6 +112,12 @@ class JobView(Answer):
     service shows it and can override its compression, but its own script starts, resizes and stops
     it.
     """
+    owner: str | None = None
+    """User who submitted the job; null for a guest run, and for a job submitted before
+    users existed.
+    """
+    cloned_from: str | None = None
+    """ID of the job whose spec it was made from; null if it was submitted with a spec."""
     status: Status
     """Current state. `QUEUED`: waits for resources. `STARTING`: worker processes start. `RUNNING`:
     trains. `RESIZING`: switches to another number of workers. `RECOVERING`: replaces a lost worker
@@ -197,6 +203,38 @@ class ResizeRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"min": 1, "max": 2}, {"min": 2, "max": 2}]}
+    )
+
+
+class JobChange(Request):
+    """Changes of how a job is listed and queued; what is left out stays as it is."""
+
+    name: Label | None = None
+    """New name: up to 63 letters, digits and `._/-`."""
+    labels: dict[Label, Label | None] = Field(default_factory=dict, max_length=64)
+    """Labels to set, by key; null removes one. A job has at most 32."""
+    priority: int | None = Field(default=None, ge=0, le=100)
+    """New place in the queue, 0 to 100; larger starts first. A running job keeps its workers."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"priority": 80}, {"labels": {"team": "vision", "old": None}}]
+        }
+    )
+
+
+class CloneRequest(Request):
+    """A new job with the spec of another one."""
+
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """Changes of the spec, as a JSON merge patch (RFC 7396): objects are merged, other values
+    replaced, and null removes a field, which then has its default.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{}, {"spec": {"training": {"epochs": 40}, "compression": None}}]
+        }
     )
 
 

@@ -9,13 +9,18 @@ import json
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from service.api.app_state import AppState
 from service.api.feeds import Frame, Reader, StreamPage, follow_feed
 from service.api.views import event_document, progress_view
+from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
+from service.errors import ApiError
+from service.store.account_rows import AccountStore
 from service.store.models import EventRow, JobRow, LogChunkRow
 
 MEDIA_TYPE = "text/event-stream"
@@ -24,16 +29,51 @@ _GONE = StreamPage(version=None, newest=0, has_ended=True)
 
 
 def stream_feed(
-    state: AppState, reader: Reader, *, now: StreamPage, after: int
+    state: AppState, caller: Caller, reader: Reader, *, now: StreamPage, after: int
 ) -> StreamingResponse:
-    """Stream what follows a number, until the job ends, the client leaves or the service stops."""
+    """Stream what follows a number, until the job ends, the client leaves, its token is refused or
+    the service stops.
+    """
+    keepalive_s = state.settings.sse_keepalive_s
+    guard = _StreamGuard(state, caller, reader.job_id)
 
     async def frames() -> AsyncIterator[str]:
         with state.feeds.subscribe(reader, now) as feed:
-            async for text in follow_feed(feed, after, keepalive_s=state.settings.sse_keepalive_s):
+            async for text in follow_feed(feed, after, keepalive_s=keepalive_s):
                 yield text
+                if await guard.refuses():
+                    return
 
     return StreamingResponse(frames(), media_type=MEDIA_TYPE, headers=_HEADERS)
+
+
+class _StreamGuard:
+    """Checks now and then whether the caller of an open stream may still see its job."""
+
+    def __init__(self, state: AppState, caller: Caller, job_id: str) -> None:
+        self._state = state
+        self._caller = caller
+        self._job_id = job_id
+        self._checked_s = state.monotonic()
+
+    async def refuses(self) -> bool:
+        """Check the caller if a keep-alive interval has passed."""
+        now = self._state.monotonic()
+        if now - self._checked_s < self._state.settings.sse_keepalive_s:
+            return False
+        self._checked_s = now
+        return bool(self._caller.token_id) and await run_in_threadpool(self._is_refused)
+
+    def _is_refused(self) -> bool:
+        state = self._state
+        try:
+            caller = AccountStore(state.database, state.clock).find_by_id(self._caller.token_id)
+            job = state.repository.job(self._job_id)
+        except (ApiError, SQLAlchemyError):
+            return True  # the client reconnects, and is told why
+        if caller is None or job is None:
+            return True
+        return Scope.READ not in caller.scopes or not caller.may_see(job.owner)
 
 
 def format_frame(kind: str, data: Any, number: int | None = None) -> str:
@@ -69,7 +109,9 @@ class EventReader:
             Frame(number=row.seq, text=format_frame(row.type, event_document(row), row.seq))
             for row in rows
         )
-        progress, has_ended = progress_view(job), Status(job.status) in ENDED
+        # The job may have ended after its row was read, and before its events were.
+        has_ended = Status(job.status) in ENDED or (bool(rows) and rows[-1].type == "end")
+        progress = progress_view(job)
         return StreamPage(
             version=job.version,
             newest=max(job.event_seq, rows[-1].seq if rows else 0),

@@ -1,34 +1,60 @@
-"""Routes that resize, pause, resume and cancel a job."""
+"""Routes that change, resize, pause, resume and cancel a job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import APIRouter, Response
 
+from service.api.callers import CallerDep, require_scope
 from service.api.conditions import ETAG, IfMatch, check_if_match, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobId, StateDep
+from service.api.priorities import check_priority
 from service.api.problems import describe_problems
-from service.api.schemas import JobView, ResizeRequest
+from service.api.schemas import JobChange, JobView, ResizeRequest
 from service.api.views import job_view
-from service.store.job_lifecycle import JobLifecycle
+from service.domain.access import Scope
+from service.store.job_lifecycle import JobLifecycle, ListingChange
 from service.store.models import JobRow
 
 router = APIRouter(
     prefix="/jobs/{job_id}",
     tags=["jobs"],
-    dependencies=[NO_QUERY, *WRITES_ROWS],
-    responses={202: {"headers": ETAG}, **describe_problems(404, 409, 412)},
+    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    responses=describe_problems(404, 409, 412),
 )
+_ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"headers": ETAG}}
 
 
-@router.post("/resize", status_code=202, responses=describe_problems(400, 415))
+@router.patch("", responses={200: {"headers": ETAG}, **describe_problems(400, 415)})
+def change_job(
+    job_id: JobId,
+    request: JobChange,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
+) -> JobView:
+    """Change the name, the labels or the priority of a job, a guest run, or an ended job."""
+    lifecycle = JobLifecycle(state.database, state.clock, caller)
+    if request.priority is not None:
+        check_priority(state, caller, request.priority, pointer="/priority")
+    change = ListingChange(**request.model_dump())
+    return _build_response(
+        lifecycle.change_listing(job_id, change, check=_match_condition(if_match)), response
+    )
+
+
+@router.post("/resize", status_code=202, responses={**_ACCEPTED, **describe_problems(400, 415)})
 def resize(
     job_id: JobId,
     request: ResizeRequest,
     *,
     response: Response,
     state: StateDep,
+    caller: CallerDep,
     if_match: IfMatch = None,
 ) -> JobView:
     """Change how many workers a job may have. Repeating the request has no effect.
@@ -37,50 +63,67 @@ def resize(
     switches at a step boundary and loses no step; a queued or paused job starts with the new
     limits.
     """
-    lifecycle = JobLifecycle(state.database, state.clock)
+    lifecycle = JobLifecycle(state.database, state.clock, caller)
     return _build_response(
         lifecycle.resize(job_id, request.min, request.max, check=_match_condition(if_match)),
         response,
     )
 
 
-@router.post("/pause", status_code=202)
+@router.post("/pause", status_code=202, responses=_ACCEPTED)
 def pause(
-    job_id: JobId, *, response: Response, state: StateDep, if_match: IfMatch = None
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
 ) -> JobView:
     """Pause a job: its workers save a checkpoint and stop, which frees their resources. Repeating
     the request has no effect.
     """
-    lifecycle = JobLifecycle(state.database, state.clock)
+    lifecycle = JobLifecycle(state.database, state.clock, caller)
     return _build_response(
         lifecycle.pause(job_id, _match_condition(if_match), grace_s=state.settings.cancel_grace_s),
         response,
     )
 
 
-@router.post("/resume", status_code=202)
+@router.post("/resume", status_code=202, responses=_ACCEPTED)
 def resume(
-    job_id: JobId, *, response: Response, state: StateDep, if_match: IfMatch = None
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
 ) -> JobView:
     """Resume a paused job: it is queued, and continues from its checkpoint. Repeating the request
     has no effect.
     """
     return _build_response(
-        JobLifecycle(state.database, state.clock).resume(job_id, _match_condition(if_match)),
+        JobLifecycle(state.database, state.clock, caller).resume(
+            job_id, _match_condition(if_match)
+        ),
         response,
     )
 
 
-@router.post("/cancel", status_code=202)
+@router.post("/cancel", status_code=202, responses=_ACCEPTED)
 def cancel(
-    job_id: JobId, *, response: Response, state: StateDep, if_match: IfMatch = None
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
 ) -> JobView:
     """Cancel a job: at once if nothing runs, otherwise after its workers have saved a checkpoint.
 
     A guest run can be cancelled only if it is LOST, which ends its record. Repeating the request
     has no effect.
     """
-    lifecycle = JobLifecycle(state.database, state.clock)
+    lifecycle = JobLifecycle(state.database, state.clock, caller)
     return _build_response(
         lifecycle.cancel(job_id, _match_condition(if_match), grace_s=state.settings.cancel_grace_s),
         response,

@@ -8,15 +8,19 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
 from starlette.responses import StreamingResponse
 
+from service.api.callers import CallerDep, require_scope
 from service.api.conditions import last_event_id
 from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream_feed
+from service.domain.access import Scope
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
 from service.errors import Invalid
 
-router = APIRouter(prefix="/jobs/{job_id}", tags=["streams"])
+router = APIRouter(
+    prefix="/jobs/{job_id}", tags=["streams"], dependencies=[require_scope(Scope.READ)]
+)
 LastEventIdHeader = Annotated[
     str | None,
     Header(alias="Last-Event-ID", max_length=64, description="number of the last event received"),
@@ -104,6 +108,7 @@ def get_events(
     query: Annotated[EventsQuery, Query()],
     *,
     state: StateDep,
+    caller: CallerDep,
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
     """Stream server-sent events of type `status`, `epoch`, `decision`, `override`, `workers`,
@@ -119,7 +124,7 @@ def get_events(
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
     reader = EventReader(state, job.id)
-    return stream_feed(state, reader, now=reader.build_page(job), after=after)
+    return stream_feed(state, caller, reader, now=reader.build_page(job), after=after)
 
 
 @router.get(
@@ -139,6 +144,7 @@ def get_logs(
     query: Annotated[LogsQuery, Query()],
     *,
     state: StateDep,
+    caller: CallerDep,
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
     """Show the output of the workers and their supervisor: as text, or with `follow` as a stream of
@@ -150,4 +156,4 @@ def get_logs(
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream_feed(state, reader, now=reader.build_page(job), after=after or 0)
+    return stream_feed(state, caller, reader, now=reader.build_page(job), after=after or 0)

@@ -72,7 +72,10 @@ def raise_for_status(response: httpx2.Response) -> None:
 def _describe_problem(problem: Problem) -> str:
     """List each invalid value with its field; if none is named, the general message."""
     if problem.status == 401:
-        return f"{problem.detail}; set ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
+        return (
+            f"{problem.detail}; set ACCORDION_TOKEN_FILE or ACCORDION_TOKEN to a token of yours, or"
+            " ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
+        )
     items = [
         f"{_dotted_path(item.pointer)}: {item.detail}" if item.pointer else item.detail
         for item in problem.errors

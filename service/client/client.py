@@ -42,6 +42,7 @@ from service.api.schemas import (
     ScheduleView,
 )
 from service.api.why_schemas import WhyView
+from service.client.account_requests import AccountRequests
 from service.client.answers import raise_for_status, translate_errors
 from service.client.errors import AmbiguousJob, NotFound, Unreachable
 from service.client.stream import LogChunk, Stream, Waiter, follow_stream
@@ -67,7 +68,7 @@ The service closes one after 5 s. A request that is sent in that moment would fa
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
 
 
-class Client:
+class Client(AccountRequests):
     """Client of one service. `transport` replaces the network, for example by an application in the
     same process.
     """
@@ -122,6 +123,18 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._request(JobView, "POST", "/jobs", json=dict(spec), headers=headers)
 
+    def clone(
+        self,
+        job_id: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> JobView:
+        """Submit a new job with the spec of another one and a JSON merge patch."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        body = {"spec": dict(changes or {})}
+        return self._request(JobView, "POST", f"/jobs/{job_id}/clone", json=body, headers=headers)
+
     def upload(self, archive: bytes) -> CodeView:
         """Upload your own modules as a zip file; name the returned `sha256` in the field `code` of
         a spec.
@@ -161,8 +174,10 @@ class Client:
         *,
         status: Sequence[str] = (),
         name: str | None = None,
+        name_prefix: str | None = None,
         id_prefix: str | None = None,
         label: Sequence[str] = (),
+        owner: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
@@ -170,8 +185,10 @@ class Client:
         params: dict[str, Any] = {
             "status": list(status),
             "name": name,
+            "name_prefix": name_prefix,
             "id": id_prefix,
             "label": list(label),
+            "owner": owner,
         }
         params |= {"limit": limit, "cursor": cursor}
         return self._request(
@@ -231,6 +248,18 @@ class Client:
                 for job in self.jobs(id_prefix=reference, status=status, limit=PAGE_JOBS).items
             }
         return list(found.values())
+
+    def change(
+        self,
+        job_id: str,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        priority: int | None = None,
+    ) -> JobView:
+        """Change the name, labels or priority of a job; a label of None is removed."""
+        change = {"name": name, "labels": dict(labels or {}), "priority": priority}
+        return self._request(JobView, "PATCH", f"/jobs/{job_id}", json=change)
 
     def cancel(self, job_id: str) -> JobView:
         """Cancel; repeating is harmless."""

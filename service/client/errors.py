@@ -5,7 +5,7 @@
     ├── APIStatusError          the service rejected the request; `status` has the HTTP status
     │   ├── ServiceFailed       5xx: the service cannot do it now
     │   └── Refused             4xx: the request is wrong
-    │       └── NotFound        404: there is no such job or override
+    │       └── NotFound        404: there is no such job, override, plan, user or token
     └── AmbiguousJob            a name or ID prefix matches no job, or several
 
 All have messages for users and can be pickled.
@@ -43,7 +43,7 @@ class Refused(APIStatusError):
 
 
 class NotFound(Refused):
-    """There is no such job or override."""
+    """There is no such job, override, plan, user or token."""
 
 
 class AmbiguousJob(ClientError):

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from service.commands import account_commands as accounts
 from service.commands import doctor, history, jobs, plan, processes
 from service.commands import job_control as control
 from service.commands import watch as live
@@ -57,6 +58,7 @@ _add("up")(processes.up)
 _add("demo")(processes.demo)
 _add("env")(processes.env)
 _add("submit")(jobs.submit)
+_add("clone")(jobs.clone)
 _add("plan")(plan.plan)
 _add("list")(jobs.list_jobs)
 _add("show")(history.show)
@@ -69,10 +71,24 @@ _add("resize")(control.resize)
 _add("pause")(control.pause)
 _add("resume")(control.resume)
 _add("cancel")(control.cancel)
+_add("change")(control.change)
 _add("doctor")(doctor.doctor)
 _add("login")(processes.login)
+_add("whoami")(accounts.whoami)
+_add("audit")(accounts.audit)
 _add("api")(processes.api)
 _add("scheduler")(processes.scheduler)
+
+_users = typer.Typer(cls=_Group, no_args_is_help=True, help="Add, change and list users.")
+_users.command("add", cls=_Command)(accounts.add_user)
+_users.command("change", cls=_Command)(accounts.change_user)
+_users.command("list", cls=_Command)(accounts.list_users)
+app.add_typer(_users, name="user")
+_tokens = typer.Typer(cls=_Group, no_args_is_help=True, help="Create, list and revoke tokens.")
+_tokens.command("new", cls=_Command)(accounts.new_token)
+_tokens.command("list", cls=_Command)(accounts.list_tokens)
+_tokens.command("revoke", cls=_Command)(accounts.revoke_token)
+app.add_typer(_tokens, name="token")
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -40,7 +40,7 @@ ChangesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 FAILED = 1
-PIPE_WIDTH = 240
+_PIPE_WIDTH = 240
 """Width of tables in columns when standard output is not a terminal."""
 
 
@@ -87,7 +87,7 @@ def create_console() -> Console:
 
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
-    return Console(highlight=False, markup=False, soft_wrap=True, width=PIPE_WIDTH)
+    return Console(highlight=False, markup=False, soft_wrap=True, width=_PIPE_WIDTH)
 
 
 def _report_reconnect(error: Exception) -> None:

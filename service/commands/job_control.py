@@ -1,4 +1,6 @@
-"""`override`, `hand-back`, `resize`, `pause`, `resume` and `cancel`: commands that change a job."""
+"""`override`, `hand-back`, `resize`, `pause`, `resume`, `cancel` and `change`: commands that change
+a job.
+"""
 
 from __future__ import annotations
 
@@ -178,6 +180,58 @@ def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -
     """Resume a paused job from its checkpoint as soon as there is capacity."""
     with connect_client(url) as client:
         _print_job(client.resume(client.find(job).id), json=json)
+
+
+def change(
+    job: JobArgument,
+    *,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="new name")] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            "--priority",
+            metavar="NUMBER",
+            min=0,
+            max=100,
+            help="new place in the queue; larger starts first",
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY:VALUE",
+            help="set a label, or remove it with KEY: and no value; may be repeated",
+        ),
+    ] = None,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Change the name, labels or priority of a job, a guest run, or an ended job."""
+    changed = dict(_parse_label(text) for text in labels or [])
+    with connect_client(url) as client:
+        found = client.change(client.find(job).id, name=name, labels=changed, priority=priority)
+    if json:
+        print_json(found)
+        return
+    shown = ", ".join(f"{key}:{value}" for key, value in found.labels.items()) or "no labels"
+    typer.echo(f"{found.name} ({found.id}) has priority {found.priority}, {shown}")
+
+
+def _parse_label(text: str) -> tuple[str, str | None]:
+    """Parse `key:value`, or `key:` for a label to remove.
+
+    Raises:
+        SettingsError: it has another form.
+    """
+    from service.errors import SettingsError
+
+    key, colon, value = text.partition(":")
+    if not key or not colon:
+        raise SettingsError(
+            f"--label {text!r} is not of the form key:value, or key: to remove the label"
+        )
+    return key, value or None
 
 
 def _choose_overrides(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> list[str]:

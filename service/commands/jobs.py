@@ -1,18 +1,20 @@
-"""`submit` and `list`."""
+"""`submit`, `clone` and `list`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.commands.cli_support import (
     ChangesOption,
+    JobArgument,
     JsonOption,
     SpecArgument,
     UrlOption,
     connect_client,
     create_console,
+    find_to_read,
     print_json,
 )
 
@@ -82,6 +84,39 @@ def submit(
             raise typer.Exit(follow_to_exit_code(client, job, json=json))
 
 
+def clone(
+    job: JobArgument,
+    *,
+    changes: ChangesOption = None,
+    follow_: Annotated[
+        bool, typer.Option("--follow", "-f", help="watch the new job until it ends")
+    ] = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Submit a new job with the spec of another one. It starts from the beginning.
+
+    Example: accordion clone digits --set training.epochs=5 --set compression=null
+    """
+    from uuid import uuid4
+
+    from service.commands.spec_file import set_value
+    from service.commands.watch import follow_to_exit_code
+
+    patch: dict[str, Any] = {}
+    for change in changes or []:
+        set_value(patch, change)
+    with connect_client(url) as client:
+        known = find_to_read(client, job)
+        made = client.clone(known.id, patch, idempotency_key=str(uuid4()))
+        if json:
+            print_json(made, indent=None if follow_ else 2)
+        else:
+            typer.echo(f"{made.name} is {made.status} as {made.id}, a clone of {known.id}")
+        if follow_:
+            raise typer.Exit(follow_to_exit_code(client, made, json=json))
+
+
 def list_jobs(
     *,
     status: Annotated[
@@ -98,6 +133,13 @@ def list_jobs(
             "--label", metavar="KEY:VALUE", help="only jobs with this label; may be repeated"
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="START", help="only jobs whose name starts with this"),
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="USER", help="only jobs of this user")
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", metavar="NUMBER", min=1, max=200, help="most jobs to list")
     ] = 20,
@@ -107,7 +149,11 @@ def list_jobs(
     """List jobs, newest first."""
     with connect_client(url) as client:
         page = client.jobs(
-            status=[name.upper() for name in status or []], label=label or [], limit=limit
+            status=[one.upper() for one in status or []],
+            name_prefix=name,
+            label=label or [],
+            owner=owner,
+            limit=limit,
         )
     if json:
         print_json(page)

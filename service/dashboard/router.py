@@ -19,9 +19,11 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from service.api.app_state import AppState
+from service.api.callers import CallerDep, require_scope
 from service.api.deps import RepositoryDep
 from service.api.views import job_view
 from service.dashboard.assets import compute_fingerprint, list_assets
+from service.domain.access import Caller, Scope
 from service.domain.job_status import STATUS_TABLE
 from service.domain.jobs import Kind
 from service.domain.override_status import OVERRIDE_TABLE
@@ -30,6 +32,7 @@ from service.errors import NotFound
 from service.store.stored_documents import stored_ray_run
 
 router = APIRouter(include_in_schema=False)
+_READS = require_scope(Scope.READ)
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 FRESH = {"Cache-Control": "no-store"}
 _STATUSES = {
@@ -66,17 +69,19 @@ CHARTS = (
 )
 
 
-@router.get("/")
+@router.get("/", dependencies=[_READS])
 def show_jobs(request: Request) -> Response:
     """Show the list of jobs."""
     return _render_page(request, "jobs.html", page="jobs")
 
 
-@router.get("/jobs/{job_id}")
-def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Response:
+@router.get("/jobs/{job_id}", dependencies=[_READS])
+def show_job(
+    request: Request, job_id: str, *, repository: RepositoryDep, caller: CallerDep
+) -> Response:
     """Show one job, live."""
     row = repository.job(job_id)
-    if row is None:
+    if row is None or not caller.may_see(row.owner):
         message = f"There is no job {job_id}; see the list of jobs."
         return _render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
     job = job_view(row, repository.first_without_capacity([row]))
@@ -90,7 +95,7 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
     )
 
 
-@router.get("/cluster")
+@router.get("/cluster", dependencies=[_READS])
 def show_cluster(request: Request) -> Response:
     """Show nodes, queue and readiness checks."""
     return _render_page(request, "cluster.html", page="cluster")
@@ -123,11 +128,13 @@ def _render_page(
     request: Request, template: str, *, status: int = HTTPStatus.OK, page: str = "", **values: Any
 ) -> HTMLResponse:
     state: AppState = request.app.state.accordion
+    caller: Caller | None = request.state.caller
     html = (
         _load_templates()
         .get_template(template)
         .render(
             static=f"/static/pages/{compute_fingerprint()}",
+            user=caller.user if caller else "",
             signed_in=state.cookie in request.cookies,
             page=page,
             statuses=_STATUSES,

@@ -1,24 +1,17 @@
-"""Pure checks of one request, in the order host, origin, token; a failed check raises an
-`ApiError`.
-"""
+"""Pure checks of one request: its host, then its origin; a failed check raises an `ApiError`."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
-from service.errors import Forbidden, SettingsError, Unauthorized
-from service.security.tokens import session_valid, token_matches
+from service.errors import Forbidden, SettingsError
 from service.settings import Settings
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPEN_PATHS = frozenset({"/livez", "/readyz", "/login", "/logout"})
-_METRICS = "/metrics"
-_OPEN_FOLDERS = ("/static/",)
 _OWN_SITE = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own pages and of addresses typed by hand."""
 
@@ -29,7 +22,7 @@ class Access:
 
     token: str | None
     metrics_token: str | None = None
-    """Accepted for `/metrics` beside the admin token."""
+    """Accepted for `/metrics` beside the admin token and the tokens of users."""
     cookie: str = ""
     """Name of the session cookie."""
     hosts: frozenset[str] | None
@@ -109,59 +102,6 @@ def check_origin(method: str, headers: Mapping[str, str]) -> None:
         raise Forbidden(
             f"{method} from {origin or site!r} is refused; only this service's own pages may write"
         )
-
-
-def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: float) -> None:
-    """Check the token, sent as `Authorization: Bearer` or as a login cookie.
-
-    Raises:
-        Unauthorized: the token is missing or wrong.
-    """
-    if access.token is None or not _is_guarded(access, path):
-        return
-    scheme, given = _read_authorization(headers)
-    if scheme:
-        tokens = [
-            access.token,
-            *([access.metrics_token] if access.metrics_token and path == _METRICS else []),
-        ]
-        known = scheme.lower() == "bearer" and any(
-            token_matches(given.strip(), token) for token in tokens
-        )
-    else:
-        known = session_valid(_read_cookie(access, headers), access.token, now)
-    if not known:
-        raise Unauthorized(
-            "the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login"
-        )
-
-
-def session_cookie(access: Access, path: str, headers: Mapping[str, str]) -> str | None:
-    """The cookie that authorizes a request; None if the path is open or the token itself
-    was sent.
-    """
-    if not _is_guarded(access, path) or _read_authorization(headers)[0]:
-        return None
-    return _read_cookie(access, headers) or None
-
-
-def _is_guarded(access: Access, path: str) -> bool:
-    is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
-    return access.token is not None and not is_open
-
-
-def _read_authorization(headers: Mapping[str, str]) -> tuple[str, str]:
-    """Scheme and credentials; both empty if the header is missing or empty."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    return scheme, given
-
-
-def _read_cookie(access: Access, headers: Mapping[str, str]) -> str:
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(access.cookie)
-    except CookieError:
-        return ""
-    return morsel.value if morsel else ""
 
 
 def _host_of(origin: str) -> str | None:

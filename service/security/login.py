@@ -12,14 +12,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.app_state import AppState
-from service.security.tokens import (
+from service.security.sessions import (
     SESSION_S,
-    digest_of,
     new_session,
     session_end,
+    session_token,
     session_valid,
-    token_matches,
 )
+from service.security.tokens import digest_of, parse_token, token_matches
+from service.store.account_rows import AccountStore
 from service.store.ended_sessions import end_session, is_session_ended
 from service.store.login_links import use_login_link
 
@@ -34,25 +35,21 @@ async def login(request: Request) -> Response:
     """
     state: AppState = request.app.state.accordion
     form = _parse_form(await request.body())
-    token, target = state.settings.token(), _own_path(form.get("next", "/"))
-    if token is None:
+    key, target = state.settings.token(), _own_path(form.get("next", "/"))
+    if key is None:
         return RedirectResponse(target, _SEE_OTHER)
-    if "link" in form:
-        if not await run_in_threadpool(
-            use_login_link, state.database, digest_of(form["link"]), state.clock()
-        ):
-            # Reopening a used link from the browser's history still works for a logged-in user.
-            cookie = request.cookies.get(state.cookie, "")
-            known = session_valid(cookie, token, state.clock()) and not await run_in_threadpool(
-                is_session_ended, state.database, digest_of(cookie)
-            )
-            return RedirectResponse(target if known else "/login?failed=link", _SEE_OTHER)
-    elif not token_matches(form.get("token", "").strip(), token):
-        return RedirectResponse("/login?failed=1", _SEE_OTHER)
+    is_link = "link" in form
+    token_id = await run_in_threadpool(_find_token, state, key, form)
+    if token_id is None:
+        # Reopening a used link from the browser's history still works for a logged-in user.
+        cookie = request.cookies.get(state.cookie, "")
+        if is_link and await run_in_threadpool(_is_logged_in, state, key, cookie):
+            return RedirectResponse(target, _SEE_OTHER)
+        return RedirectResponse(f"/login?failed={'link' if is_link else '1'}", _SEE_OTHER)
     response = RedirectResponse(target, _SEE_OTHER)
     response.set_cookie(
         state.cookie,
-        new_session(token, state.clock()),
+        new_session(key, state.clock(), token_id=token_id),
         max_age=int(SESSION_S),
         httponly=True,
         samesite="strict",
@@ -73,6 +70,37 @@ def logout(request: Request) -> Response:
     response = RedirectResponse("/login", _SEE_OTHER)
     response.delete_cookie(state.cookie)
     return response
+
+
+def _find_token(state: AppState, key: str, form: dict[str, str]) -> str | None:
+    """Return the ID of the token that the form gives, by itself or through a link: empty for the
+    admin token, None if it is not accepted.
+    """
+    if "link" in form:
+        token_id = use_login_link(state.database, digest_of(form["link"]), state.clock())
+        return token_id if token_id is None or _is_accepted(state, token_id) else None
+    given = form.get("token", "").strip()
+    if token_matches(given, key):
+        return ""
+    token = parse_token(given)
+    caller = None if token is None else _accounts(state).find_by_secret(token)
+    return None if caller is None else caller.token_id
+
+
+def _accounts(state: AppState) -> AccountStore:
+    return AccountStore(state.database, state.clock)
+
+
+def _is_accepted(state: AppState, token_id: str) -> bool:
+    return not token_id or _accounts(state).find_by_id(token_id) is not None
+
+
+def _is_logged_in(state: AppState, key: str, cookie: str) -> bool:
+    return (
+        session_valid(cookie, key, state.clock())
+        and not is_session_ended(state.database, digest_of(cookie))
+        and _is_accepted(state, session_token(cookie))
+    )
 
 
 def _parse_form(body: bytes) -> dict[str, str]:

@@ -11,7 +11,6 @@ import structlog
 import uuid_utils
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
@@ -24,11 +23,10 @@ from service.api.problems import (
     problem_response,
 )
 from service.errors import ApiError, Unauthorized
-from service.security.guards import Access, check_host, check_origin, check_token, session_cookie
+from service.security.authentication import Authenticator
+from service.security.guards import Access, check_host, check_origin
+from service.security.rate_limits import RateLimits
 from service.security.request_texts import check_request_texts
-from service.security.tokens import digest_of
-from service.store.database import Database
-from service.store.ended_sessions import is_session_ended
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CSP = (
@@ -62,15 +60,15 @@ class GuardMiddleware:
         app: ASGIApp,
         *,
         access: Access,
+        authenticator: Authenticator,
+        rate_limits: RateLimits,
         max_body_bytes: int,
-        clock: object,
-        database: Database,
     ) -> None:
         self._app = app
         self._access = access
-        self._database = database
+        self._authenticator = authenticator
+        self._rate_limits = rate_limits
         self._max_body_bytes = max_body_bytes
-        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; anything but HTTP is passed on."""
@@ -86,7 +84,7 @@ class GuardMiddleware:
             exchange.log()
 
     async def _serve_request(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        refusal = self._refuse_request(scope) or await self._refuse_session(scope)
+        refusal = await self._refuse_request(scope, exchange.request_id)
         if refusal is not None:
             await exchange.answer(refusal)
             return
@@ -103,35 +101,24 @@ class GuardMiddleware:
             return
         await self._app(scope, receive, exchange.send)
 
-    def _refuse_request(self, scope: Scope) -> Response | None:
+    async def _refuse_request(self, scope: Scope, request_id: str) -> Response | None:
+        """Refuse the request, or note its caller in the scope's state."""
         headers = Headers(scope=scope)
         try:
             check_request_texts(scope)
             check_host(self._access, headers)
             check_origin(scope["method"], headers)
-            check_token(self._access, scope["path"], headers, now=self._clock())  # type: ignore[operator]
+            caller = await self._authenticator.authenticate(scope["path"], headers, request_id)
+            scope["state"]["caller"] = caller
+            if caller is not None and caller.token_id:
+                self._rate_limits.count_request(caller.user)
         except Unauthorized as error:
             return _ask_to_log_in(scope, error)
         except ApiError as error:
             return api_error_response(scope, error)
-        return None
-
-    async def _refuse_session(self, scope: Scope) -> Response | None:
-        """Refuse the cookie of a session that was ended by a logout in any process."""
-        cookie = session_cookie(self._access, scope["path"], Headers(scope=scope))
-        if cookie is None:
-            return None
-        try:
-            ended = await run_in_threadpool(is_session_ended, self._database, digest_of(cookie))
-        except ApiError as error:
-            return api_error_response(scope, error)
         except (DatabaseError, PoolTimeout) as error:
             return database_problem(scope, error)
-        if not ended:
-            return None
-        return _ask_to_log_in(
-            scope, Unauthorized("this session was ended by a logout; log in again at /login")
-        )
+        return None
 
 
 def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
@@ -173,7 +160,15 @@ class _Exchange:
         """Log one line for the request."""
         seconds = round(perf_counter() - self._begin, 4)
         method, path = self._scope["method"], self._scope["path"]
-        _log.info("request", method=method, path=path, status=self._status, seconds=seconds)
+        caller = self._scope["state"].get("caller")
+        _log.info(
+            "request",
+            method=method,
+            path=path,
+            status=self._status,
+            seconds=seconds,
+            user=caller.user if caller else "",
+        )
 
 
 async def _no_body() -> Message:

@@ -1,25 +1,33 @@
-"""Requests for existing jobs, each as one transaction: resize, pause, resume, cancel."""
+"""Requests for existing jobs, each as one transaction: resize, pause, resume, cancel, and changes
+of name, labels and priority.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from service.domain import overrides
+from service.domain.access import Caller
 from service.domain.job_status import ENDED, HELD
 from service.domain.jobs import Desired, Kind, Reason, Status
-from service.errors import Conflict, Invalid, NotFound
+from service.errors import Conflict, Forbidden, Invalid, NotFound
+from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.events import append_end_event, append_event
 from service.store.models import AttemptRow, JobRow
 from service.store.override_changes import load_override_statuses, store_override_status
 from service.store.status_changes import change_status
-from service.store.stored_documents import stored_ray_run
+from service.store.stored_documents import stored_labels, stored_ray_run
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
+MAX_LABELS = 32
+"""Maximum labels of a job, as in its spec."""
 CheckJob = Callable[[JobRow], None]
 """Raises if the caller's condition on the job (If-Match) does not hold; runs inside the
 transaction.
@@ -27,16 +35,27 @@ transaction.
 Change = Callable[[Session, JobRow], None]
 
 
-class JobLifecycle:
-    """Writes requests for one job; repeating a request changes nothing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingChange:
+    """Changes of how a job is listed and queued; None changes nothing."""
 
-    Raises (every method): NotFound, if there is no such job; Conflict, if it has ended or is being
-    cancelled.
+    name: str | None = None
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """Labels to set, by key; None removes one."""
+    priority: int | None = None
+
+
+class JobLifecycle:
+    """Writes a caller's requests for one job; repeating a request changes nothing.
+
+    Raises (every method): NotFound, if there is no such job, or the caller may not see it;
+    Forbidden, if the caller may not change it; Conflict, if it has ended or is being cancelled.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
         self._database = database
         self._clock = clock
+        self._caller = caller
 
     def resize(self, job_id: str, min_workers: int, max_workers: int, *, check: CheckJob) -> JobRow:
         """Allow the job `min_workers` to `max_workers`; the scheduler allocates a number between
@@ -67,6 +86,36 @@ class JobLifecycle:
             check=check,
             is_asked=lambda job: (job.min_workers, job.max_workers) == (min_workers, max_workers),
         )
+
+    def change_listing(self, job_id: str, change: ListingChange, *, check: CheckJob) -> JobRow:
+        """Change name, labels and priority, also of guest runs and ended jobs.
+
+        Raises:
+            Invalid: the job would have too many labels.
+        """
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            check(job)
+            before = _describe_listing(job)
+            after: dict[str, Any] = {
+                "name": job.name if change.name is None else change.name,
+                "labels": _merge_labels(before["labels"], change.labels),
+                "priority": job.priority if change.priority is None else change.priority,
+            }
+            if after != before:
+                raise_versions(job)
+                job.name, job.priority = after["name"], after["priority"]
+                job.labels = after["labels"]
+                append_audit(
+                    session,
+                    self._caller,
+                    "job.changed",
+                    subject=job.id,
+                    before=before,
+                    after=after,
+                    now=self._clock(),
+                )
+            return job
 
     def pause(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
         """Pause the job: at once if queued, else its workers have `grace_s` seconds to save."""
@@ -139,7 +188,7 @@ class JobLifecycle:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = lock_job(session, job_id)
+            job = lock_job(session, job_id, self._caller)
             check(job)
             if job.desired == Desired.CANCEL:
                 return job
@@ -147,7 +196,9 @@ class JobLifecycle:
             if job.status != Status.LOST:
                 refuse_guest(job, "cancelled")
             raise_versions(job)
+            before = _describe_request(job)
             job.desired = Desired.CANCEL.value
+            self._append_audit(session, job, "cancelled", before=before, now=now)
             if job.status in HELD | {Status.LOST}:
                 _cancel_inactive(session, job, now)
                 return job
@@ -174,7 +225,7 @@ class JobLifecycle:
         is_asked: Callable[[JobRow], bool],
     ) -> JobRow:
         with self._database.write() as session:
-            job = lock_job(session, job_id)
+            job = lock_job(session, job_id, self._caller)
             check(job)
             refuse_ended(job, what)
             refuse_guest(job, what)
@@ -182,22 +233,61 @@ class JobLifecycle:
                 raise Conflict(f"job {job.id} is being cancelled and cannot be {what} any more")
             if not is_asked(job):
                 raise_versions(job)
+                before = _describe_request(job)
                 change(session, job)
+                self._append_audit(session, job, what, before=before, now=self._clock())
             return job
 
+    def _append_audit(
+        self, session: Session, job: JobRow, what: str, *, before: dict[str, Any], now: float
+    ) -> None:
+        append_audit(
+            session,
+            self._caller,
+            f"job.{what}",
+            subject=job.id,
+            before=before,
+            after=_describe_request(job),
+            now=now,
+        )
 
-def lock_job(session: Session, job_id: str) -> JobRow:
-    """Read and lock a job.
+
+def lock_job(session: Session, job_id: str, caller: Caller) -> JobRow:
+    """Read and lock a job that the caller wants to change.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is none, or the caller may not see it.
+        Forbidden: the caller may not change it.
     """
     job = session.get(JobRow, job_id, with_for_update=True)
-    if job is None:
+    if job is None or not caller.may_see(job.owner):
         raise NotFound(
             f"there is no job with the ID {job_id}; GET /api/v1/jobs lists all, by ID and name"
         )
+    if not caller.may_change(job.owner):
+        raise Forbidden(
+            f"job {job.id} belongs to user {job.owner!r}; to change jobs of other users, use a"
+            " token with the scope 'write:all'"
+        )
     return job
+
+
+def _describe_listing(job: JobRow) -> dict[str, Any]:
+    return {"name": job.name, "labels": stored_labels(job), "priority": job.priority}
+
+
+def _merge_labels(labels: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {key: value for key, value in {**labels, **changes}.items() if value is not None}
+    if len(merged) > MAX_LABELS:
+        raise Invalid(
+            f"the job would have {len(merged)} labels; at most {MAX_LABELS} are kept", "/labels"
+        )
+    return merged
+
+
+def _describe_request(job: JobRow) -> dict[str, Any]:
+    """Return what users asked of a job, for the audit log."""
+    return {"desired": job.desired, "min": job.min_workers, "max": job.max_workers}
 
 
 def raise_versions(job: JobRow) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import uuid_utils
@@ -12,10 +12,12 @@ from sqlalchemy.orm import Session
 
 from accordion.overrides import check_interval, check_layers, resolve_batch, resolve_level
 from service.domain import overrides
+from service.domain.access import Caller
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_checks import invalid_fields
 from service.domain.override_status import OverrideStatus
 from service.errors import Conflict, Invalid, NotFound
+from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.events import append_event
 from service.store.idempotency import Idempotency, find_replay, store_key
@@ -51,37 +53,47 @@ class RequestedOverride:
 
 
 class JobSubmission:
-    """Writes requests of users."""
+    """Writes the requests of a caller."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
         self._database = database
         self._clock = clock
+        self._caller = caller
 
-    def submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
+    def submit(
+        self, spec: JobSpec, idempotency: Idempotency | None, *, cloned_from: str | None = None
+    ) -> tuple[JobRow, bool]:
         """Create a job, or find the one that the key created before (then the second value is
-        True).
+        True). `cloned_from` is the ID of the job whose spec it was made from.
 
         Raises:
             Invalid: the key was used with another body.
         """
         try:
-            return self._submit(spec, idempotency)
+            return self._submit(spec, idempotency, cloned_from)
         except IntegrityError:
             # PostgreSQL runs writers concurrently: another one stored the key meanwhile, and it is
             # now visible.
-            return self._submit(spec, idempotency)
+            return self._submit(spec, idempotency, cloned_from)
 
-    def _submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
+    def _submit(
+        self, spec: JobSpec, idempotency: Idempotency | None, cloned_from: str | None
+    ) -> tuple[JobRow, bool]:
         now = self._clock()
         with self._database.write() as session:
             known = find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(JobRow, known), True
-            job = _new_job(spec, now)
+            job = _new_job(spec, self._caller.user, now)
+            job.cloned_from = cloned_from
             session.add(job)
             session.flush()
             append_event(session, job, "status", data=status_data(job), now=now)
             store_key(session, idempotency, job.id, now=now)
+            after = {"name": job.name, "priority": job.priority}
+            append_audit(
+                session, self._caller, "job.submitted", subject=job.id, after=after, now=now
+            )
             return job, False
 
     def add_override(
@@ -102,7 +114,7 @@ class JobSubmission:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = lock_job(session, job_id)
+            job = lock_job(session, job_id, self._caller)
             known = find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(OverrideRow, known), True
@@ -111,12 +123,16 @@ class JobSubmission:
             raise_versions(job)
             job.orders_version += 1
             job.override_number += 1
-            row = _new_override(job, request, now)
+            row = _new_override(job, request, self._caller.user, now=now)
             session.add(row)
             session.flush()
             status = load_override_statuses(session, job)[row.id][1]
             append_event(session, job, "override", data=override_data(row, status), now=now)
             store_key(session, idempotency, row.id, now=now)
+            after = asdict(request) | {"number": row.number}
+            append_audit(
+                session, self._caller, "override.added", subject=job.id, after=after, now=now
+            )
             return row, False
 
     def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
@@ -128,7 +144,7 @@ class JobSubmission:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = lock_job(session, job_id)
+            job = lock_job(session, job_id, self._caller)
             found = load_override_statuses(session, job).get(override_id)
             if found is None:
                 raise NotFound(
@@ -143,6 +159,10 @@ class JobSubmission:
             raise_versions(job)
             job.orders_version += 1
             _cancel_with_superseded(session, job, old, now=now)
+            before = {"number": row.number, "level": row.level, "layers": row.layers}
+            append_audit(
+                session, self._caller, "override.cancelled", subject=job.id, before=before, now=now
+            )
             return row
 
 
@@ -157,11 +177,12 @@ def _cancel_with_superseded(
         store_override_status(session, job, row=row, old=old, new=new, now=now)
 
 
-def _new_job(spec: JobSpec, now: float) -> JobRow:
+def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
     job_id = str(uuid_utils.uuid7())
     return JobRow(
         id=job_id,
         name=spec.name or f"{spec.task.name.rpartition(':')[2][:_MAX_TASK_IN_NAME]}-{job_id[-6:]}",
+        owner=owner,
         status=Status.QUEUED.value,
         desired=Desired.RUN.value,
         reason=Reason.SUBMITTED.value,
@@ -205,7 +226,7 @@ def _check_override(job: JobRow, request: RequestedOverride) -> None:
             check_layers(request.layers, names)
 
 
-def _new_override(job: JobRow, request: RequestedOverride, now: float) -> OverrideRow:
+def _new_override(job: JobRow, request: RequestedOverride, user: str, *, now: float) -> OverrideRow:
     return OverrideRow(
         id=str(uuid_utils.uuid7()),
         job_id=job.id,
@@ -216,6 +237,7 @@ def _new_override(job: JobRow, request: RequestedOverride, now: float) -> Overri
         apply_at=request.apply_at,
         until=request.until,
         reason=request.reason,
+        requested_by=user,
         orders_version=job.orders_version,
         state="PENDING",
         message="waits to be sent to the workers",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sqlalchemy import delete
-from sqlalchemy.engine import CursorResult
 
+from service.domain.access import Caller
+from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import LoginLinkRow
 
@@ -12,26 +13,25 @@ LINK_LIFETIME_S = 900.0
 """Lifetime of a login link, in seconds."""
 
 
-def add_login_link(database: Database, digest: str, now: float) -> float:
+def add_login_link(database: Database, caller: Caller, digest: str, *, now: float) -> float:
     """Store a link, remove expired ones, and return the expiry of the new one."""
     expires_at = now + LINK_LIFETIME_S
     with database.write() as session:
         session.execute(delete(LoginLinkRow).where(LoginLinkRow.expires_at <= now))
-        session.add(LoginLinkRow(digest=digest, expires_at=expires_at))
+        session.add(LoginLinkRow(digest=digest, token_id=caller.token_id, expires_at=expires_at))
+        append_audit(session, caller, "login_link.added", subject=caller.user, now=now)
     return expires_at
 
 
-def use_login_link(database: Database, digest: str, now: float) -> bool:
-    """Use up a link: True if it existed and had not expired. Only one of several concurrent
-    requests gets True.
+def use_login_link(database: Database, digest: str, now: float) -> str | None:
+    """Use up a link; return the ID of the token that created it, empty for the admin token, or
+    None if the link does not exist or has expired. Only one of several concurrent requests
+    succeeds.
     """
     with database.write() as session:
-        found = session.execute(
-            delete(LoginLinkRow).where(
-                LoginLinkRow.digest == digest,
-                LoginLinkRow.expires_at > now,
-                # A clock that was set back does not extend its lifetime.
-                LoginLinkRow.expires_at <= now + LINK_LIFETIME_S,
-            )
-        )
-        return isinstance(found, CursorResult) and found.rowcount == 1
+        row = session.get(LoginLinkRow, digest, with_for_update=True)
+        # A clock that was set back does not extend its lifetime.
+        if row is None or not now < row.expires_at <= now + LINK_LIFETIME_S:
+            return None
+        session.delete(row)
+        return row.token_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, MetaData
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, MetaData
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.domain.jobs import Kind
@@ -18,6 +18,8 @@ _ID = PlainText(36)
 _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
 """SQLite ignores the length; PostgreSQL rejects longer texts."""
 _TEXT = LongPlainText()
+_USER = PlainText(63)
+_TOKEN_ID = PlainText(16)
 _JSON = JSON(none_as_null=True)
 
 
@@ -48,15 +50,22 @@ class JobRow(Base):
         Index(None, "name", "created_at", "id"),
         Index(None, "created_at", "id"),
         Index(None, "ended_at"),
+        Index(None, "owner", "created_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     name: Mapped[str] = mapped_column(_NAME)
     kind: Mapped[str] = mapped_column(PlainText(8), default=Kind.JOB.value)
+    owner: Mapped[str | None] = mapped_column(_USER)
+    """User who submitted it; None for a guest run, and for a job submitted before users existed."""
+    cloned_from: Mapped[str | None] = mapped_column(_ID)
+    """Job whose spec it was made from."""
     version: Mapped[int] = mapped_column(default=0)
     """Raised by every write; a write that read an older one changes nothing."""
     etag_version: Mapped[int] = mapped_column(default=1)
-    """Raised only by requests of users: the desired state, numbers of workers, and overrides."""
+    """Raised only by requests of users: the desired state, numbers of workers, name, labels,
+    priority, and overrides.
+    """
     status: Mapped[str] = mapped_column(PlainText(16))
     desired: Mapped[str] = mapped_column(PlainText(16))
     reason: Mapped[str] = mapped_column(PlainText(32))
@@ -162,6 +171,8 @@ class OverrideRow(Base):
     apply_at: Mapped[Any]
     until: Mapped[int | None]
     reason: Mapped[str] = mapped_column(_TEXT, default="")
+    requested_by: Mapped[str | None] = mapped_column(_USER)
+    """User who requested it; None if it was requested before users existed."""
     orders_version: Mapped[int]
     """First version of the job's orders that holds it."""
     state: Mapped[str] = mapped_column(PlainText(16))
@@ -234,6 +245,8 @@ class PlanRow(Base):
     __table_args__ = (Index(None, "status", "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    owner: Mapped[str | None] = mapped_column(_USER)
+    """User who requested it."""
     status: Mapped[str] = mapped_column(PlainText(16))
     request: Mapped[dict[str, Any]]
     """Body of the request: spec, link and seconds to measure."""
@@ -261,7 +274,7 @@ class IdempotencyRow(Base):
     __tablename__ = "idempotency_keys"
 
     scope: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    """Scope of the key: the route, and the job if there is one."""
+    """Scope of the key: the route, the job if there is one, and the user."""
     key: Mapped[str] = mapped_column(PlainText(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(PlainText(64))
     answer_id: Mapped[str] = mapped_column(_ID)
@@ -280,6 +293,60 @@ class InstallationRow(Base):
     created_at: Mapped[float]
 
 
+class UserRow(Base):
+    """A user, or an account that only programs use."""
+
+    __tablename__ = "users"
+
+    name: Mapped[str] = mapped_column(_USER, primary_key=True)
+    role: Mapped[str] = mapped_column(PlainText(16))
+    created_at: Mapped[float]
+    disabled_at: Mapped[float | None]
+    """When the user was disabled; None while enabled."""
+
+
+class TokenRow(Base):
+    """A token of a user; revoked tokens stay listed."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index(None, "user_name"),)
+
+    id: Mapped[str] = mapped_column(_TOKEN_ID, primary_key=True)
+    user: Mapped[str] = mapped_column("user_name", _USER, ForeignKey("users.name"))
+    label: Mapped[str] = mapped_column(_NAME)
+    made_by: Mapped[str | None] = mapped_column(_TOKEN_ID)
+    """Token that created it, with which it is revoked; None for the admin token of the settings."""
+    digest: Mapped[str] = mapped_column(PlainText(64))
+    """SHA-256 of the token's secret."""
+    scopes: Mapped[list[Any]]
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    used_at: Mapped[float | None]
+    """Newest use, to within a minute."""
+    revoked_at: Mapped[float | None]
+
+
+class AuditRow(Base):
+    """One change that a user made; written in the transaction of the change."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index(None, "subject", "id"), Index(None, "user_name", "id"))
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    time: Mapped[float]
+    user: Mapped[str] = mapped_column("user_name", _USER)
+    token_id: Mapped[str] = mapped_column(_TOKEN_ID)
+    request_id: Mapped[str] = mapped_column(PlainText(64))
+    action: Mapped[str] = mapped_column(PlainText(32))
+    """What was done, such as `job.cancelled`."""
+    subject: Mapped[str] = mapped_column(_NAME)
+    """ID of the job, plan or token, name of the user, or SHA-256 of the upload."""
+    before: Mapped[dict[str, Any] | None]
+    after: Mapped[dict[str, Any] | None]
+
+
 class LoginLinkRow(Base):
     """A one-time login link; removed when it is used."""
 
@@ -287,6 +354,8 @@ class LoginLinkRow(Base):
 
     digest: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
     """SHA-256 of the link's secret."""
+    token_id: Mapped[str] = mapped_column(_TOKEN_ID, default="")
+    """Token that created the link, and that the session will have; empty for the admin token."""
     expires_at: Mapped[float]
 
 

@@ -91,6 +91,7 @@ def override_data(row: OverrideRow, status: OverrideStatus) -> dict[str, Any]:
         "apply_at": row.apply_at,
         "until": row.until,
         "reason": row.reason,
+        "requested_by": row.requested_by,
         "state": status.state,
         "message": status.message,
         "epoch": status.epoch,

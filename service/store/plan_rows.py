@@ -10,8 +10,10 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
+from service.domain.access import Caller
 from service.domain.plan_status import PlanStatus
-from service.errors import Conflict, NotFound, Unavailable
+from service.errors import Conflict, Forbidden, NotFound, Unavailable
+from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import PlanRow
 
@@ -29,7 +31,7 @@ class PlanStore:
         self._database = database
         self._clock = clock
 
-    def add(self, request: Mapping[str, Any]) -> PlanRow:
+    def add(self, caller: Caller, request: Mapping[str, Any]) -> PlanRow:
         """Store a request, and remove plans that ended and are older than a day.
 
         Raises:
@@ -52,21 +54,24 @@ class PlanStore:
                 )
             row = PlanRow(
                 id=str(uuid_utils.uuid7()),
+                owner=caller.user,
                 status=PlanStatus.QUEUED,
                 request=dict(request),
                 created_at=now,
             )
             session.add(row)
+            after = {"link": request["link"], "task": request["spec"]["task"]["name"]}
+            append_audit(session, caller, "plan.added", subject=row.id, after=after, now=now)
             return row
 
-    def get(self, plan_id: str) -> PlanRow:
+    def get(self, caller: Caller, plan_id: str) -> PlanRow:
         """Get a plan.
 
         Raises:
-            NotFound: there is none with this ID.
+            NotFound: there is none with this ID, or the caller may not see it.
         """
         with self._database.read() as session:
-            return _get_row(session, plan_id)
+            return _get_row(session, caller, plan_id)
 
     def oldest_open(self) -> PlanRow | None:
         """Get the running plan, or else the one that has waited longest; None if there is none."""
@@ -92,22 +97,39 @@ class PlanStore:
         """Store why a running plan has no answer; return whether it was running."""
         return self._update(plan_id, PlanStatus.RUNNING, status=PlanStatus.FAILED, message=message)
 
-    def cancel(self, plan_id: str) -> PlanRow:
+    def cancel(self, caller: Caller, plan_id: str) -> PlanRow:
         """Cancel an unfinished plan; a cancelled one does not change.
 
         Raises:
-            NotFound: there is none with this ID.
+            NotFound: there is none with this ID, or the caller may not see it.
+            Forbidden: the caller may not change it.
             Conflict: it has succeeded or failed.
         """
         with self._database.write() as session:
+            row = _get_row(session, caller, plan_id, for_update=True)
+            if not caller.may_change(row.owner):
+                raise Forbidden(
+                    f"plan {plan_id} belongs to user {row.owner!r}; to change plans of other users,"
+                    " use a token with the scope 'write:all'"
+                )
+            if row.status == PlanStatus.CANCELLED:
+                return row
+            if row.status not in _OPEN:
+                raise Conflict(f"the plan has ended already: it is {row.status}")
+            before = {"status": row.status}
             session.execute(
                 update(PlanRow)
-                .where(PlanRow.id == plan_id, PlanRow.status.in_(_OPEN))
-                .values(status=PlanStatus.CANCELLED)
+                .where(PlanRow.id == plan_id)
+                .values({PlanRow.status: PlanStatus.CANCELLED})
             )
-            row = _get_row(session, plan_id)
-            if row.status != PlanStatus.CANCELLED:
-                raise Conflict(f"the plan has ended already: it is {row.status}")
+            append_audit(
+                session,
+                caller,
+                "plan.cancelled",
+                subject=row.id,
+                before=before,
+                now=self._clock(),
+            )
             return row
 
     def _update(self, plan_id: str, before: PlanStatus, **values: Any) -> bool:
@@ -121,9 +143,11 @@ class PlanStore:
             return isinstance(found, CursorResult) and found.rowcount == 1
 
 
-def _get_row(session: Session, plan_id: str) -> PlanRow:
-    row = session.get(PlanRow, plan_id)
-    if row is None:
+def _get_row(
+    session: Session, caller: Caller, plan_id: str, *, for_update: bool = False
+) -> PlanRow:
+    row = session.get(PlanRow, plan_id, with_for_update=for_update)
+    if row is None or not caller.may_see(row.owner):
         raise NotFound(
             f"there is no plan with the ID {plan_id}; plans are kept for a day, and POST"
             " /api/v1/plans makes another one"

@@ -6,11 +6,11 @@ Writes are in `job_submission.py` and `job_lifecycle.py` (users) and `scheduler_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Select, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.job_status import UNFINISHED
@@ -51,6 +51,14 @@ class JobFilter:
     """Prefix of the job id."""
     labels: Sequence[tuple[str, str]] = ()
     """Labels as key and value; a job must have all of them."""
+    owner: str | None = None
+    name_prefix: str | None = None
+    kind: str | None = None
+    created_after: float | None = None
+    """Earliest time of submission, in seconds since 1970."""
+    created_before: float | None = None
+    visible_to: str | None = None
+    """User whose jobs, and guest runs, are visible; None if all jobs are."""
     before: tuple[float, str] | None = None
     """Creation time and id of the last job of the previous page."""
     limit: int = 50
@@ -102,18 +110,7 @@ class Repository:
         query = (
             select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
         )
-        if wanted.statuses:
-            query = query.where(JobRow.status.in_(wanted.statuses))
-        if wanted.name is not None:
-            query = query.where(JobRow.name == wanted.name)
-        if wanted.id_prefix is not None:
-            # A range of full ids can use the primary key in every collation.
-            lowest, highest = (
-                wanted.id_prefix + end[len(wanted.id_prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID)
-            )
-            query = query.where(JobRow.id.between(lowest, highest))
-        for key, value in wanted.labels:
-            query = query.where(JobRow.labels[key].as_string() == value)
+        query = query.where(*_list_conditions(wanted))
         if wanted.before is not None:
             query = query.where(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
         return self._all(query)
@@ -286,6 +283,30 @@ class Repository:
     def _first(self, query: Select[Row]) -> Row | None:
         with self.database.read() as session:
             return next(iter(_fetch_rows(session, query.limit(1))), None)
+
+
+def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions of the filters that are set."""
+    filters: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
+        (wanted.statuses or None, JobRow.status.in_),
+        (wanted.name, lambda name: JobRow.name == name),
+        # LIKE ignores case in SQLite only.
+        (wanted.name_prefix, lambda start: func.substr(JobRow.name, 1, len(start)) == start),
+        (wanted.id_prefix, _has_id_prefix),
+        (wanted.kind, lambda kind: JobRow.kind == kind),
+        (wanted.owner, lambda owner: JobRow.owner == owner),
+        (wanted.visible_to, lambda user: or_(JobRow.owner == user, JobRow.owner.is_(None))),
+        (wanted.created_after, lambda time: JobRow.created_at >= time),
+        (wanted.created_before, lambda time: JobRow.created_at < time),
+    ]
+    labels = [JobRow.labels[key].as_string() == value for key, value in wanted.labels]
+    return labels + [condition(value) for value, condition in filters if value is not None]
+
+
+def _has_id_prefix(prefix: str) -> ColumnElement[bool]:
+    """A range of full ids can use the primary key in every collation."""
+    lowest, highest = (prefix + end[len(prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID))
+    return JobRow.id.between(lowest, highest)
 
 
 def _fetch_rows(session: Session, query: Select[Row]) -> list[Row]:

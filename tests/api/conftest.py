@@ -21,7 +21,8 @@ from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import load_settings
 from tests.api.fake_runtime import FakeRuntime
-from tests.api.world import World
+from tests.api.team import ADMIN, Team
+from tests.api.world import Clock, World
 
 LOCAL = "http://127.0.0.1"
 
@@ -98,3 +99,12 @@ def _address(server: uvicorn.Server) -> str:
         assert time.monotonic() < limit, "the api did not start within 30 s"
         time.sleep(0.01)
     return f"{LOCAL}:{server.servers[0].sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture
+def team(tmp_path: Path, database_url: str) -> Iterator[Team]:
+    settings = load_settings(home=tmp_path, admin_token=ADMIN, database_url=database_url)
+    app = create_app(settings, clock := Clock())
+    with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
+        yield Team(app, client, clock)
+    app.state.accordion.database.close()

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from service.app import create_app
 from service.errors import SettingsError
-from service.security.tokens import SESSION_S
+from service.security.sessions import SESSION_S
 from service.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.world import DIGITS, Clock

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from service.api.sse import EventReader
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS, World
 
@@ -64,6 +65,18 @@ def test_a_stream_tells_everything_once_and_closes_after_the_end(live: Live) -> 
     assert {"status", "workers", "epoch", "decision", "checkpoint", "log"} <= {
         fields["event"] for fields in found
     }
+
+
+def test_no_progress_follows_the_end(client: TestClient, world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    seen = world.job(job_id)
+    world.finish(job_id)
+    # The job ends between the two queries of a read.
+    rows = world.repository.events(job_id, after=0)
+    state = client.app.state.accordion  # type: ignore[attr-defined]
+    page = EventReader(state, job_id).build_page(seen, rows)
+    assert (page.has_ended, page.progress) == (True, "")
 
 
 def test_a_client_that_comes_back_again_and_again_sees_every_number_once(live: Live) -> None:

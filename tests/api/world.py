@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from service.domain.access import FULL_ACCESS
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
 from service.scheduler import Scheduler
@@ -57,8 +58,8 @@ class World:
         self.clock = Clock()
         self.database = Database(self.settings.database)
         self.repository = Repository(self.database)
-        self.submission = JobSubmission(self.database, self.clock)
-        self.lifecycle = JobLifecycle(self.database, self.clock)
+        self.submission = JobSubmission(self.database, self.clock, FULL_ACCESS)
+        self.lifecycle = JobLifecycle(self.database, self.clock, FULL_ACCESS)
         self.runtime = FakeRuntime(clock=self.clock, monotonic=self.clock.monotonic)
         self.scheduler = self.new_scheduler()
 

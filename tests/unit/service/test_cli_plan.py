@@ -97,8 +97,10 @@ def test_ctrl_c_cancels_the_plan(
 
     main = threading.main_thread().ident
     assert main is not None
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a process of xdist
     threading.Thread(target=interrupt_once_it_runs, daemon=True).start()
     said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
+    signal.signal(signal.SIGINT, ignored)
     assert said.code == INTERRUPTED
     plan = service.runtime.measured[-1].id
     assert f"cancelling plan {plan}" in said.err

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
+from service.domain.access import FULL_ACCESS
 from service.store.database import Database
 from service.store.ended_sessions import end_session, is_session_ended
 from service.store.job_submission import JobSubmission
@@ -98,7 +99,7 @@ def test_readers_are_served_while_many_writers_wait_for_a_row(
     connect: Callable[..., Database],
 ) -> None:
     database, other, begun = connect(), connect(), Event()
-    job, _ = JobSubmission(database, lambda: 1.0).submit(SPEC, None)
+    job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(SPEC, None)
 
     def write(number: int) -> None:
         if number == MANY - 1:
@@ -121,7 +122,7 @@ def test_a_reading_session_sees_one_state(connect: Callable[..., Database]) -> N
     database = connect()
     with database.read() as session:
         assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
-        JobSubmission(database, lambda: 1.0).submit(SPEC, None)
+        JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(SPEC, None)
         assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
 
 
@@ -137,7 +138,7 @@ def test_a_job_without_a_name_gets_one_that_can_be_looked_up(
 ) -> None:
     database = connect()
     spec = JobSpec.model_validate({"task": {"name": f"mine:{'Long' * 47}"}, "code": "0" * 64})
-    job, _ = JobSubmission(database, lambda: 1.0).submit(spec, None)
+    job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, None)
     assert len(job.name) <= 63
     assert [row.id for row in Repository(database).jobs(JobFilter(name=job.name))] == [job.id]
 

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from accordion.messages import Decision
+from service.domain.access import FULL_ACCESS
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Reason, Status
 from service.store.database import Database
@@ -105,7 +106,7 @@ class Row:
         self.repository = Repository(database)
         self._database = database
         spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
-        self.id = JobSubmission(database, lambda: 0.0).submit(spec, None)[0].id
+        self.id = JobSubmission(database, lambda: 0.0, FULL_ACCESS).submit(spec, None)[0].id
         self.set(
             attempt=2,
             status="RUNNING",
@@ -157,7 +158,7 @@ class Row:
             "apply_at": "next_step",
         }
         wish = RequestedOverride(**given, until=until, reason="")
-        submission = JobSubmission(self._database, lambda: 0.0)
+        submission = JobSubmission(self._database, lambda: 0.0, FULL_ACCESS)
         return submission.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
 
     def override_state(self, override_id: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from service.connection import service_token
 from service.errors import SettingsError
 from service.security.guards import access_of, is_loopback
 from service.settings import load_settings
@@ -139,3 +140,20 @@ def test_the_token_of_the_home_keeps_a_loopback_service_to_loopback_names(tmp_pa
     given = {"home": tmp_path, "admin_token_file": tmp_path / "token"}
     assert access_of(load_settings(**given)).hosts == {"localhost", "127.0.0.1", "[::1]"}
     assert access_of(load_settings(**given, host="0.0.0.0")).hosts is None
+
+
+def test_the_token_of_the_command_line_has_a_variable_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("USER_TOKEN", "of another program")
+    assert load_settings().client_token() is None
+    monkeypatch.setenv("ACCORDION_TOKEN", "too short")
+    with pytest.raises(SettingsError, match="ACCORDION_TOKEN has 9 characters"):
+        load_settings().client_token()
+    monkeypatch.delenv("ACCORDION_TOKEN")
+    file = tmp_path / "token"
+    file.write_text("a-token-of-twenty-chars\n")
+    monkeypatch.setenv("ACCORDION_TOKEN_FILE", str(file))
+    assert load_settings().client_token() == "a-token-of-twenty-chars"
+    admin = load_settings(admin_token="the-admin-token-of-the-service")
+    assert service_token(admin, "http://127.0.0.1:1") == "a-token-of-twenty-chars"

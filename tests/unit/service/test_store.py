@@ -15,14 +15,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, text
 
+from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
 from service.errors import StartError
 from service.store import job_submission
+from service.store.account_rows import AccountStore
 from service.store.database import Database
 from service.store.idempotency import Idempotency, find_replay
 from service.store.job_submission import JobSubmission
 from service.store.leases import Lease, is_newest_token
+from service.store.login_links import use_login_link
 from service.store.migrations import alembic_config, current, head, upgrade
 from service.store.models import Base, JobRow
+from service.store.plan_rows import PlanStore
 from service.store.repository import Repository
 from workers.contract import JobSpec
 
@@ -96,6 +100,32 @@ def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: 
     assert [job.id for job in repository.unfinished()] == ["c"]
     ended = [repository.job("a"), repository.job("b")]
     assert [(job.status, job.ended_at) for job in ended] == [("FAILED", 5.0)] * 2
+
+
+@pytest.mark.each_database
+def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -> None:
+    old = Database(empty_url)
+    with old.connect_writer() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0011")
+        tables = MetaData()
+        tables.reflect(connection)
+        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
+        texts = {"id": "j", "name": "n", "status": "RUNNING", "kind": "job", "spec": {}}
+        documents = {"labels": {}, "metrics": {}, "tally": {}}
+        connection.execute(tables.tables["jobs"].insert(), {**job, **texts, **documents})
+        plan = {"id": "p", "status": "QUEUED", "request": {}, "message": "", "created_at": 0.0}
+        connection.execute(tables.tables["plans"].insert(), plan)
+        link = {"digest": "d", "expires_at": 100.0}
+        connection.execute(tables.tables["login_links"].insert(), link)
+    upgrade(empty_url)
+    editor = Caller(user="ada", scopes=SCOPES_OF_ROLE[Role.EDITOR])
+    owner = Repository(old).unfinished()[0].owner
+    assert (owner, editor.may_see(owner), editor.may_change(owner)) == (None, True, True)
+    assert PlanStore(old, lambda: 0.0).get(editor, "p").id == "p"
+    assert use_login_link(old, "d", 0.0) == "", "a session of the admin token"
+    assert [user.name for user in AccountStore(old, lambda: 0.0).users()] == ["admin"]
 
 
 @pytest.mark.each_database
@@ -246,18 +276,18 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
         JobSpec.model_validate({"task": {"name": "digits-mlp"}}),
         Idempotency(key="k", scope="s", body_hash="h"),
     )
-    first, _ = JobSubmission(database, lambda: 1.0).submit(spec, key)
+    first, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, key)
     look = iter([lambda *_: None])
     monkeypatch.setattr(
         job_submission, "find_replay", lambda *given: next(look, find_replay)(*given)
     )
-    again, was_replayed = JobSubmission(database, lambda: 1.0).submit(spec, key)
+    again, was_replayed = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, key)
     assert (again.id, was_replayed) == (first.id, True)
 
 
 @pytest.mark.each_database
 def test_a_metric_that_is_no_number_is_kept(database: Database) -> None:
-    job, _ = JobSubmission(database, lambda: 1.0).submit(
+    job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(
         JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None
     )
     with database.write() as session:

@@ -1,5 +1,5 @@
 // Changes of worker group and overrides of a job: read from its events, marked in its charts, listed in a table.
-import { cell, clock, counted, element, fill, isHeld, labelled, levelText } from "./format.js";
+import { cell, clock, counted, element, fill, isHeld, labelled, levelText, otherUser } from "./format.js";
 import { CAUSES, lost } from "./workers.js";
 
 const at = (id) => document.getElementById(id);
@@ -64,7 +64,7 @@ export function takeEvent(changes, { type, time, data }) {
 const byHand = (row) => ({
   kind: "override", done: true, time: row.applied_at, sign: SIGNS.override, epoch: row.epoch, step: row.step, id: row.id,
   title: `Override ${row.number}: ${row.target === "batch" ? "batch " : ""}${levelText(row.level)}${row.layers.length ? ` for ${row.layers.join(", ")}` : ""}`,
-  words: row.reason ? [row.reason] : [],
+  words: [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean),
 });
 
 // All changes, oldest first; an override counts from the time at which the workers applied it.

@@ -5,7 +5,7 @@ const at = (id) => document.getElementById(id);
 
 const queued = (entry) => element("tr", {},
   cell("num", String(entry.position)),
-  cell("name", element("a", { href: `/jobs/${entry.id}` }, entry.name)),
+  cell("name", entry.name === null ? `a job of ${entry.owner}` : element("a", { href: `/jobs/${entry.id}` }, entry.name)),
   cell("num", String(entry.priority)),
   cell("long", entry.message),
   cell("num", ago(entry.created_at)));

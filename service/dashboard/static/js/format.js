@@ -95,6 +95,9 @@ export const repaint = (node, status) => {
   node.textContent = words(status);
 };
 
+// The user, unless it is whoever looks at the page.
+export const otherUser = (user) => (user && user !== document.documentElement.dataset.user ? user : "");
+
 export const isGuest = (job) => job.kind === "guest";
 
 // Finished epochs, and the planned number if it is known.

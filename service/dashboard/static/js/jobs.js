@@ -1,5 +1,5 @@
 import { updateEvery, get } from "./api.js";
-import { ago, barTone, cell, counted, duration, element, epochsDone, fill, hasEnded, isActive, isGuest, labelled, number, quality, statusPill, tile, times, usedByOthers, words } from "./format.js";
+import { ago, barTone, cell, counted, duration, element, epochsDone, fill, hasEnded, isActive, isGuest, labelled, number, otherUser, quality, statusPill, tile, times, usedByOthers, words } from "./format.js";
 
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ function row(job) {
     labelled("Submitted", ago(job.created_at)));
 }
 
-const about = ({ spec, kind }) => [kind === "guest" ? "guest run" : spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
+const about = ({ spec, kind, owner }) => [otherUser(owner), kind === "guest" ? "guest run" : spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
 
 function bar(job) {
   const progress = job.progress;

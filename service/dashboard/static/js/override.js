@@ -1,6 +1,6 @@
 // The override form and the list of overrides.
 import { BASE, call } from "./api.js";
-import { cell, element, fill, isLive, levelText, overridePill } from "./format.js";
+import { cell, element, fill, isLive, levelText, otherUser, overridePill } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -87,7 +87,7 @@ export function showOverrides(job, rows, { ended, changed }) {
   const line = (row) => element("tr", {},
     cell("", overridePill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
     cell("", levelText(row.level)),
-    cell("mono", row.layers.join(", "), row.reason ? element("div", { className: "quiet small" }, row.reason) : ""),
+    cell("mono", row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
     cell("", span(row)),
     cell("", acknowledged(row)),
     cell("num", !ended && isLive(row.state) ? back(job, row, changed) : ""));

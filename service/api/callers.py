@@ -1,0 +1,40 @@
+"""FastAPI dependencies: who makes the request, and the scope that a route requires."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from service.domain.access import Caller, Scope, describe_missing_scope
+from service.errors import Forbidden
+
+
+async def _caller(request: Request) -> Caller:
+    """Return who makes the request, as the outermost layer found out."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(_caller)]
+
+
+class RequiredScope:
+    """Dependency of a route that refuses callers without a scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def __call__(self, caller: CallerDep) -> None:
+        """Check the caller.
+
+        Raises:
+            Forbidden: the caller's token does not have the scope.
+        """
+        if self.scope not in caller.scopes:
+            raise Forbidden(describe_missing_scope(caller, self.scope))
+
+
+def require_scope(scope: Scope) -> Any:
+    """Return the dependency that refuses callers without this scope."""
+    return Depends(RequiredScope(scope))

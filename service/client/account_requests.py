@@ -1,0 +1,95 @@
+"""Requests of `Client` for users, tokens and the audit log."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from service.api.account_schemas import (
+    AuditPage,
+    CallerView,
+    NewToken,
+    TokenList,
+    TokenView,
+    UserList,
+    UserView,
+)
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class AccountRequests(ABC):
+    """Part of `Client`."""
+
+    @abstractmethod
+    def _request(self, record: type[Answer], method: str, path: str, **more: Any) -> Answer:
+        """Send a request, and parse its response."""
+
+    def caller(self) -> CallerView:
+        """Get who you are, and what your token allows."""
+        return self._request(CallerView, "GET", "/me")
+
+    def users(self) -> UserList:
+        """Get all users."""
+        return self._request(UserList, "GET", "/users")
+
+    def add_user(self, name: str, role: str = "editor") -> UserView:
+        """Add a user."""
+        return self._request(UserView, "POST", "/users", json={"name": name, "role": role})
+
+    def change_user(
+        self, name: str, *, role: str | None = None, disabled: bool | None = None
+    ) -> UserView:
+        """Change the role of a user, or refuse or accept the user's tokens."""
+        change = {"role": role, "disabled": disabled}
+        return self._request(UserView, "PATCH", f"/users/{name}", json=change)
+
+    def tokens(self, user: str | None = None) -> TokenList:
+        """Get the tokens of a user, by default yours."""
+        params = {"user": user} if user else {}
+        return self._request(TokenList, "GET", "/tokens", params=params)
+
+    def add_token(
+        self,
+        label: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        days: float | None = 90.0,
+        user: str | None = None,
+    ) -> NewToken:
+        """Create a token. Only this result contains its text.
+
+        Args:
+            label: what it is for.
+            scopes: what it allows; None for all that the user's role and your token allow.
+            days: until it expires; None for a token that does not expire.
+            user: whose token it is; None for yours.
+        """
+        body = {
+            "label": label,
+            "scopes": None if scopes is None else list(scopes),
+            "days": days,
+            "user": user,
+        }
+        return self._request(NewToken, "POST", "/tokens", json=body)
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        """Revoke a token; repeating has no effect."""
+        return self._request(TokenView, "DELETE", f"/tokens/{token_id}")
+
+    def audit(
+        self,
+        *,
+        user: str | None = None,
+        subject: str | None = None,
+        action: str | None = None,
+        limit: int = 50,
+        cursor: int | None = None,
+    ) -> AuditPage:
+        """Get one page of the changes that users made, newest first."""
+        asked = {"user": user, "subject": subject, "action": action, "cursor": cursor}
+        params = {"limit": limit} | {name: value for name, value in asked.items() if value}
+        return self._request(AuditPage, "GET", "/audit", params=params)

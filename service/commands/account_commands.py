@@ -1,0 +1,229 @@
+"""`whoami`, `user`, `token` and `audit`: who may use the service, and who changed what."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.commands.cli_support import (
+    JsonOption,
+    UrlOption,
+    connect_client,
+    create_console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from service.api.account_schemas import AuditEntry, TokenView
+
+_ROLES = "viewer, editor, operator or admin"
+_UserArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the user")]
+
+
+def whoami(*, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Show who you are, and what your token allows."""
+    with connect_client(url) as client:
+        found = client.caller()
+    if json:
+        print_json(found)
+        return
+    until = f", until {_format_time(found.expires_at)}" if found.expires_at else ""
+    typer.echo(f"{found.user} ({', '.join(found.scopes)}{until})")
+
+
+def add_user(
+    name: _UserArgument,
+    *,
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help=_ROLES)] = "editor",
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Add a user, or an account for programs. Then create a token: accordion token new."""
+    with connect_client(url) as client:
+        user = client.add_user(name, role)
+    if json:
+        print_json(user)
+    else:
+        typer.echo(
+            f"added {user.name} as {user.role}; next: accordion token new --user {user.name}"
+        )
+
+
+def change_user(
+    name: _UserArgument,
+    *,
+    role: Annotated[
+        str | None, typer.Option("--role", metavar="ROLE", help=f"new role: {_ROLES}")
+    ] = None,
+    disabled: Annotated[
+        bool | None,
+        typer.Option("--disable/--enable", help="refuse, or accept again, the user's tokens"),
+    ] = None,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Change the role of a user, or disable the user. Jobs of a disabled user go on."""
+    with connect_client(url) as client:
+        user = client.change_user(name, role=role, disabled=disabled)
+    if json:
+        print_json(user)
+    else:
+        typer.echo(f"{user.name} is {user.role}{' and disabled' if user.disabled_at else ''}")
+
+
+def list_users(*, url: UrlOption = "", json: JsonOption = False) -> None:
+    """List all users."""
+    with connect_client(url) as client:
+        found = client.users()
+    if json:
+        print_json(found)
+        return
+    table = _create_table("NAME", "ROLE", "ADDED", "DISABLED")
+    for user in found.items:
+        added, disabled = _format_time(user.created_at), _format_time(user.disabled_at)
+        table.add_row(user.name, user.role, added, disabled)
+    create_console().print(table)
+
+
+def new_token(
+    *,
+    label: Annotated[
+        str, typer.Option("--label", metavar="TEXT", help="what the token is for")
+    ] = "command line",
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="SCOPE",
+            help="what it allows: read, read:all, submit, override, write:all, metrics or admin;"
+            " may be repeated (default: all that the role allows)",
+        ),
+    ] = None,
+    days: Annotated[
+        float,
+        typer.Option("--days", metavar="DAYS", min=0, help="until it expires; 0 for never"),
+    ] = 90.0,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="user of the token (default: you)")
+    ] = None,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Create a token and print it; it cannot be shown again.
+
+    Use it in ACCORDION_TOKEN, or write it to a file that ACCORDION_TOKEN_FILE names.
+    """
+    with connect_client(url) as client:
+        made = client.add_token(label, scopes=scopes, days=days or None, user=user)
+    if json:
+        print_json(made)
+        return
+    until = f"until {_format_time(made.expires_at)}" if made.expires_at else "without expiry"
+    typer.echo(f"token {made.id} of {made.user} for {', '.join(made.scopes)}, {until}", err=True)
+    typer.echo(made.token)
+
+
+def list_tokens(
+    *,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="whose tokens (default: yours)")
+    ] = None,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """List tokens, with revoked and expired ones."""
+    with connect_client(url) as client:
+        found = client.tokens(user)
+    if json:
+        print_json(found)
+        return
+    table = _create_table("ID", "LABEL", "SCOPES", "EXPIRES", "LAST USED", "REVOKED")
+    for token in found.items:
+        table.add_row(token.id, token.label, ", ".join(token.scopes), *_format_times(token))
+    create_console().print(table)
+
+
+def revoke_token(
+    token: Annotated[
+        str, typer.Argument(metavar="ID", help="ID of the token: its part between the underscores")
+    ],
+    *,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Revoke a token: it is refused at once, also in browsers that it logged in."""
+    with connect_client(url) as client:
+        found = client.revoke_token(token)
+    if json:
+        print_json(found)
+    else:
+        typer.echo(f"token {found.id} of {found.user} ({found.label}) is revoked")
+
+
+def audit(
+    *,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="only changes by this user")
+    ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            "--subject", metavar="ID", help="only changes of this job, plan, token, user or upload"
+        ),
+    ] = None,
+    action: Annotated[
+        str | None,
+        typer.Option("--action", metavar="ACTION", help="only this one, such as job.cancelled"),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=200, help="newest entries to list")
+    ] = 50,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """List the changes that users made, newest first."""
+    with connect_client(url) as client:
+        page = client.audit(user=user, subject=subject, action=action, limit=limit)
+    if json:
+        print_json(page)
+        return
+    table = _create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
+    for entry in page.items:
+        change = _describe_change(entry)
+        table.add_row(_format_time(entry.time), entry.user, entry.action, entry.subject, change)
+    create_console().print(table)
+
+
+def _describe_change(entry: AuditEntry) -> str:
+    """Return what changed: values that are only before or after the change, or differ."""
+    before, after = entry.before or {}, entry.after or {}
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return ", ".join(
+        f"{name}: {before[name]} → {after[name]}"
+        if name in before and name in after
+        else f"{name}: {after.get(name, before.get(name))}"
+        for name in names
+    )
+
+
+def _format_times(token: TokenView) -> tuple[str, str, str]:
+    return (
+        _format_time(token.expires_at) or "never",
+        _format_time(token.used_at) or "never",
+        _format_time(token.revoked_at),
+    )
+
+
+def _format_time(time: datetime | None) -> str:
+    """Return a time in this machine's time zone; empty for None."""
+    return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M}"
+
+
+def _create_table(*columns: str) -> Table:
+    from rich.table import Table
+
+    return Table(*columns, box=None, header_style="dim", pad_edge=False)

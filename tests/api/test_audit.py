@@ -1,0 +1,111 @@
+"""The audit log: one entry for each change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.domain.access import Role
+from tests.api.team import (
+    ADMIN,
+    JOBS,
+    PLAN,
+    WRITES,
+    Team,
+    api_routes,
+    id_of,
+)
+from tests.api.test_code import GOOD, SHA
+from tests.api.world import DIGITS
+
+pytestmark = pytest.mark.each_database
+
+
+def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, Any]]]:
+    """A call of every writing route that changes something, after the action that is recorded."""
+    job_id, paused = team.submit(token), team.submit(token)
+    job, plan = f"{JOBS}/{job_id}", team.call(token, "POST", "/api/v1/plans", json=PLAN).json()
+    team.call(token, "POST", f"{JOBS}/{paused}/pause")
+    override = team.call(token, "POST", f"{job}/overrides", json={"level": "low"}).json()
+    spare = id_of(team.token(token))
+    team.call(token, "POST", "/api/v1/users", json={"name": "old"})
+    zipped = {"content": GOOD, "headers": {"Content-Type": "application/zip"}}
+    return [
+        ("job.submitted", "POST", JOBS, {"json": DIGITS}),
+        ("job.submitted", "POST", f"{job}/clone", {"json": {}}),
+        ("job.changed", "PATCH", job, {"json": {"priority": 1}}),
+        ("job.resized", "POST", f"{job}/resize", {"json": {"min": 1, "max": 3}}),
+        ("override.added", "POST", f"{job}/overrides", {"json": {"level": "high"}}),
+        ("override.cancelled", "DELETE", f"{job}/overrides/{override['id']}", {}),
+        ("job.paused", "POST", f"{job}/pause", {}),
+        ("job.resumed", "POST", f"{JOBS}/{paused}/resume", {}),
+        ("job.cancelled", "POST", f"{job}/cancel", {}),
+        ("plan.added", "POST", "/api/v1/plans", {"json": PLAN}),
+        ("plan.cancelled", "DELETE", f"/api/v1/plans/{plan['id']}", {}),
+        ("code.uploaded", "POST", "/api/v1/code", zipped),
+        ("user.added", "POST", "/api/v1/users", {"json": {"name": "new"}}),
+        ("user.changed", "PATCH", "/api/v1/users/old", {"json": {"disabled": True}}),
+        ("token.added", "POST", "/api/v1/tokens", {"json": {"label": "x"}}),
+        ("token.revoked", "DELETE", f"/api/v1/tokens/{spare}", {}),
+        ("login_link.added", "POST", "/api/v1/login-links", {"json": {}}),
+    ]
+
+
+def test_every_writing_route_leaves_one_entry_in_the_audit_log(team: Team) -> None:
+    token = team.user("root", Role.ADMIN)
+    calls = write_calls(team, token)
+    patterns = {
+        (method, route.path_regex)
+        for route in api_routes(team.app)
+        for method in route.methods & WRITES
+    }
+    for number, (action, method, path, more) in enumerate(calls):
+        newest = team.audit(limit=1)[0]["id"]
+        headers = {"X-Request-ID": f"request-{number}", **more.pop("headers", {})}
+        answer = team.call(token, method, path, headers=headers, **more)
+        assert answer.is_success, f"{action}: {answer.text}"
+        entries = [entry for entry in team.audit(limit=5) if entry["id"] > newest]
+        assert [
+            (entry["action"], entry["user"], entry["token_id"], entry["request_id"])
+            for entry in entries
+        ] == [(action, "root", id_of(token), f"request-{number}")]
+        patterns -= {one for one in patterns if one[0] == method and one[1].match(path)}
+    assert patterns == set(), "these routes are not in the test"
+
+
+def test_a_repeated_request_without_effect_leaves_no_entry(team: Team) -> None:
+    ada = team.user("ada")
+    job_id = team.submit(ada)
+    for _ in range(2):
+        team.call(ada, "POST", f"{JOBS}/{job_id}/pause")
+    [entry] = team.audit(subject=job_id, action="job.paused")
+    assert (entry["before"]["desired"], entry["after"]["desired"]) == ("RUN", "PAUSE")
+
+
+def test_a_refused_request_leaves_no_entry(team: Team) -> None:
+    ada, eve = team.user("ada"), team.user("eve", Role.VIEWER)
+    job_id = team.submit(ada)
+    before = team.audit(limit=1)
+    team.call(eve, "POST", f"{JOBS}/{job_id}/cancel")
+    team.call(ada, "POST", f"{JOBS}/{job_id}/resize", json={"min": 3, "max": 1})
+    assert team.audit(limit=1) == before
+
+
+def test_the_audit_log_is_filtered_and_paged(team: Team) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    jobs = [team.submit(token) for token in (ada, bob, ada)]
+    assert [entry["subject"] for entry in team.audit(user="ada")] == [jobs[2], jobs[0]]
+    first = team.call(ADMIN, "GET", "/api/v1/audit", params={"user": "ada", "limit": 1}).json()
+    rest = team.audit(user="ada", cursor=first["next_cursor"])
+    assert [entry["subject"] for entry in rest] == [jobs[0]]
+
+
+def test_an_upload_is_recorded_by_its_digest(team: Team) -> None:
+    ada = team.user("ada")
+    headers = {"Content-Type": "application/zip"}
+    assert team.call(ada, "POST", "/api/v1/code", content=GOOD, headers=headers).status_code == 201
+    [entry] = team.audit(action="code.uploaded")
+    assert (entry["subject"], entry["after"]["size_bytes"]) == (SHA, len(GOOD))
+    team.call(ada, "POST", "/api/v1/code", content=GOOD, headers=headers)
+    assert len(team.audit(action="code.uploaded")) == 1, "the second upload changed nothing"

@@ -1,0 +1,87 @@
+"""What the pages show of other users."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from service.api.override_schemas import OverrideRequest
+from service.client import Client
+from tests.browser.live_service import live_service
+
+ADMIN = "a-token-for-this-test-only"
+LONG = {"task": {"name": "digits-mlp"}, "training": {"epochs": 2000}}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    with live_service(tmp_path_factory.mktemp("home"), admin_token=ADMIN) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def admin(guarded):
+    with Client(guarded.url, ADMIN) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ada(guarded, admin):
+    """The client of a user with the role of an editor, and her token."""
+    token = admin.add_token("browser", user=admin.add_user("ada").name).token
+    with Client(guarded.url, token) as client:
+        yield client, token
+
+
+@pytest.fixture(scope="module")
+def job(ada):
+    """A job of the user that trains."""
+    client, _ = ada
+    found = client.submit({**LONG, "name": "hers"})
+    yield found
+    client.cancel(found.id)
+
+
+@pytest.fixture
+def open_as(browser, guarded):
+    """`open_as(token)` is a page of a browser that is signed in with a token."""
+    contexts = []
+
+    def sign_in(token):
+        context = browser.new_context(base_url=guarded.url)
+        contexts.append(context)
+        page = context.new_page()
+        page.goto("/")
+        page.get_by_label("Token", exact=True).fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+        return page
+
+    yield sign_in
+    for context in contexts:
+        context.close()
+
+
+def test_an_admin_sees_whose_job_and_whose_override_it_is(open_as, ada, job):
+    client, _ = ada
+    client.override(job.id, OverrideRequest(level="low", reason="the loss jumped"))
+    page = open_as(ADMIN)
+    expect(page.get_by_role("row", name="hers")).to_contain_text("ada · digits-mlp")
+    page.get_by_role("link", name="hers").click()
+    expect(page.get_by_text("of ada", exact=True)).to_be_visible()
+    expect(page.locator("#overrides")).to_contain_text("the loss jumped, by ada")
+
+
+def test_users_see_their_own_jobs_without_their_name(open_as, ada, job, admin):
+    other = admin.submit({**LONG, "name": "secret", "workers": {"cpus": 999}})
+    page = open_as(ada[1])
+    expect(page.get_by_role("button", name="Sign out ada")).to_be_visible()
+    row = page.get_by_role("row", name="hers")
+    expect(row).to_be_visible()
+    expect(row).not_to_contain_text("ada ·")
+    expect(page.get_by_text("secret")).to_have_count(0)
+    page.goto(f"/jobs/{other.id}")
+    expect(page.get_by_text("There is no job")).to_be_visible()
+    page.goto("/cluster")
+    expect(page.locator("#queue")).to_contain_text("a job of admin")
+    admin.cancel(other.id)

@@ -1,0 +1,93 @@
+"""`accordion whoami`, `user`, `token` and `audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.conftest import Live, serve_live
+from tests.unit.service.conftest import Accordion
+
+ADMIN = "the-admin-token-of-the-settings"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    yield from serve_live(tmp_path_factory.mktemp("guarded"), admin_token=ADMIN)
+
+
+@pytest.fixture
+def team(alone: Accordion, guarded: Live, monkeypatch: pytest.MonkeyPatch) -> Accordion:
+    """The command line of the admin."""
+    monkeypatch.setenv("ACCORDION_URL", guarded.url)
+    monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+    return alone
+
+
+def new_token(team: Accordion, name: str, *options: str) -> str:
+    team("user", "add", name)
+    said = team("token", "new", "--user", name, *options)
+    assert said.code == 0, said.err
+    return said.out.strip()
+
+
+def test_a_user_submits_with_a_token_and_is_named(
+    team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "added ada as editor" in team("user", "add", "ada").out
+    token = team("token", "new", "--user", "ada", "--label", "laptop").out.strip()
+    monkeypatch.setenv("ACCORDION_TOKEN", token)
+    assert team("whoami").out.startswith("ada (override, read, submit, tokens, until 20")
+    job = team("submit", spec, "--json").json()
+    assert job["owner"] == "ada"
+    refused = team("user", "list")
+    assert (refused.code, "needs the scope 'admin'" in refused.err) == (2, True)
+    monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+    assert "job.submitted" in team("audit", "--user", "ada").out
+    [entry] = team("audit", "--subject", job["id"], "--json").json()["items"]
+    assert (entry["user"], entry["after"]["name"]) == ("ada", job["name"])
+
+
+def test_a_token_is_read_from_a_file(
+    team: Accordion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(new_token(team, "bob") + "\n")
+    monkeypatch.delenv("ACCORDION_TOKEN")
+    monkeypatch.setenv("ACCORDION_TOKEN_FILE", str(file))
+    assert team("whoami", "--json").json()["user"] == "bob"
+
+
+def test_tokens_are_listed_and_revoked(team: Accordion) -> None:
+    made = new_token(team, "carol", "--label", "CI", "--scope", "read", "--days", "0")
+    token_id = made.split("_")[1]
+    _, listed = team("token", "list", "--user", "carol").out.splitlines()
+    assert listed.split()[:5] == [token_id, "CI", "read", "never", "never"]
+    assert f"token {token_id} of carol (CI) is revoked" in team("token", "revoke", token_id).out
+    assert team("token", "list", "--user", "carol", "--json").json()["items"][0]["revoked_at"]
+
+
+def test_users_change_roles_and_are_disabled(team: Accordion) -> None:
+    team("user", "add", "dan", "--role", "viewer")
+    assert team("user", "change", "dan", "--role", "operator").out == "dan is operator\n"
+    assert team("user", "change", "dan", "--disable").out == "dan is operator and disabled\n"
+    assert team("user", "change", "dan", "--enable").out == "dan is operator\n"
+    rows = team("user", "list").out.splitlines()
+    assert [row.split()[:2] for row in rows if row.startswith("dan")] == [["dan", "operator"]]
+    changes = team("audit", "--subject", "dan", "--action", "user.changed").out
+    assert "role: viewer → operator" in changes
+    assert "disabled: False → True" in changes
+
+
+def test_a_wrong_role_is_refused_with_the_known_ones(team: Accordion) -> None:
+    said = team("user", "add", "eve", "--role", "king")
+    assert said.code == 2
+    assert "viewer" in said.err
+
+
+def test_a_wrong_scope_is_refused_with_the_known_ones(team: Accordion) -> None:
+    said = team("token", "new", "--scope", "everything")
+    assert said.code == 2
+    assert "'read:all'" in said.err

@@ -1,0 +1,55 @@
+"""`accordion clone`, `change`, and the filters of `list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.service.conftest import Accordion
+
+
+@pytest.fixture
+def job_id(accordion: Accordion, spec: Path) -> str:
+    """A job that is over within a second."""
+    found: str = accordion("submit", spec, "--json").json()["id"]
+    return found
+
+
+def test_a_job_is_cloned_with_changes(accordion: Accordion, job_id: str) -> None:
+    made = accordion("clone", job_id, "--set", "training.epochs=2", "--json").json()
+    assert (made["cloned_from"], made["spec"]["training"]["epochs"]) == (job_id, 2)
+    said = accordion("clone", job_id)
+    assert (said.code, f"a clone of {job_id}" in said.out) == (0, True)
+
+
+def test_a_clone_with_a_wrong_spec_names_the_field(accordion: Accordion, job_id: str) -> None:
+    said = accordion("clone", job_id, "--set", "training.epochs=0")
+    assert (said.code, "spec.training.epochs" in said.err) == (2, True)
+
+
+def test_name_priority_and_labels_are_changed(accordion: Accordion, job_id: str) -> None:
+    options = ("--name", f"new-{job_id[-6:]}", "--priority", "7", "--label", "team:a")
+    assert "has priority 7, team:a" in accordion("change", job_id, *options).out
+    changed = accordion("change", job_id, "--label", "team:", "--label", "stage:b", "--json").json()
+    assert (changed["labels"], changed["priority"]) == ({"stage": "b"}, 7)
+
+
+def test_a_label_of_another_form_is_refused(accordion: Accordion, job_id: str) -> None:
+    said = accordion("change", job_id, "--label", "team")
+    assert said.code == 2
+    assert "not of the form key:value, or key: to remove the label" in said.err
+
+
+def test_the_list_is_filtered_by_the_start_of_the_name_and_by_owner(
+    accordion: Accordion, job_id: str
+) -> None:
+    name = f"kept-{job_id[-12:]}"
+    accordion("change", job_id, "--name", name)
+
+    def listed(*options: str) -> list[str]:
+        return [job["id"] for job in accordion("list", *options, "--json").json()["items"]]
+
+    assert listed("--name", name[:-1]) == [job_id]
+    assert listed("--name", name, "--owner", "admin") == [job_id]
+    assert listed("--name", name, "--owner", "ada") == []
