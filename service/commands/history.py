@@ -155,6 +155,8 @@ def _summarize_job(job: JobView) -> list[str]:
             f" {format_workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
         ),
     ]
+    if job.owner is not None:
+        lines.insert(1, f"owner      {job.owner}")
     if job.ray_run is not None:
         lines.append(f"ray        {format_ray_run(job.ray_run)}")
     if job.storage is not None:
@@ -224,9 +226,10 @@ def _schedule_table(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table
 
 
 def _override_table(overrides: list[OverrideView]) -> Table:
-    table = _new_table("overrides", "OVERRIDE", "REASON")
+    table = _new_table("overrides", "OVERRIDE", "BY", "REASON")
     for override in overrides:
-        table.add_row(format_override(override.model_dump(mode="json")), override.reason)
+        described = format_override(override.model_dump(mode="json"))
+        table.add_row(described, override.requested_by or "", override.reason)
     return table
 
 

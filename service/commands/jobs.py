@@ -180,12 +180,15 @@ def _job_table(jobs: list[JobView]) -> Table:
     from service.commands.format import format_metrics, format_number
 
     has_guests = any(job.kind == "guest" for job in jobs)
+    has_owners = len({job.owner for job in jobs if job.owner}) > 1
     table = Table(box=None, header_style="bold", pad_edge=False)
-    # The table is wide, so the column appears only if it has values.
+    # The table is wide, so these columns appear only if they tell jobs apart.
     kind = ["KIND"] if has_guests else []
+    owner = ["OWNER"] if has_owners else []
     for column in (
         "ID",
         "NAME",
+        *owner,
         *kind,
         "STATUS",
         "EPOCHS",
@@ -201,6 +204,7 @@ def _job_table(jobs: list[JobView]) -> Table:
         table.add_row(
             job.id[:ID_SHOWN],
             job.name,
+            *([job.owner or "-"] if has_owners else []),
             *([job.kind.value] if has_guests else []),
             job.status.value,
             _format_epochs(now) if now else "-",

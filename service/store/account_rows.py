@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -136,7 +137,7 @@ class AccountStore:
                 "user": user.name,
                 "label": row.label,
                 "scopes": row.scopes,
-                "expires_at": row.expires_at,
+                "expires_at": None if row.expires_at is None else _format_time(row.expires_at),
             }
             append_audit(session, caller, "token.added", subject=row.id, after=after, now=now)
             return row
@@ -264,6 +265,10 @@ def _with_descendants(session: Session, token: TokenRow) -> list[TokenRow]:
         made = select(TokenRow).where(TokenRow.made_by.in_([row.id for row in children]))
         children = list(session.scalars(made.with_for_update()))
     return [row for row in found if row.revoked_at is None]
+
+
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _read_scopes(stored: Sequence[str]) -> frozenset[Scope]:

@@ -44,7 +44,11 @@ def test_a_user_submits_with_a_token_and_is_named(
     assert job["owner"] == "ada"
     refused = team("user", "list")
     assert (refused.code, "needs the scope 'admin'" in refused.err) == (2, True)
+    assert "owner      ada" in team("show", job["id"]).out
     monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+    assert "OWNER" not in team("list").out
+    team("submit", spec)
+    assert [line.split()[2] for line in team("list").out.splitlines()] == ["OWNER", "admin", "ada"]
     assert "job.submitted" in team("audit", "--user", "ada").out
     [entry] = team("audit", "--subject", job["id"], "--json").json()["items"]
     assert (entry["user"], entry["after"]["name"]) == ("ada", job["name"])
