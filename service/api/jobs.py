@@ -31,6 +31,7 @@ from service.store.idempotency import Idempotency, body_hash
 from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
 from service.store.repository import JobFilter
+from service.store.stored_documents import stored_labels
 from service.store.stored_spec import resource_request, stored_spec
 from workers.contract import JobSpec
 from workers.tasks import GUEST
@@ -160,7 +161,8 @@ def clone(
     caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
-    """Submit a new job with the spec of this one, which you then own. It starts from the beginning.
+    """Submit a new job with the spec of this one, which you then own. It starts from the beginning,
+    with the present name, labels and priority.
 
     A new compression method, task, policy or optimizer has its default options, unless you give
     some. Repeating a request with the same `Idempotency-Key` returns 200 and the job that the first
@@ -226,12 +228,14 @@ def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobVi
 
 
 def _merge_spec(job: JobRow, changes: dict[str, Any]) -> JobSpec:
-    """Return the job's spec with a JSON merge patch.
+    """Return the job's spec, with its present name, labels and priority, and a JSON merge patch.
 
     Raises:
         RequestValidationError: the result is no valid spec.
     """
-    spec = stored_spec(job)
+    spec = {**stored_spec(job), "labels": stored_labels(job), "priority": job.priority}
+    if spec.get("name") is not None:  # otherwise the clone gets a name of its own
+        spec["name"] = job.name
     for place, name, options in _OPTIONS:
         if _gives(changes, f"{place}.{name}"):
             # The stored spec has the options of the old name, defaults included.

@@ -73,6 +73,8 @@ def change_user(
         print_json(user)
     else:
         typer.echo(f"{user.name} is {user.role}{' and disabled' if user.disabled_at else ''}")
+    if role is not None:
+        typer.echo("tokens keep their scopes, as far as the new role allows them", err=True)
 
 
 def list_users(*, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -99,8 +101,8 @@ def new_token(
         typer.Option(
             "--scope",
             metavar="SCOPE",
-            help="what it allows: read, read:all, submit, override, write:all, metrics or admin;"
-            " may be repeated (default: all that the role allows)",
+            help="what it allows: read, read:all, submit, override, write:all, tokens, metrics or"
+            " admin; may be repeated (default: all that the role allows)",
         ),
     ] = None,
     days: Annotated[
@@ -149,15 +151,19 @@ def list_tokens(
 
 def revoke_token(
     token: Annotated[
-        str, typer.Argument(metavar="ID", help="ID of the token: its part between the underscores")
+        str, typer.Argument(metavar="ID", help="ID of the token, or the token itself")
     ],
     *,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Revoke a token: it is refused at once, also in browsers that it logged in."""
+    """Revoke a token, and those created with it: they are refused at once, also in browsers that
+    they logged in; open streams end within seconds.
+    """
+    # A whole token has its ID between the underscores.
+    token_id = token.split("_")[1] if token.count("_") >= 2 else token
     with connect_client(url) as client:
-        found = client.revoke_token(token)
+        found = client.revoke_token(token_id)
     if json:
         print_json(found)
     else:

@@ -209,6 +209,8 @@ def change(
 ) -> None:
     """Change the name, labels or priority of a job, a guest run, or an ended job."""
     changed = dict(_parse_label(text) for text in labels or [])
+    if name is None and priority is None and not changed:
+        raise typer.BadParameter("nothing to change; give --name, --priority or --label")
     with connect_client(url) as client:
         found = client.change(client.find(job).id, name=name, labels=changed, priority=priority)
     if json:

@@ -61,8 +61,8 @@ class Authenticator:
             caller = None if scheme else await self._find_by_cookie(self._access.token, headers)
         if caller is None:
             raise Unauthorized(
-                "the token is missing, wrong, expired or revoked; send 'Authorization: Bearer"
-                " TOKEN' or log in at /login"
+                "the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at"
+                " /login"
             )
         self._note_use(caller.token_id)
         return replace(caller, request_id=request_id)

@@ -5,6 +5,7 @@ The page itself is in `service/dashboard`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.app_state import AppState
+from service.errors import Unauthorized
 from service.security.sessions import (
     SESSION_S,
     new_session,
@@ -83,8 +85,10 @@ def _find_token(state: AppState, key: str, form: dict[str, str]) -> str | None:
     if token_matches(given, key):
         return ""
     token = parse_token(given)
-    caller = None if token is None else _accounts(state).find_by_secret(token)
-    return None if caller is None else caller.token_id
+    with suppress(Unauthorized):
+        caller = None if token is None else _accounts(state).find_by_secret(token)
+        return None if caller is None else caller.token_id
+    return None
 
 
 def _accounts(state: AppState) -> AccountStore:
@@ -92,7 +96,9 @@ def _accounts(state: AppState) -> AccountStore:
 
 
 def _is_accepted(state: AppState, token_id: str) -> bool:
-    return not token_id or _accounts(state).find_by_id(token_id) is not None
+    with suppress(Unauthorized):
+        return not token_id or _accounts(state).find_by_id(token_id) is not None
+    return False
 
 
 def _is_logged_in(state: AppState, key: str, cookie: str) -> bool:

@@ -170,14 +170,19 @@ class AccountStore:
             return row
 
     def find_by_secret(self, token: UserToken) -> Caller | None:
-        """Return whose token this is; None if it is unknown, revoked or expired, or its user is
-        disabled.
+        """Return whose token this is; None if it is unknown.
+
+        Raises:
+            Unauthorized: it was revoked or has expired, or its user is disabled.
         """
         return self._find(token.id, lambda row: token_matches(digest_of(token.secret), row.digest))
 
     def find_by_id(self, token_id: str) -> Caller | None:
-        """Return whose token has this ID, for a caller who has shown its secret before; None if it
-        is not accepted any more.
+        """Return whose token has this ID, for a caller who has shown its secret before; None if
+        there is none.
+
+        Raises:
+            Unauthorized: it was revoked or has expired, or its user is disabled.
         """
         return self._find(token_id, lambda _: True)
 
@@ -194,8 +199,7 @@ class AccountStore:
             user = None if row is None else session.get(UserRow, row.user)
         if row is None or user is None or not is_right(row):
             return None
-        if not _is_accepted(row, user, self._clock()):
-            return None
+        _check_accepted(row, user, self._clock())
         return Caller(
             user=user.name,
             scopes=_read_scopes(row.scopes) & scopes_of_role(user.role),
@@ -240,9 +244,18 @@ def _limit_scopes(caller: Caller, user: UserRow, request: RequestedToken) -> fro
     return scopes
 
 
-def _is_accepted(row: TokenRow, user: UserRow, now: float) -> bool:
-    is_current = row.expires_at is None or now < row.expires_at
-    return is_current and row.revoked_at is None and user.disabled_at is None
+def _check_accepted(row: TokenRow, user: UserRow, now: float) -> None:
+    """Check a token whose caller is known to hold it.
+
+    Raises:
+        Unauthorized: it was revoked or has expired, or its user is disabled.
+    """
+    if user.disabled_at is not None:
+        raise Unauthorized(f"user {user.name!r} is disabled; ask an admin")
+    if row.revoked_at is not None:
+        raise Unauthorized(f"token {row.id} was revoked; use another one")
+    if row.expires_at is not None and now >= row.expires_at:
+        raise Unauthorized(f"token {row.id} expired at {_format_time(row.expires_at)}; get another")
 
 
 def _check_still_accepted(session: Session, caller: Caller) -> None:

@@ -91,6 +91,7 @@ class JobSubmission:
             append_event(session, job, "status", data=status_data(job), now=now)
             store_key(session, idempotency, job.id, now=now)
             after = {"name": job.name, "priority": job.priority}
+            after |= {} if cloned_from is None else {"cloned_from": cloned_from}
             append_audit(
                 session, self._caller, "job.submitted", subject=job.id, after=after, now=now
             )

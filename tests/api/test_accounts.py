@@ -88,7 +88,8 @@ def test_a_disabled_user_is_refused_and_accepted_again(team: Team) -> None:
     for disabled, status in ((True, 401), (False, 200)):
         changed = team.call(ADMIN, "PATCH", "/api/v1/users/ada", json={"disabled": disabled})
         assert changed.status_code == 200
-        assert team.call(ada, "GET", JOBS).status_code == status
+        answer = team.call(ada, "GET", JOBS)
+        assert (answer.status_code, "user 'ada' is disabled" in answer.text) == (status, disabled)
 
 
 def test_a_new_role_applies_to_tokens_at_once(team: Team) -> None:

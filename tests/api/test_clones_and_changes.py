@@ -77,6 +77,17 @@ def test_a_clone_with_another_method_has_its_default_options(
     assert adam["spec"]["training"]["optimizer"]["lr"] == 0.01
 
 
+def test_a_clone_has_the_present_name_labels_and_priority(client: TestClient, world: World) -> None:
+    job_id = world.submit(name="old", labels={"team": "a"})
+    change = {"name": "new", "labels": {"stage": "b"}, "priority": 70}
+    client.patch(f"{JOBS}/{job_id}", json=change)
+    made = clone(client, job_id)
+    labels = {"team": "a", "stage": "b"}
+    assert (made["name"], made["labels"], made["priority"]) == ("new", labels, 70)
+    unnamed = world.submit()
+    assert clone(client, unnamed)["name"] != world.job(unnamed).name
+
+
 def test_a_clone_is_no_guest(client: TestClient, world: World) -> None:
     refused = client.post(
         f"{JOBS}/{world.submit()}/clone", json={"spec": {"task": {"name": "guest"}}}

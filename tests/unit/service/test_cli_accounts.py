@@ -69,7 +69,7 @@ def test_tokens_are_listed_and_revoked(team: Accordion) -> None:
     token_id = made.split("_")[1]
     _, listed = team("token", "list", "--user", "carol").out.splitlines()
     assert listed.split()[:5] == [token_id, "CI", "read", "never", "never"]
-    assert f"token {token_id} of carol (CI) is revoked" in team("token", "revoke", token_id).out
+    assert f"token {token_id} of carol (CI) is revoked" in team("token", "revoke", made).out
     assert team("token", "list", "--user", "carol", "--json").json()["items"][0]["revoked_at"]
 
 

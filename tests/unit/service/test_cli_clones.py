@@ -35,6 +35,11 @@ def test_name_priority_and_labels_are_changed(accordion: Accordion, job_id: str)
     assert (changed["labels"], changed["priority"]) == ({"stage": "b"}, 7)
 
 
+def test_a_change_of_nothing_is_refused(accordion: Accordion, job_id: str) -> None:
+    said = accordion("change", job_id)
+    assert (said.code, "nothing to change" in said.err) == (2, True)
+
+
 def test_a_label_of_another_form_is_refused(accordion: Accordion, job_id: str) -> None:
     said = accordion("change", job_id, "--label", "team")
     assert said.code == 2
