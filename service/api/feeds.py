@@ -1,5 +1,5 @@
-"""Shared reads for event streams: one task follows all watched jobs, so that streams need no
-queries of their own.
+"""Shared reads for event streams: one task follows all watched jobs, so that streams read no events
+of their own.
 
 The task compares the versions of the watched jobs in one query, and reads new items once per feed.
 A stream is a cursor into the newest frames of a feed. A stream that falls behind reads pages from

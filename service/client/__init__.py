@@ -1,4 +1,6 @@
-"""Python client of the service; of the server it imports only `service.api.schemas`."""
+"""Python client of the service; of the server it imports only the schemas of the API and the table
+of job statuses.
+"""
 
 from service.client.client import Client
 from service.client.errors import (

@@ -150,6 +150,14 @@ def test_a_revoked_token_takes_those_with_it_that_it_created(team: Team) -> None
     assert len(team.audit(action="token.revoked")) == 3
 
 
+def test_what_an_admins_token_created_for_others_is_revoked_with_it(team: Team) -> None:
+    kept, found = team.user("ada"), team.user("root", Role.ADMIN)
+    planted = team.token(found, user="ada")
+    team.call(ADMIN, "DELETE", f"/api/v1/tokens/{id_of(found)}")
+    statuses = [team.call(token, "GET", JOBS).status_code for token in (found, planted, kept)]
+    assert statuses == [401, 401, 200]
+
+
 def test_an_admin_creates_for_others_what_their_role_allows(
     team: Team,
 ) -> None:
