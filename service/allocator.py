@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from service.domain.allocation import (
-    AllocatedJob,
-    build_allocated_job,
-    find_unplaceable,
-    plan_allocations,
-)
+from service.domain.allocation import find_unplaceable, plan_allocations
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Admission, PendingJob, Resources, list_worker_resources, plan_queue
+from service.domain.queue import Admission, AllocatedJob, plan_queue
+from service.domain.resources import Resources, list_worker_resources
 from service.foreign_use import ForeignUse
+from service.queue_inputs import QueueReader
 from service.runtime.protocol import Node, SupervisorState
 from service.settings import Settings
 from service.store.leases import Lease
@@ -127,27 +125,22 @@ class Allocator:
         self._lease = lease
         self._clock = clock
         self._unplaceable_since: dict[str, float] = {}
-        self._settled: (
-            tuple[list[AllocatedJob], list[PendingJob], list[Resources], list[Resources]] | None
-        ) = None
+        self._settled: tuple[Any, ...] | None = None
         """Inputs of the last plan if it changed nothing; the same inputs need no new plan."""
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
         """Admit the next jobs, store why the others wait, and return the admitted ones."""
-        queue = [job for job in self._repository.queue() if job.id not in cluster.supervisors]
+        reader = QueueReader(self._repository, settings)
+        queue = [job for job in reader.read_queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
         rows = self._repository.allocated()
-        reserved = [
-            size
-            for row in rows
-            for size in list_worker_resources(
-                resource_request(row), row.workers, cluster.placed_nodes(row)
-            )
-        ]
-        foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
         admissions = plan_queue(
-            _pending_jobs(queue), cluster.usable_nodes(), reserved, foreign=foreign
+            reader.list_pending(queue),
+            cluster.usable_nodes(),
+            reader.list_allocated(rows, cluster.placed_nodes),
+            foreign=cluster.foreign_use.estimate(cluster.held_resources(rows)),
+            rules=reader.rules,
         )
         admitted = [
             self._apply_allocation(
@@ -161,28 +154,18 @@ class Allocator:
         """Resize running jobs to fit the cluster, the queue, and the limits that users set; pause
         some if the settings allow it.
         """
-        rows = self._repository.allocated()
-        jobs = [
-            build_allocated_job(
-                row.id,
-                Status(row.status),
-                resource_request(row),
-                allocated_workers=row.workers,
-                placed=cluster.placed_nodes(row),
-                priority=row.priority,
-            )
-            for row in rows
-        ]
+        reader, rows = QueueReader(self._repository, settings), self._repository.allocated()
+        jobs = reader.list_allocated(rows, cluster.placed_nodes)
         self._note_unplaceable(jobs, cluster)
         if not rows:
             return
+        pending, rules = reader.list_pending(reader.read_queue()), reader.rules
+        nodes = cluster.usable_nodes()
         foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
-        inputs = (jobs, _pending_jobs(self._repository.queue()), cluster.usable_nodes(), foreign)
+        inputs = (jobs, pending, nodes, foreign, rules)
         if inputs == self._settled:
             return
-        allocations = plan_allocations(
-            *inputs[:3], foreign=foreign, may_pause=settings.preempt_for_priority
-        )
+        allocations = plan_allocations(jobs, pending, nodes, foreign=foreign, rules=rules)
         self._settled = None if allocations else inputs
         for row in rows:
             found = allocations.get(row.id)
@@ -220,9 +203,3 @@ class Allocator:
         if not self._writes.admit(job, token, workers=admission.workers, timeout_s=timeout_s):
             return None
         return self._repository.job(job.id)
-
-
-def _pending_jobs(queue: Sequence[JobRow]) -> list[PendingJob]:
-    return [
-        PendingJob(id=job.id, request=resource_request(job), priority=job.priority) for job in queue
-    ]

@@ -15,6 +15,7 @@ from fastapi_offline import FastAPIOffline
 
 from service.api import (
     accounts,
+    batches,
     catalog,
     code,
     health,
@@ -23,6 +24,7 @@ from service.api import (
     login_links,
     overrides,
     plans,
+    quotas,
     steering,
     streams,
 )
@@ -66,8 +68,8 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.accordion = state
-    modules = (jobs, steering, history, overrides, streams, plans, catalog, code)
-    for module in (*modules, accounts, login_links):
+    modules = (jobs, batches, steering, history, overrides, streams, plans, catalog, code)
+    for module in (*modules, accounts, quotas, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)

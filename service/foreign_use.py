@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from service.domain.queue import Resources
+from service.domain.resources import Resources
 from service.runtime.protocol import Node
 
 LAG_S = 5.0

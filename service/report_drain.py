@@ -69,7 +69,8 @@ class ReportDrain:
     def history(self, job: JobRow) -> Drained:
         """Return all that is known of the job, with records from its storage that were lost."""
         kept = self.unstored(job)
-        history = self._runtime.history(job.id, self._storage_of(job.id))
+        storage = self._storage_of(job.id)
+        history = self._runtime.history(job.id, storage, retried_attempt=job.retried_attempt)
         records = {record_position(record): record for record in (*history.records, *kept.records)}
         return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
 

@@ -56,6 +56,7 @@ from service.store.record_ingest import cursor_of, has_new_data
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import UnreadableSpec, spec_of
+from service.time_limits import TimeLimits
 from workers.contract import Drained, EndRecord, Launch, PausedRecord
 
 Clock = Callable[[], float]
@@ -105,6 +106,9 @@ class Scheduler:
         )
         self._reports = ReportDrain(runtime, settings.storage_of)
         self._orders = OrderDelivery(runtime, self._writes)
+        self._times = TimeLimits(
+            self._repository, self._writes, clock, grace_s=settings.cancel_grace_s
+        )
         self._guests = GuestRuns(
             self._repository,
             self._orders,
@@ -144,8 +148,10 @@ class Scheduler:
             return
         jobs = self._repository.unfinished()
         self._reports.drain_all({job.id: cursor_of(job) for job in jobs if self._is_followed(job)})
+        self._times.stop_overdue(jobs, token)
         for job in jobs:
             self._reconcile_job(job, token, fresh=fresh)
+        self._times.queue_due(token)
         for job in self._allocator.admit(self._cluster, token, self._settings):
             self._reconcile_job(job, token, fresh=True)
         self._allocator.reallocate(self._cluster, token, self._settings)
@@ -244,7 +250,11 @@ class Scheduler:
         supervisor = self._observe_supervisor(job, state) if state else None
         may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
         end = (
-            self._runtime.read_outcome(job.id, self._settings.storage_of(job.id))
+            self._runtime.read_outcome(
+                job.id,
+                self._settings.storage_of(job.id),
+                retried_attempt=job.retried_attempt,
+            )
             if may_have_ended
             else None
         )
@@ -282,7 +292,12 @@ class Scheduler:
 
     def _store_reports(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
         drained = self._reports.take(job)
-        end = next((r.payload for r in drained.records if isinstance(r.payload, EndRecord)), None)
+        ends = (
+            record.payload
+            for record in drained.records
+            if isinstance(record.payload, EndRecord) and record.attempt > job.retried_attempt
+        )
+        end = next(ends, None)
         if end is not None:
             self._finish_job(job, end, token)
             return
@@ -340,6 +355,7 @@ class Scheduler:
             workers=job.workers,
             storage=storage,
             spec=spec,
+            retried_attempt=job.retried_attempt,
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
         )
         self._lease.confirm(token)

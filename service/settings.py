@@ -109,6 +109,11 @@ class Settings(BaseSettings):
     """Whether a job is paused while a more important one could not start otherwise. Jobs above
     their minimum number of workers give some back in any case.
     """
+    priority_per_hour: float = Field(default=0.0, ge=0, le=100)
+    """Points by which the priority of a queued job rises with each hour since its submission, so
+    that it starts even if more important jobs keep coming. It changes the order of the queue only:
+    no job takes workers from another because of its age.
+    """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)

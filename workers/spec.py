@@ -10,6 +10,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AwareDatetime,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -289,8 +290,12 @@ class CheckpointSpec(Strict):
 
 
 class LimitsSpec(Strict):
-    """Time limits after which a worker process counts as hung."""
+    """Time limits of the job, and limits after which a worker process counts as hung."""
 
+    training_seconds: Number | None = Field(default=None, gt=0, le=1_000_000_000)
+    """Seconds of training, over all attempts, after which the job saves a checkpoint, stops and
+    fails as `TIMED_OUT`; time in the queue, paused or starting does not count. Null: no limit.
+    """
     start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
     """Seconds to load the task and its data, then a checkpoint, while the process responds."""
     step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
@@ -329,7 +334,11 @@ class JobSpec(Strict):
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When and where the state is saved."""
     limits: LimitsSpec = LimitsSpec()
-    """Time limits for hung workers."""
+    """Time limits of the job and for hung workers."""
+    start_at: AwareDatetime | None = None
+    """Time at which the job is queued, with a time zone, such as `2027-01-31T22:00:00+01:00`. Null,
+    or a time in the past: at once.
+    """
     priority: Whole = Field(default=50, ge=0, le=100)
     """Place in the queue: higher starts first; equal priorities start in order of submission."""
     max_failures: Whole = Field(default=3, ge=0, le=100)

@@ -58,9 +58,9 @@ class _AuditQuery(QueryParams):
     )
     subject: str | None = Field(
         default=None,
-        max_length=128,
+        max_length=192,
         pattern=PLAIN,
-        description="only changes of this job, plan, token, user or upload",
+        description="only changes of this job, plan, token, user, upload or quota",
     )
     action: str | None = Field(
         default=None, max_length=32, pattern=PLAIN, description="only this action"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
 from fastapi import APIRouter
 
 from accordion.compressors import COMPRESSORS
@@ -9,14 +13,19 @@ from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.callers import CallerDep, require_scope
 from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
-from service.api.deps import NO_QUERY, RepositoryDep
+from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
 from service.api.views import cluster_view
 from service.domain.access import Caller, Scope
+from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.wait_causes import WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
+from service.queue_inputs import QueueReader
 from service.store.models import JobRow
+from service.store.repository import Repository
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
+_Fields = dict[str, Any]
 router = APIRouter(
     tags=["catalog"],
     dependencies=[require_scope(Scope.READ), NO_QUERY],
@@ -70,26 +79,43 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 
 
 @router.get("/queue")
-def get_queue(repository: RepositoryDep, caller: CallerDep) -> QueueView:
-    """List the waiting jobs in the order in which they will start, each with its reason.
+def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
+    """List the waiting jobs in the order in which they will start, each with its reason, the jobs
+    that it waits for, and what would help.
 
     Without the scope `read:all`, the names of other users' jobs are not shown.
     """
-    rows = repository.queue()
-    first = repository.first_without_capacity(rows)
+    reader = QueueReader(state.repository, state.settings)
+    rows = reader.read_queue()
+    first = state.repository.first_without_capacity(rows)
+    causes = _explain_queue(reader, state.repository, rows)
+    entries = [_describe_entry(row, first, caller) for row in rows]
     return QueueView(
         items=[
-            _describe_entry(position, row, first, caller=caller)
-            for position, row in enumerate(rows)
+            QueueEntry.model_validate(
+                {"position": position, **entry, **asdict(causes.get(entry["id"], WaitCause()))}
+            )
+            for position, entry in enumerate(entries)
         ]
     )
 
 
-def _describe_entry(
-    position: int, row: JobRow, first_without_capacity: str | None, *, caller: Caller
-) -> QueueEntry:
+def _explain_queue(
+    reader: QueueReader, repository: Repository, rows: Sequence[JobRow]
+) -> dict[str, WaitCause]:
+    if not rows:
+        return {}
+    cluster = repository.cluster()
+    nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
+    allocated = reader.list_allocated(repository.allocated())
+    pending = reader.list_pending(rows)
+    return explain_queue(pending, nodes, allocated, foreign=foreign, rules=reader.rules)
+
+
+def _describe_entry(row: JobRow, first_without_capacity: str | None, caller: Caller) -> _Fields:
     names = ("id", "owner", "priority", "reason", "created_at")
-    fields = {name: getattr(row, name) for name in names}
-    fields["name"] = row.name if caller.may_see(row.owner) else None
-    message = format_waiting_message(row.message, first_without_capacity)
-    return QueueEntry.model_validate({"position": position, "message": message, **fields})
+    return {
+        **{name: getattr(row, name) for name in names},
+        "name": row.name if caller.may_see(row.owner) else None,
+        "message": format_waiting_message(row.message, first_without_capacity),
+    }

@@ -44,6 +44,14 @@ class QueueEntry(Answer):
     """Why it waits, as a stable code."""
     message: str
     """Why it waits, in one sentence."""
+    waits_for: tuple[str, ...] = ()
+    """IDs of the jobs that it waits for: those that hold the capacity or the quota, or the first
+    one ahead of it that waits for capacity.
+    """
+    remedies: tuple[str, ...] = ()
+    """What would let it start, one change each, such as `a minimum of 2 workers`; empty if only
+    time helps.
+    """
     created_at: datetime
     """Time of submission."""
 

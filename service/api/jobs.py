@@ -21,18 +21,21 @@ from service.api.priorities import check_priority
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN, CloneRequest, DryRun, JobPage, JobView
 from service.api.views import job_view
-from service.domain.access import Scope
+from service.domain.access import Caller, Scope
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Kind, Reason, Status
-from service.domain.queue import PendingJob, ResourceRequest, list_worker_resources, plan_queue
+from service.domain.queue import PendingJob, plan_queue
+from service.domain.resources import ResourceRequest
+from service.domain.wait_causes import list_preempted
 from service.domain.waiting_message import format_waiting_message
 from service.errors import Conflict, Invalid
+from service.queue_inputs import QueueReader
 from service.store.idempotency import Idempotency, body_hash
 from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
 from service.store.repository import JobFilter
 from service.store.stored_documents import stored_labels
-from service.store.stored_spec import resource_request, stored_spec
+from service.store.stored_spec import stored_spec
 from workers.contract import JobSpec
 from workers.tasks import GUEST
 
@@ -131,7 +134,8 @@ def submit(
     check_code(state, spec)
     check_priority(state, caller, spec.priority, pointer="/priority")
     if query.dry_run:
-        return Response(_dry_run(state, spec).model_dump_json(), 200, media_type="application/json")
+        found = _dry_run(state, caller, spec)
+        return Response(found.model_dump_json(), 200, media_type="application/json")
     scope = f"POST /jobs of {caller.user}"
     key = _check_idempotency_key(idempotency_key, scope, spec.model_dump(mode="json"))
     job, replayed = JobSubmission(state.database, state.clock, caller).submit(spec, key)
@@ -290,26 +294,42 @@ def _check_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotenc
     return Idempotency(key=key, scope=scope, body_hash=body_hash(body)) if key else None
 
 
-def _dry_run(state: AppState, spec: JobSpec) -> DryRun:
+def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
+    reader = QueueReader(state.repository, state.settings)
+    rules, new = reader.rules, _build_pending(reader, state.clock(), caller, spec=spec)
+    ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
+    allocated = reader.list_allocated(state.repository.allocated())
     cluster = state.repository.cluster()
-    ahead = [row for row in state.repository.queue() if row.priority >= spec.priority]
-    waiting = [PendingJob(id=row.id, request=resource_request(row)) for row in ahead]
-    group = spec.workers
-    size = ResourceRequest(
-        min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0
-    )
-    waiting.append(PendingJob(id="new", request=size))
-    reserved = [
-        size
-        for row in state.repository.allocated()
-        for size in list_worker_resources(resource_request(row), row.workers)
-    ]
     nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
-    verdicts = plan_queue(waiting, nodes, reserved, foreign=foreign)
-    verdict = verdicts["new"]
+    verdicts = plan_queue([*ahead, new], nodes, allocated, foreign=foreign, rules=rules)
+    verdict = verdicts[new.id]
     blockers = (id_ for id_, one in verdicts.items() if one.reason is Reason.WAITING_FOR_ROOM)
-    message = format_waiting_message(verdict.message, next(blockers, None))
+    blocker = next(blockers, None)
+    if blocker in {None, new.id} and verdict.reason is not Reason.ADMITTED:
+        losing = list_preempted(new, nodes, allocated, foreign=foreign, rules=rules)
+        if losing:
+            message = f"starts once less important jobs have released workers: {', '.join(losing)}"
+            return DryRun(spec=spec, would_wait=False, message=message)
+    message = format_waiting_message(verdict.message, blocker)
     return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=message)
+
+
+def _build_pending(reader: QueueReader, now: float, caller: Caller, *, spec: JobSpec) -> PendingJob:
+    """Return a job that is not stored as the rules of the queue see it."""
+    group = spec.workers
+    return PendingJob(
+        id="new",
+        request=ResourceRequest(
+            min=group.min,
+            max=group.max,
+            cpus=group.cpus,
+            gpus=group.gpus,
+            memory=group.memory or 0.0,
+        ),
+        priority=spec.priority,
+        rank=reader.compute_rank(spec.priority, now),
+        accounts=reader.rules.quotas.list_accounts(caller.user, spec.labels),
+    )
 
 
 def _parse_label(text: str, index: int) -> tuple[str, str]:

@@ -130,12 +130,15 @@ class JobView(Answer):
     reason: Reason
     """Why the job is in this state, as a stable code. Of a queued job: `WAITING_FOR_ROOM` (its
     minimum fits the cluster, but not beside what runs now), `NEVER_FITS` (its minimum is larger
-    than the cluster), `NOT_PLACED` (Ray did not place its processes; no failure), `RETRYING`.
+    than the cluster), `WAITING_FOR_QUOTA` (a quota is used up), `SCHEDULED` (its `start_at` has not
+    come), `NOT_PLACED` (Ray did not place its processes; no failure), `RETRYING`.
     `WAITING_FOR_STORAGE`: its workers cannot reach their checkpoints now. `NO_PROGRESS`: several
     worker groups in a row failed without a new checkpoint or epoch. `message` has the details.
     """
     message: str
     """Why the job is in this state, in one sentence, with a remedy if there is one."""
+    trained_s: float = 0.0
+    """Seconds of training in the attempts that have ended."""
     spec: dict[str, Any]
     """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that
     stored it.

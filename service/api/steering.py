@@ -1,4 +1,4 @@
-"""Routes that change, resize, pause, resume and cancel a job."""
+"""Routes that change, resize, pause, resume, cancel and retry a job."""
 
 from __future__ import annotations
 
@@ -126,6 +126,25 @@ def cancel(
     lifecycle = JobLifecycle(state.database, state.clock, caller)
     return _build_response(
         lifecycle.cancel(job_id, _match_condition(if_match), grace_s=state.settings.cancel_grace_s),
+        response,
+    )
+
+
+@router.post("/retry", status_code=202, responses=_ACCEPTED)
+def retry(
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
+) -> JobView:
+    """Retry a job that failed or was cancelled: it is queued, and a new attempt continues from its
+    newest checkpoint, or starts again if there is none. Failures and the time that it has trained
+    count anew; overrides that ended with the job stay ended. Repeating the request has no effect.
+    """
+    return _build_response(
+        JobLifecycle(state.database, state.clock, caller).retry(job_id, _match_condition(if_match)),
         response,
     )
 

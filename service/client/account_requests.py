@@ -1,4 +1,4 @@
-"""Requests of `Client` for users, tokens and the audit log."""
+"""Requests of `Client` for users, tokens, quotas and the audit log."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from service.api.account_schemas import (
     UserList,
     UserView,
 )
+from service.api.quota_schemas import QuotaList, QuotaView
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -79,6 +80,36 @@ class AccountRequests(ABC):
     def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token; repeating has no effect."""
         return self._request(TokenView, "DELETE", f"/tokens/{token_id}")
+
+    def quotas(self) -> QuotaList:
+        """Get all quotas, and what the jobs hold of them."""
+        return self._request(QuotaList, "GET", "/quotas")
+
+    def set_quota(
+        self,
+        *,
+        user: str | None = None,
+        label: str | None = None,
+        jobs: int | None = None,
+        workers: int | None = None,
+        gpus: float | None = None,
+    ) -> QuotaView:
+        """Limit what the jobs of a user, or with a label, may hold at the same time.
+
+        Args:
+            user: whose jobs; `*` for every user without a quota of their own.
+            label: label of the jobs as `key:value`, in place of a user.
+            jobs: most jobs that hold workers; None for no limit.
+            workers: most workers of all these jobs together; None for no limit.
+            gpus: most GPUs of all these jobs together; None for no limit.
+        """
+        body = {"user": user, "label": label, "jobs": jobs, "workers": workers, "gpus": gpus}
+        return self._request(QuotaView, "PUT", "/quotas", json=body)
+
+    def remove_quota(self, *, user: str | None = None, label: str | None = None) -> QuotaView:
+        """Remove the quota of a user or a label, and return it."""
+        params = {"user": user} if label is None else {"label": label}
+        return self._request(QuotaView, "DELETE", "/quotas", params=params)
 
     def audit(
         self,

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from service.api.batch_schemas import BatchView
 from service.api.cluster_schemas import ClusterView, NamedList, QueueView
 from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.login_schemas import LoginLinkView
@@ -278,6 +279,29 @@ class Client(AccountRequests):
     def resume(self, job_id: str) -> JobView:
         """Resume a paused job; repeating is harmless."""
         return self._request(JobView, "POST", f"/jobs/{job_id}/resume")
+
+    def retry(self, job_id: str) -> JobView:
+        """Retry a job that failed or was cancelled; repeating is harmless."""
+        return self._request(JobView, "POST", f"/jobs/{job_id}/retry")
+
+    def act_on_jobs(
+        self,
+        action: str,
+        labels: Mapping[str, str],
+        *,
+        owner: str | None = None,
+        dry_run: bool = False,
+    ) -> BatchView:
+        """Cancel, pause or resume all unfinished jobs with these labels; repeating is harmless.
+
+        Args:
+            action: `cancel`, `pause` or `resume`.
+            labels: labels by key; a job must have all of them.
+            owner: only jobs of this user.
+            dry_run: list the jobs, and change nothing.
+        """
+        body = {"action": action, "labels": dict(labels), "owner": owner, "dry_run": dry_run}
+        return self._request(BatchView, "POST", "/job-actions", json=body)
 
     def attempts(self, job_id: str) -> AttemptList:
         """Get all attempts of the job."""

@@ -12,12 +12,11 @@ from service.commands.cli_support import (
     UrlOption,
     connect_client,
     create_console,
+    create_table,
     print_json,
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from service.api.account_schemas import AuditEntry, TokenView
 
 _ROLES = "viewer, editor, operator or admin"
@@ -84,7 +83,7 @@ def list_users(*, url: UrlOption = "", json: JsonOption = False) -> None:
     if json:
         print_json(found)
         return
-    table = _create_table("NAME", "ROLE", "ADDED", "DISABLED")
+    table = create_table("NAME", "ROLE", "ADDED", "DISABLED")
     for user in found.items:
         added, disabled = _format_time(user.created_at), _format_time(user.disabled_at)
         table.add_row(user.name, user.role, added, disabled)
@@ -143,7 +142,7 @@ def list_tokens(
     if json:
         print_json(found)
         return
-    table = _create_table("ID", "LABEL", "SCOPES", "EXPIRES", "LAST USED", "REVOKED")
+    table = create_table("ID", "LABEL", "SCOPES", "EXPIRES", "LAST USED", "REVOKED")
     for token in found.items:
         table.add_row(token.id, token.label, ", ".join(token.scopes), *_format_times(token))
     create_console().print(table)
@@ -197,7 +196,7 @@ def audit(
     if json:
         print_json(page)
         return
-    table = _create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
+    table = create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
     for entry in page.items:
         change = _describe_change(entry)
         table.add_row(_format_time(entry.time), entry.user, entry.action, entry.subject, change)
@@ -227,9 +226,3 @@ def _format_times(token: TokenView) -> tuple[str, str, str]:
 def _format_time(time: datetime | None) -> str:
     """Return a time in this machine's time zone; empty for None."""
     return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M}"
-
-
-def _create_table(*columns: str) -> Table:
-    from rich.table import Table
-
-    return Table(*columns, box=None, header_style="dim", pad_edge=False)

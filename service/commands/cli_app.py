@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from service.commands import account_commands as accounts
 from service.commands import doctor, history, jobs, plan, processes
 from service.commands import job_control as control
+from service.commands import queue_commands as queues
 from service.commands import watch as live
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -71,7 +72,9 @@ _add("resize")(control.resize)
 _add("pause")(control.pause)
 _add("resume")(control.resume)
 _add("cancel")(control.cancel)
+_add("retry")(control.retry)
 _add("change")(control.change)
+_add("queue")(queues.queue)
 _add("doctor")(doctor.doctor)
 _add("login")(processes.login)
 _add("whoami")(accounts.whoami)
@@ -89,6 +92,11 @@ _tokens.command("new", cls=_Command)(accounts.new_token)
 _tokens.command("list", cls=_Command)(accounts.list_tokens)
 _tokens.command("revoke", cls=_Command)(accounts.revoke_token)
 app.add_typer(_tokens, name="token")
+_quotas = typer.Typer(cls=_Group, no_args_is_help=True, help="Set, list and remove quotas.")
+_quotas.command("set", cls=_Command)(queues.set_quota)
+_quotas.command("list", cls=_Command)(queues.list_quotas)
+_quotas.command("remove", cls=_Command)(queues.remove_quota)
+app.add_typer(_quotas, name="quota")
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from service.api.schemas import JobView
     from service.client import Client
@@ -88,6 +89,13 @@ def create_console() -> Console:
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, soft_wrap=True, width=_PIPE_WIDTH)
+
+
+def create_table(*columns: str) -> Table:
+    """Create a table with these column headers and without borders."""
+    from rich.table import Table
+
+    return Table(*columns, box=None, header_style="dim", pad_edge=False)
 
 
 def _report_reconnect(error: Exception) -> None:

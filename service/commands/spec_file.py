@@ -14,6 +14,7 @@ from service.errors import SettingsError
 
 _MERGE = "tag:yaml.org,2002:merge"
 """YAML's merge key `<<`, which may occur more than once."""
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -111,7 +112,14 @@ def _parse_yaml(text: str, name: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Rejects duplicate keys, of which YAML's own loader would silently use the last."""
+        """Rejects duplicate keys, of which YAML's own loader would silently use the last, and keeps
+        times as texts, which JSON has instead.
+        """
+
+        yaml_implicit_resolvers = {  # noqa: RUF012 -- as in the base class
+            first: [(tag, pattern) for tag, pattern in rules if tag != _TIMESTAMP]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -147,7 +155,7 @@ def _check_json(spec: dict[str, Any], name: str) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"{name} holds a value that JSON cannot express ({error}); "
-            "put dates in quotes, use finite numbers, and no alias that contains itself"
+            "use texts, finite numbers, lists and mappings, and no alias that contains itself"
         ) from error
 
 

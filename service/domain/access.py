@@ -28,7 +28,7 @@ class Scope(StrEnum):
     METRICS = "metrics"
     """Read `/metrics`, which names the jobs of all users."""
     ADMIN = "admin"
-    """Manage users and their tokens, and read the audit log."""
+    """Manage users, their tokens and quotas, and read the audit log."""
 
 
 class Role(StrEnum):

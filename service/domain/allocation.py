@@ -2,15 +2,17 @@
 pure.
 
     every group fits                        -> jobs shrink only for a more important pending job
-    no pending job could ever be placed     -> jobs grow in queue order while every group fits
+    no pending job waits for capacity       -> jobs grow in queue order while every group fits, as
+                                               far as their quotas allow
     a more important job waits for capacity -> jobs of lower priority shrink towards their minimum,
-                                               and are then paused if that is allowed, the least
+    or for a quota                             and are then paused if that is allowed, the least
                                                important first, if it lets that job start
     a node is gone or being drained         -> jobs shrink in reverse queue order, never below their
                                                minimum, and only if it helps a group to fit
 
-A running job never grows into capacity that a queued job waits for, even if that job cannot use all
-of it yet. A plan is stable: the next plan over the same cluster and queue changes nothing.
+A running job never grows into capacity or a quota that a queued job waits for, even if that job
+cannot use all of it yet. A plan is stable: the next plan over the same cluster and queue changes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,32 +23,22 @@ from dataclasses import dataclass, replace
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Status
 from service.domain.queue import (
+    DEFAULT_RULES,
+    AllocatedJob,
     PendingJob,
+    QueueRules,
+)
+from service.domain.quotas import QuotaUsage
+from service.domain.resources import (
     ResourceRequest,
     Resources,
     count_fitting,
+    fits_beside,
     list_worker_resources,
     num_unplaced,
     resources_on_nodes,
     worker_resources,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatedJob:
-    """A job that holds workers; `request` has the limits of the number of workers now."""
-
-    id: str
-    request: ResourceRequest
-    allocated_workers: int
-    placed: tuple[str, ...] = ()
-    """Nodes of its placed processes, in the order in which they are kept."""
-    starting: bool = False
-    """Whether the job has not trained since it was admitted."""
-    leaving: bool = False
-    """Whether the job saves and ends, so that its capacity is soon free."""
-    priority: int = 0
-    """Larger is more important."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +58,8 @@ def build_allocated_job(
     allocated_workers: int,
     placed: Sequence[str] = (),
     priority: int = 0,
+    rank: float = 0.0,
+    accounts: Sequence[str] = (),
 ) -> AllocatedJob:
     """Build the plan's view of a job: only training jobs grow; pausing and stopping ones do not
     change.
@@ -84,6 +78,8 @@ def build_allocated_job(
         starting=starting,
         leaving=leaving,
         priority=priority,
+        rank=rank,
+        accounts=tuple(accounts),
     )
 
 
@@ -115,17 +111,17 @@ def plan_allocations(
     nodes: Sequence[Resources],
     *,
     foreign: Sequence[Resources] = (),
-    may_pause: bool = False,
+    rules: QueueRules = DEFAULT_RULES,
 ) -> dict[str, Allocation]:
-    """Plan changes by job id; `jobs` and `pending` are in order of priority and age, `nodes` accept
-    workers.
+    """Plan changes by job id; `jobs` are in order of priority and age, `pending` in that of the
+    queue, `nodes` accept workers.
 
     `foreign` is what other programs use on each node: no job grows into it or shrinks because of
-    it. With `may_pause`, a job is paused if a more important one cannot start otherwise.
+    it.
 
     Without any known node the capacity is unknown: then only the limits that users set apply.
     """
-    plan = _Plan(jobs, nodes, foreign)
+    plan = _Plan(jobs, nodes, foreign, rules)
     if nodes and not plan.all_fit():
         # If only processes of starting jobs do not fit, jobs that train keep their workers.
         only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).all_fit()
@@ -135,35 +131,13 @@ def plan_allocations(
         for job in shrinkable:
             plan.give_back(job)
     elif nodes:
-        head = _find_head(pending, nodes)
-        if head is not None:
-            plan.reclaim_workers(head, may_pause=may_pause)
-        else:
+        waiting = plan.list_startable(pending)
+        if not plan.reclaim_for_first(waiting):
+            awaited = plan.list_exhausted_accounts(waiting)
             for job in jobs:
-                plan.grow(job)
+                if awaited.isdisjoint(job.accounts):
+                    plan.grow(job)
     return plan.list_changes()
-
-
-def _find_head(pending: Sequence[PendingJob], nodes: Sequence[Resources]) -> PendingJob | None:
-    """Find the first job that would fit into an empty cluster: the others never start."""
-    capacity = {
-        size: count_fitting(size, nodes, ())
-        for size in {worker_resources(job.request) for job in pending}
-    }
-    could_start = (
-        job for job in pending if capacity[worker_resources(job.request)] >= job.request.min
-    )
-    return next(could_start, None)
-
-
-def fits_beside(
-    request: ResourceRequest, nodes: Sequence[Resources], taken: Sequence[Resources]
-) -> bool:
-    """Return whether the smallest group of a job could start beside these workers."""
-    group = list_worker_resources(request, request.min)
-    return count_fitting(worker_resources(request), nodes, taken) >= request.min and (
-        num_unplaced([*taken, *group], nodes) <= num_unplaced(taken, nodes)
-    )
 
 
 def _without_unplaced(job: AllocatedJob) -> AllocatedJob:
@@ -185,10 +159,12 @@ class _Plan:
         jobs: Sequence[AllocatedJob],
         nodes: Sequence[Resources],
         foreign: Sequence[Resources] = (),
+        rules: QueueRules = DEFAULT_RULES,
     ) -> None:
         self._jobs = jobs
         self._foreign = resources_on_nodes(nodes, foreign)
         self._nodes = nodes
+        self._rules = rules
         self.allocations = {
             job.id: Allocation(
                 workers=min(job.allocated_workers, job.request.max),
@@ -211,6 +187,43 @@ class _Plan:
     def all_fit(self) -> bool:
         """Return whether every worker has a node."""
         return self._num_unplaced() == 0
+
+    def list_startable(self, pending: Sequence[PendingJob]) -> list[PendingJob]:
+        """List the jobs that an empty cluster and unused quotas would let start."""
+        capacity = {
+            size: count_fitting(size, self._nodes, ())
+            for size in {worker_resources(job.request) for job in pending}
+        }
+        unused = QuotaUsage(self._rules.quotas)
+        return [
+            job
+            for job in pending
+            if capacity[worker_resources(job.request)] >= job.request.min
+            and not unused.list_exhausted(job.accounts, job.request)
+        ]
+
+    def reclaim_for_first(self, waiting: Sequence[PendingJob]) -> bool:
+        """Let the first job start that can by taking workers from less important ones, as far as
+        the first one that waits for capacity; return whether there is one of either kind.
+        """
+        usage, tried = self._measure_usage(self._jobs), set()
+        for job in waiting:
+            kind = (job.request, job.priority, job.accounts)
+            if kind not in tried and self._reclaim_workers(job):
+                return True
+            if not usage.list_exhausted(job.accounts, job.request):
+                return True
+            tried.add(kind)
+        return False
+
+    def list_exhausted_accounts(self, waiting: Sequence[PendingJob]) -> set[str]:
+        """List the accounts whose quota a waiting job waits for."""
+        usage = self._measure_usage(self._jobs)
+        return {
+            account
+            for job in waiting
+            for account in usage.list_exhausted(job.accounts, job.request)
+        }
 
     def shrink(self, job: AllocatedJob) -> None:
         """Remove the fewest workers that place as many as removing all above the minimum would."""
@@ -244,7 +257,8 @@ class _Plan:
         fits suggests, so fewer are tried as well.
         """
         kept = self.allocations[job.id]
-        wanted = job.request.max - kept.workers
+        allowed = self._measure_usage(self._jobs).count_additional(job.accounts, job.request)
+        wanted = min(job.request.max - kept.workers, allowed)
         fitting = (
             min(wanted, self._count_fitting(worker_resources(job.request))) if wanted > 0 else 0
         )
@@ -259,26 +273,26 @@ class _Plan:
         if fitting > 0:
             self._num_fitting_by_size[worker_resources(job.request)] = 0
 
-    def reclaim_workers(self, head: PendingJob, *, may_pause: bool) -> None:
-        """Let a pending job start by taking as few workers as possible from less important jobs.
+    def _reclaim_workers(self, head: PendingJob) -> bool:
+        """Let a pending job start by taking as few workers as possible from less important jobs;
+        return whether any were taken.
 
         Nothing changes if that is not enough, or not needed once leaving jobs are gone. Capacity
         of a job that has just left may count as used by other programs for a moment, so only jobs
         are a reason to take workers.
         """
-        others = [job for job in self._jobs if job.priority < head.priority and not job.leaving]
+        others = [job for job in self._jobs if head.may_take_from(job) and not job.leaving]
         if not others or self._fits(head, ()):
-            return
+            return False
         before = dict(self.allocations)
-        if not self._reclaim_for(head, others, may_pause=may_pause):
+        if not self._reclaim_for(head, others):
             self.allocations = before
-            return
+            return False
         for job in others:
             self._return_workers(job, before[job.id], head)
+        return True
 
-    def _reclaim_for(
-        self, head: PendingJob, others: Sequence[AllocatedJob], *, may_pause: bool
-    ) -> bool:
+    def _reclaim_for(self, head: PendingJob, others: Sequence[AllocatedJob]) -> bool:
         """Take workers until a pending job fits, from the least important job first; return whether
         it does.
         """
@@ -288,7 +302,7 @@ class _Plan:
             self.allocations[job.id] = Allocation(workers=workers, why=why)
             if self._fits(head, self._foreign):
                 return True
-        if not may_pause or self._fits(head, ()):
+        if not self._rules.may_pause or self._fits(head, ()):
             return False
         for job in reversed(others):
             self.allocations[job.id] = Allocation(workers=0, why=why)
@@ -312,8 +326,17 @@ class _Plan:
     def _fits(self, head: PendingJob, foreign: Sequence[Resources]) -> bool:
         """Return whether a pending job could start once the leaving jobs are gone."""
         staying = [job for job in self._jobs if not job.leaving]
+        usage = self._measure_usage(staying)
+        if usage.list_exhausted(head.accounts, head.request):
+            return False
         taken = [*self._list_workers(staying), *foreign]
         return fits_beside(head.request, self._nodes, taken)
+
+    def _measure_usage(self, jobs: Sequence[AllocatedJob]) -> QuotaUsage:
+        usage = QuotaUsage(self._rules.quotas)
+        for job in jobs:
+            usage.add(job.accounts, job.request, self.allocations[job.id].workers)
+        return usage
 
     def _count_fitting(self, size: Resources) -> int:
         if size not in self._num_fitting_by_size:

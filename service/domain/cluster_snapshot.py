@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.domain.queue import Resources
+from service.domain.resources import Resources
 
 
 def read_cluster_snapshot(

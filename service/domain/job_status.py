@@ -83,12 +83,14 @@ ALLOWED_TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.PAUSED: frozenset({Status.QUEUED, Status.CANCELLED}),
     Status.STOPPING: ENDED,
     Status.SUCCEEDED: frozenset(),
-    Status.FAILED: frozenset(),
-    Status.CANCELLED: frozenset(),
+    Status.FAILED: frozenset({Status.QUEUED}),
+    Status.CANCELLED: frozenset({Status.QUEUED}),
 }
-"""Statuses that may follow each status. `change_status` in `store/status_changes.py` enforces
-the table.
+"""Statuses that may follow each status; an ended one is left only if a user retries the job.
+`change_status` in `store/status_changes.py` enforces the table.
 """
+RETRYABLE = frozenset(status for status in ENDED if ALLOWED_TRANSITIONS[status])
+"""Ended statuses in which a job can be retried."""
 
 
 def is_transition_allowed(old: Status, new: Status) -> bool:

@@ -61,8 +61,11 @@ class Reason(StrEnum):
     """Reason for the state of a job.
 
     - `SUBMITTED`: new; the scheduler has not looked at it yet.
+    - `SCHEDULED`: its spec names a later time (`start_at`) at which it is queued.
     - `WAITING_FOR_ROOM`: the smallest worker group fits the cluster, but not beside what runs
       now.
+    - `WAITING_FOR_QUOTA`: the jobs of its owner, or with one of its labels, hold all that their
+      quota allows.
     - `NEVER_FITS`: the smallest worker group is larger than the cluster as it is.
     - `ADMITTED`: capacity is reserved for the next attempt.
     - `TRAINING`: the workers train.
@@ -81,12 +84,15 @@ class Reason(StrEnum):
     - `PAUSE_REQUESTED`: a user paused the job; the workers save a checkpoint.
     - `PAUSED_BY_USER`: paused.
     - `RESUMED`: a user resumed the job.
+    - `RETRIED`: a user retried a job that had failed or was cancelled.
     - `CANCEL_REQUESTED`: a user cancelled the job; the workers save a checkpoint.
     - `COMPLETED`: all epochs are trained.
     - `CANCELLED_BY_USER`: cancelled.
     - `TASK_RAISED`: the task or script raised an exception.
     - `LOSS_NOT_FINITE`: the loss was infinite or no number.
     - `TOO_MANY_FAILURES`: the workers failed more often than `max_failures` allows.
+    - `TIMED_OUT`: it has trained for as long as its spec allows; its workers save a checkpoint, and
+      it fails.
     - `NO_PROGRESS`: several worker groups in a row failed without a new checkpoint or epoch.
     - `START_FAILED`: attempts did not start, or the stored spec cannot be used.
     - `LOST`: attempts or the guest run were lost.
@@ -96,7 +102,9 @@ class Reason(StrEnum):
     """
 
     SUBMITTED = "SUBMITTED"
+    SCHEDULED = "SCHEDULED"
     WAITING_FOR_ROOM = "WAITING_FOR_ROOM"
+    WAITING_FOR_QUOTA = "WAITING_FOR_QUOTA"
     NEVER_FITS = "NEVER_FITS"
     ADMITTED = "ADMITTED"
     TRAINING = "TRAINING"
@@ -113,12 +121,14 @@ class Reason(StrEnum):
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"
     RESUMED = "RESUMED"
+    RETRIED = "RETRIED"
     CANCEL_REQUESTED = "CANCEL_REQUESTED"
     COMPLETED = "COMPLETED"
     CANCELLED_BY_USER = "CANCELLED_BY_USER"
     TASK_RAISED = "TASK_RAISED"
     LOSS_NOT_FINITE = "LOSS_NOT_FINITE"
     TOO_MANY_FAILURES = "TOO_MANY_FAILURES"
+    TIMED_OUT = "TIMED_OUT"
     NO_PROGRESS = "NO_PROGRESS"
     START_FAILED = "START_FAILED"
     LOST = "LOST"

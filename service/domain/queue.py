@@ -1,37 +1,42 @@
 """Decides which job starts next and what the others wait for; pure, from the rows and the cluster's
 totals.
 
-The order of the queue comes from `Repository.queue`: priority, then age.
+The order of the queue comes from `Repository.queue`: priority, raised by age if the settings say
+so, then age.
+
+    its quota lets it start, and no job waits ahead -> it starts with as many workers as fit
+    its quota is used up                            -> it waits, and no other job waits for it
+    a job waits ahead                               -> it starts only on capacity that no job ahead
+                                                       can use (`backfill.py`), or, if jobs may be
+                                                       paused, that can be taken back from it
 
 Ray's free resources lag behind, so they only tell what other programs use
-(`service/foreign_use.py`). A running worker counts on its real node, since Ray places processes by
-its own rules; the others are packed onto the rest, largest first. A pending job can use what
-remains.
+(`service/foreign_use.py`). A pending job can use what remains beside the present workers
+(`resources.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from service.domain.backfill import Backfill
 from service.domain.jobs import Reason
+from service.domain.quotas import QuotaTable, QuotaUsage
+from service.domain.resources import (
+    Packing,
+    ResourceRequest,
+    Resources,
+    count_fitting,
+    count_placeable,
+    fits_beside,
+    list_worker_resources,
+    resources_on_nodes,
+    worker_resources,
+)
 from service.domain.waiting_message import WAITS_ITS_TURN
 
 _WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
-_ROUNDING = 1e-6
-"""Tolerance: three thirds of a CPU must fill one CPU. Far below any share that users request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceRequest:
-    """Size limits of a worker group, and resources of each worker."""
-
-    min: int
-    max: int
-    cpus: float
-    gpus: float
-    memory: float = 0.0
-    """Bytes per worker; 0 if the job sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +47,53 @@ class PendingJob:
     request: ResourceRequest
     priority: int = 0
     """Larger is more important."""
+    rank: float = 0.0
+    """Place in the order of the queue: the priority, raised by age. Larger is ahead."""
+    accounts: tuple[str, ...] = ()
+    """Accounts with a quota that the job counts towards."""
+
+    def may_take_from(self, job: AllocatedJob) -> bool:
+        """Return whether a job has to give workers to this one: it is less important, and would not
+        be ahead of this one in the queue, where it would get them back at once.
+        """
+        return job.priority < self.priority and job.rank <= self.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """Resources of a node or a worker."""
+class AllocatedJob:
+    """A job that holds workers; `request` has the limits of the number of workers now."""
 
-    cpus: float
-    gpus: float
-    memory: float = 0.0
-    """Bytes: capacity of a node, or memory limit of a worker; 0 for a worker without a limit."""
-    node: str = ""
-    """Id of the node, or of the node that runs the worker; empty if unknown."""
+    id: str
+    request: ResourceRequest
+    allocated_workers: int
+    placed: tuple[str, ...] = ()
+    """Nodes of its placed processes, in the order in which they are kept."""
+    starting: bool = False
+    """Whether the job has not trained since it was admitted."""
+    leaving: bool = False
+    """Whether the job saves and ends, so that its capacity is soon free."""
+    priority: int = 0
+    """Larger is more important."""
+    rank: float = 0.0
+    """Place in the order of the queue: the priority, raised by age. Larger is ahead."""
+    accounts: tuple[str, ...] = ()
+    """Accounts with a quota that the job counts towards."""
+
+    def list_workers(self) -> list[Resources]:
+        """List the resources of each of its workers."""
+        return list_worker_resources(self.request, self.allocated_workers, self.placed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """What the settings and the admins decide about the queue."""
+
+    quotas: QuotaTable = field(default_factory=QuotaTable)
+    may_pause: bool = False
+    """Whether a job is paused if a more important one cannot start otherwise."""
+
+
+DEFAULT_RULES = QueueRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,98 +108,167 @@ class Admission:
 def plan_queue(
     pending: Sequence[PendingJob],
     nodes: Sequence[Resources],
-    reserved: Sequence[Resources],
+    allocated: Sequence[AllocatedJob],
     *,
     foreign: Sequence[Resources] = (),
+    rules: QueueRules = DEFAULT_RULES,
 ) -> dict[str, Admission]:
-    """Decide admissions by job id; `pending` is in order of priority and age, `reserved` has one
-    entry per worker.
+    """Decide admissions by job id; `pending` is in the order of the queue, `allocated` are the jobs
+    that hold workers.
 
     `foreign` is what other programs use on each node; only `nodes` (alive) count.
-
-    A job waits behind an earlier job without capacity, but not behind one that can never fit.
     """
-    admissions: dict[str, Admission] = {}
-    taken = list(reserved)
-    foreign = resources_on_nodes(nodes, foreign)
-    num_in_empty_cluster = {
-        size: count_fitting(size, nodes, ())
-        for size in {worker_resources(job.request) for job in pending}
-    }
-    blocked_by: str | None = None
-    for job in pending:
-        capacity = _Capacity(
-            nodes=nodes,
-            taken=taken,
-            foreign=foreign,
-            empty=num_in_empty_cluster[worker_resources(job.request)],
+    plan = _QueuePlan(nodes, allocated, foreign=foreign, rules=rules)
+    return {job.id: plan.decide(job) for job in pending}
+
+
+def measure_usage(jobs: Sequence[AllocatedJob], quotas: QuotaTable) -> QuotaUsage:
+    """Return what jobs hold of each quota."""
+    usage = QuotaUsage(quotas)
+    for job in jobs:
+        usage.add(job.accounts, job.request, job.allocated_workers)
+    return usage
+
+
+class _QueuePlan:
+    """Decides one job after the other; admitted ones take capacity and quota from later ones."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Resources],
+        allocated: Sequence[AllocatedJob],
+        *,
+        foreign: Sequence[Resources],
+        rules: QueueRules,
+    ) -> None:
+        self._nodes = nodes
+        self._allocated = allocated
+        self._foreign = resources_on_nodes(nodes, foreign)
+        self._taken = [size for job in allocated for size in job.list_workers()]
+        self._rules = rules
+        self._usage = measure_usage(allocated, rules.quotas)
+        self._backfill = Backfill(nodes)
+        self._packing = Packing((), nodes)
+        self._most_by_size: dict[Resources, int] = {}
+        """Number of workers that an empty cluster holds, by size."""
+        self._blocked = False
+        """Whether a job waits for capacity, so that later ones may only start beside it."""
+        self._all_placed = all(size.node for size in self._taken)
+        """Whether the node of every worker is known: another one may turn up where it makes a
+        worker harmful that would have been harmless.
+        """
+        self._may_take_back = False
+        """Whether a later job may start on capacity that is then taken back from it."""
+        self._lowest_ahead = 0
+        """Lowest priority of a job that waits for capacity."""
+
+    def decide(self, job: PendingJob) -> Admission:
+        """Decide on the next job of the queue."""
+        refused = self._find_obstacle(job)
+        if refused is not None:
+            return refused
+        workers = self._count_workers(job)
+        if workers >= job.request.min:
+            self._admit(job, workers)
+            message = f"starts with {workers} of at most {job.request.max} workers"
+            return Admission(reason=Reason.ADMITTED, workers=workers, message=message)
+        message = WAITS_ITS_TURN if self._blocked else self._describe_shortage(job.request, workers)
+        self._block(job)
+        return Admission(reason=Reason.WAITING_FOR_ROOM, workers=0, message=message)
+
+    def _find_obstacle(self, job: PendingJob) -> Admission | None:
+        """Return why a job waits for anything but capacity; None if it does not."""
+        if not self._nodes:
+            message = "the cluster has no live node yet; it starts as soon as one joins"
+            return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
+        most = self._count_in_empty_cluster(worker_resources(job.request))
+        if most < job.request.min:
+            message = _describe_misfit(job.request, self._nodes, most)
+            return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
+        exhausted = self._usage.list_exhausted(job.accounts, job.request)
+        if exhausted:
+            message = describe_quota(exhausted[0], job, self._rules.quotas)
+            return Admission(reason=Reason.WAITING_FOR_QUOTA, workers=0, message=message)
+        return None
+
+    def _count_in_empty_cluster(self, size: Resources) -> int:
+        if size not in self._most_by_size:
+            self._most_by_size[size] = count_fitting(size, self._nodes, ())
+        return self._most_by_size[size]
+
+    def _count_workers(self, job: PendingJob) -> int:
+        """Return with how many workers a job may start now; fewer than its minimum if it waits."""
+        most = self._usage.count_startable(job.accounts, job.request)
+        request = replace(job.request, max=most)
+        if not self._blocked:
+            return count_placeable(request, self._nodes, [*self._taken, *self._foreign])
+        if not self._all_placed:
+            return 0
+        if self._may_take_back and job.priority < self._lowest_ahead:
+            return min(most, self._packing.count_fitting(worker_resources(request)))
+        return self._backfill.count_harmless(request, self._packing)
+
+    def _admit(self, job: PendingJob, workers: int) -> None:
+        self._taken += list_worker_resources(job.request, workers)
+        self._all_placed = False
+        self._usage.add(job.accounts, job.request, workers)
+
+    def _block(self, job: PendingJob) -> None:
+        """Let later jobs start only beside this one."""
+        if not self._blocked:
+            self._blocked = True
+            self._packing = Packing([*self._taken, *self._foreign], self._nodes)
+            self._may_take_back = self._rules.may_pause and not self._starts_soon(job)
+            self._lowest_ahead = job.priority
+        self._lowest_ahead = min(self._lowest_ahead, job.priority)
+        self._backfill.add_ahead(job.request)
+
+    def _starts_soon(self, job: PendingJob) -> bool:
+        """Return whether a job starts once jobs have left, or less important ones are paused."""
+        staying = [one for one in self._allocated if not one.leaving and not job.may_take_from(one)]
+        taken = [size for one in staying for size in one.list_workers()]
+        return fits_beside(job.request, self._nodes, taken)
+
+    def _describe_shortage(self, request: ResourceRequest, now: int) -> str:
+        """Explain why a job does not fit now: because of other jobs, or of other programs."""
+        foreign = (
+            f"other programs use {_describe_foreign_use(self._foreign, self._nodes)}"
+            if self._foreign
+            else ""
         )
-        admission = _decide_admission(job.request, capacity, blocked_by=blocked_by)
-        admissions[job.id] = admission
-        taken += [worker_resources(job.request)] * admission.workers
-        if admission.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
-            blocked_by = job.id
-    return admissions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Capacity:
-    """Capacity for one job: nodes, workers on them, and use by other programs."""
-
-    nodes: Sequence[Resources]
-    taken: Sequence[Resources]
-    foreign: Sequence[Resources]
-    empty: int
-    """Number of the job's workers that an empty cluster holds."""
-
-
-def _decide_admission(
-    request: ResourceRequest, capacity: _Capacity, *, blocked_by: str | None
-) -> Admission:
-    nodes, limit = capacity.nodes, capacity.empty
-    if not nodes:
-        message = "the cluster has no live node yet; it starts as soon as one joins"
-        return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
-    if limit < request.min:
+        if foreign and count_placeable(request, self._nodes, self._taken) >= request.min:
+            return f"needs {_describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
+        fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
         message = (
-            f"needs {_describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
-            f"{_describe_memory(request, nodes)} holds at most {limit};"
-            f" {_suggest_change(request, nodes, limit)}"
+            f"needs {_describe_group(request)}, and {fitting} beside the jobs that run now"
+            f" ({_describe_total(self._nodes)} in all); it starts when one of them ends"
+            f"{f', or at once with workers.min {now}' if now else ''}"
         )
-        return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
-    if blocked_by is not None:
-        return Admission(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
-    now = _count_placeable(request, capacity)
-    if now < request.min:
-        return Admission(
-            reason=Reason.WAITING_FOR_ROOM,
-            workers=0,
-            message=_describe_shortage(request, now, capacity),
+        return f"{message}; {foreign}" if foreign else message
+
+
+def describe_quota(account: str, job: PendingJob, quotas: QuotaTable) -> str:
+    """Explain why a quota does not let a job start. The text does not depend on what is in use, so
+    that it is stored once and not at every change.
+    """
+    limits = quotas.find_quota(account).describe()
+    if QuotaUsage(quotas).count_startable(job.accounts, job.request) < job.request.min:
+        return (
+            f"needs {_describe_group(job.request)}, and the quota of {account} is {limits} at the"
+            " same time; lower workers.min, or ask an admin for a higher quota"
         )
-    workers = min(now, request.max)
-    return Admission(
-        reason=Reason.ADMITTED,
-        workers=workers,
-        message=f"starts with {workers} of at most {request.max} workers",
+    return (
+        f"waits for the quota of {account}, which is {limits} at the same time; it starts when a"
+        " job that counts towards it ends, or with a higher quota"
     )
 
 
-def _describe_shortage(request: ResourceRequest, now: int, capacity: _Capacity) -> str:
-    """Explain why a job does not fit now: because of other jobs, or of other programs."""
-    foreign = (
-        f"other programs use {_describe_foreign_use(capacity.foreign, capacity.nodes)}"
-        if capacity.foreign
-        else ""
+def _describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
+    return (
+        f"needs {_describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
+        f"{_describe_memory(request, nodes)} holds at most {most};"
+        f" {_suggest_change(request, nodes, most)}"
     )
-    if foreign and _count_placeable(request, replace(capacity, foreign=())) >= request.min:
-        return f"needs {_describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
-    fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
-    message = (
-        f"needs {_describe_group(request)}, and {fitting} beside the jobs that run now"
-        f" ({_describe_total(capacity.nodes)} in all); it starts when one of them ends"
-        f"{f', or at once with workers.min {now}' if now else ''}"
-    )
-    return f"{message}; {foreign}" if foreign else message
 
 
 def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
@@ -171,104 +280,6 @@ def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources])
         if sum(some)
     ]
     return " and ".join(parts)
-
-
-def _count_placeable(request: ResourceRequest, capacity: _Capacity) -> int:
-    """Number of workers that can start without displacing one that is already counted."""
-    taken = [*capacity.taken, *capacity.foreign]
-    num_unplaced_before = num_unplaced(taken, capacity.nodes)
-    count = min(request.max, count_fitting(worker_resources(request), capacity.nodes, taken))
-    while (
-        count
-        and num_unplaced([*taken, *list_worker_resources(request, count)], capacity.nodes)
-        > num_unplaced_before
-    ):
-        count -= 1
-    return count
-
-
-def count_fitting(worker: Resources, nodes: Sequence[Resources], taken: Iterable[Resources]) -> int:
-    """Return how many such workers fit beside the present ones; a worker never spans nodes."""
-    free, _ = _pack_workers(taken, nodes)
-    return sum(node.count_fitting(worker) for node in free)
-
-
-def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:
-    """Keep entries of these nodes: use on a draining node takes no capacity from others."""
-    names = {node.node for node in nodes}
-    return [size for size in used if size.node in names]
-
-
-def num_unplaced(taken: Iterable[Resources], nodes: Sequence[Resources]) -> int:
-    """Count the workers that do not fit: their node is gone."""
-    return _pack_workers(taken, nodes)[1]
-
-
-def _pack_workers(
-    taken: Iterable[Resources], nodes: Sequence[Resources]
-) -> tuple[list[_NodeCapacity], int]:
-    """Return the free capacity of each node, and the number of workers that do not fit.
-
-    A worker with a known node counts on that node; if the node accepts no workers, it is packed
-    elsewhere.
-    """
-    free = [_NodeCapacity(node.cpus, node.gpus, node.memory) for node in nodes]
-    free_by_node = {node.node: one for node, one in zip(nodes, free, strict=True) if node.node}
-    unplaced: list[Resources] = []
-    for held in taken:
-        node = free_by_node.get(held.node)
-        if node is None:
-            unplaced.append(held)
-        else:
-            node.take(held)
-    unplaced.sort(key=lambda size: (size.gpus, size.cpus, size.memory), reverse=True)
-    return free, sum(not _place_worker(held, free) for held in unplaced)
-
-
-@dataclass(slots=True)
-class _NodeCapacity:
-    """Free capacity of a node."""
-
-    cpus: float
-    gpus: float
-    memory: float
-
-    def fits(self, worker: Resources) -> bool:
-        enough = self.cpus >= worker.cpus - _ROUNDING and self.gpus >= worker.gpus - _ROUNDING
-        return enough and self.memory >= worker.memory
-
-    def take(self, worker: Resources) -> None:
-        self.cpus -= worker.cpus
-        self.gpus -= worker.gpus
-        self.memory -= worker.memory
-
-    def count_fitting(self, worker: Resources) -> int:
-        """Return how many such workers fit."""
-        parts = [(self.cpus, worker.cpus), (self.gpus, worker.gpus), (self.memory, worker.memory)]
-        return max(0, min(int(left / each + _ROUNDING) for left, each in parts if each > 0))
-
-
-def _place_worker(held: Resources, free: list[_NodeCapacity]) -> bool:
-    """Reserve capacity on the fullest node that has enough."""
-    fits = [node for node in free if node.fits(held)]
-    if not fits:
-        return False
-    min(fits, key=lambda node: (node.gpus, node.cpus)).take(held)
-    return True
-
-
-def worker_resources(request: ResourceRequest) -> Resources:
-    """Resources of one worker of the group."""
-    return Resources(cpus=request.cpus, gpus=request.gpus, memory=request.memory)
-
-
-def list_worker_resources(
-    request: ResourceRequest, workers: int, placed: Sequence[str] = ()
-) -> list[Resources]:
-    """List the resources of each worker of a group; `placed` are the nodes of placed processes."""
-    one = worker_resources(request)
-    known = [replace(one, node=node) for node in placed[:workers]]
-    return [*known, *[one] * (workers - len(known))]
 
 
 def _describe_group(request: ResourceRequest) -> str:

@@ -117,8 +117,12 @@ class Runtime(Protocol):
     def end_plan(self, plan_id: str) -> None:
         """Stop measuring; does nothing for a plan that is not measured."""
 
-    def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
-        """How the job ended, from the end file beside its checkpoints; None while it has not."""
+    def read_outcome(
+        self, job_id: str, storage: str, *, retried_attempt: int = 0
+    ) -> EndRecord | None:
+        """How the job ended, from the end file beside its checkpoints; None while it has not. The
+        end of an attempt up to `retried_attempt` does not count.
+        """
 
-    def history(self, job_id: str, storage: str) -> Drained:
-        """All records of the job in order, from its end file or else its journal."""
+    def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
+        """All records of the job in order, from its end file, if it counts, or else its journal."""

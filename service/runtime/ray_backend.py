@@ -177,16 +177,18 @@ class RayBackend:
         with self._connected():
             self._plans.end(plan_id)
 
-    def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
+    def read_outcome(
+        self, job_id: str, storage: str, *, retried_attempt: int = 0
+    ) -> EndRecord | None:
         """Read how the job ended; None while it has not."""
         del job_id
-        found = read_end(Path(storage))
+        found = read_end(Path(storage), retried_attempt=retried_attempt)
         return found[0] if found else None
 
-    def history(self, job_id: str, storage: str) -> Drained:
+    def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         """All records of the job: from its end file, or its journal while there is none."""
         del job_id
-        found = read_end(Path(storage))
+        found = read_end(Path(storage), retried_attempt=retried_attempt)
         return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
 
     def _try_call(self, method: str, subject: str, *arguments: Any) -> Any:

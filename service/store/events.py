@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.store.models import EventRow, JobRow
@@ -17,6 +18,20 @@ def append_event(
     job.event_seq += 1
     time = max(now, before.time) if before is not None else now
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
+
+
+def reopen_history(session: Session, job: JobRow) -> None:
+    """Turn the end of a job that goes on into an event like others, so that it ends no stream."""
+    ends = select(EventRow).where(EventRow.job_id == job.id, EventRow.type == "end")
+    for event in session.scalars(ends):
+        event.type = "status"
+        event.data = {
+            "desired": job.desired,
+            "attempt": job.attempt,
+            "world_size": 0,
+            "workers": 0,
+            **event.data,
+        }
 
 
 def append_end_event(session: Session, job: JobRow, now: float) -> None:

@@ -1,5 +1,5 @@
-"""Requests for existing jobs, each as one transaction: resize, pause, resume, cancel, and changes
-of name, labels and priority.
+"""Requests for existing jobs, each as one transaction: resize, pause, resume, cancel, retry, and
+changes of name, labels and priority.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from sqlalchemy.orm import Session
 
 from service.domain import overrides
 from service.domain.access import Caller
-from service.domain.job_status import ENDED, HELD
+from service.domain.job_status import ENDED, HELD, RETRYABLE
 from service.domain.jobs import Desired, Kind, Reason, Status
+from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
 from service.errors import Conflict, Forbidden, Invalid, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
-from service.store.events import append_end_event, append_event
+from service.store.events import append_end_event, append_event, reopen_history
 from service.store.models import AttemptRow, JobRow
 from service.store.override_changes import load_override_statuses, store_override_status
 from service.store.status_changes import change_status
@@ -162,10 +163,12 @@ class JobLifecycle:
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
-                message = "resumed; waits for the scheduler"
-                change_status(
-                    session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now
+                later = job.start_at if job.start_at is not None and job.start_at > now else None
+                message = (
+                    f"resumed; {WAITS_FOR_SCHEDULER if later is None else format_start(later)}"
                 )
+                reason = Reason.RESUMED if later is None else Reason.SCHEDULED
+                change_status(session, job, Status.QUEUED, reason=reason, message=message, now=now)
                 return
             message = "resumed while saving a checkpoint; returns to the queue when it is saved"
             change_status(
@@ -179,6 +182,39 @@ class JobLifecycle:
             check=check,
             is_asked=lambda job: job.desired == Desired.RUN,
         )
+
+    def retry(self, job_id: str, check: CheckJob) -> JobRow:
+        """Queue a job that failed or was cancelled again; it continues from its newest checkpoint,
+        with all its failures and its time allowed again. A job that was retried and has not ended
+        does not change.
+
+        Raises:
+            Conflict: it has not ended and was never retried, or it succeeded.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            check(job)
+            refuse_guest(job, "retried")
+            was_retried = job.retried_attempt > 0 or job.reason == Reason.RETRIED
+            if was_retried and Status(job.status) not in ENDED:
+                return job
+            if Status(job.status) not in RETRYABLE:
+                raise Conflict(
+                    f"job {job.id} is {job.status}; only a job that failed or was cancelled can be"
+                    " retried; clone it to train it from the beginning"
+                )
+            raise_versions(job)
+            before = {"status": job.status, **_describe_request(job)}
+            reopen_history(session, job)
+            job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
+            job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
+            message = f"retried; {WAITS_FOR_SCHEDULER}"
+            change_status(
+                session, job, Status.QUEUED, reason=Reason.RETRIED, message=message, now=now
+            )
+            self._append_audit(session, job, "retried", before=before, now=now)
+            return job
 
     def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
         """Cancel the job: at once if no process runs, else its workers have `grace_s` seconds to
@@ -231,6 +267,11 @@ class JobLifecycle:
             refuse_guest(job, what)
             if job.desired == Desired.CANCEL:
                 raise Conflict(f"job {job.id} is being cancelled and cannot be {what} any more")
+            if job.status == Status.STOPPING:
+                raise Conflict(
+                    f"job {job.id} has reached its time limit, is being stopped, and cannot be"
+                    f" {what} any more; clone it with a higher limits.training_seconds"
+                )
             if not is_asked(job):
                 raise_versions(job)
                 before = _describe_request(job)

@@ -16,6 +16,7 @@ from service.domain.access import Caller
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_checks import invalid_fields
 from service.domain.override_status import OverrideStatus
+from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
 from service.errors import Conflict, Invalid, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
@@ -180,14 +181,17 @@ def _cancel_with_superseded(
 
 def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
     job_id = str(uuid_utils.uuid7())
+    start_at = None if spec.start_at is None else spec.start_at.timestamp()
+    is_later = start_at is not None and start_at > now
     return JobRow(
         id=job_id,
         name=spec.name or f"{spec.task.name.rpartition(':')[2][:_MAX_TASK_IN_NAME]}-{job_id[-6:]}",
         owner=owner,
         status=Status.QUEUED.value,
         desired=Desired.RUN.value,
-        reason=Reason.SUBMITTED.value,
-        message="waits for the scheduler",
+        reason=(Reason.SCHEDULED if is_later else Reason.SUBMITTED).value,
+        message=format_start(start_at) if start_at and is_later else WAITS_FOR_SCHEDULER,
+        start_at=start_at,
         spec=spec.model_dump(mode="json"),
         labels=dict(spec.labels),
         priority=spec.priority,

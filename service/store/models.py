@@ -82,6 +82,8 @@ class JobRow(Base):
     """Number of workers allocated and so reserved; 0 if none are."""
     world_size: Mapped[int] = mapped_column(default=0)
     """Workers in training now."""
+    retried_attempt: Mapped[int] = mapped_column(default=0)
+    """Newest attempt when a user last retried the job; 0 if none did."""
     lost_attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     """Worker groups that failed, for any cause."""
@@ -89,6 +91,10 @@ class JobRow(Base):
     """Cost of elasticity over all attempts; see `domain/elasticity.py`."""
     deadline: Mapped[float | None]
     """When a start counts as failed, or a stop is forced."""
+    start_at: Mapped[float | None]
+    """When the job is queued, if its spec names a time."""
+    trained_s: Mapped[float] = mapped_column(default=0.0)
+    """Seconds of training in the attempts that have ended."""
     event_seq: Mapped[int] = mapped_column(default=0)
     log_number: Mapped[int] = mapped_column(default=0)
     override_number: Mapped[int] = mapped_column(default=0)
@@ -342,9 +348,24 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(PlainText(32))
     """What was done, such as `job.cancelled`."""
     subject: Mapped[str] = mapped_column(_NAME)
-    """ID of the job, plan or token, name of the user, or SHA-256 of the upload."""
+    """ID of the job, plan or token, name of the user, SHA-256 of the upload, or account of the
+    quota.
+    """
     before: Mapped[dict[str, Any] | None]
     after: Mapped[dict[str, Any] | None]
+
+
+class QuotaRow(Base):
+    """What the jobs of a user, or with a label, may hold at the same time; None is no limit."""
+
+    __tablename__ = "quotas"
+
+    account: Mapped[str] = mapped_column(PlainText(192), primary_key=True)
+    """As in `domain/quotas.py`, such as `user ada` or `label team:vision`."""
+    jobs: Mapped[int | None]
+    workers: Mapped[int | None]
+    gpus: Mapped[float | None]
+    changed_at: Mapped[float]
 
 
 class LoginLinkRow(Base):

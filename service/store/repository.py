@@ -15,6 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Kind, Reason, Status
+from service.domain.quotas import Quota, QuotaTable
 from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.database import Database
 from service.store.models import (
@@ -30,6 +31,7 @@ from service.store.models import (
     LeaseRow,
     LogChunkRow,
     OverrideRow,
+    QuotaRow,
 )
 
 SCHEDULER_LEASE = "scheduler"
@@ -46,6 +48,8 @@ class JobFilter:
     """Filter of a job list; None and empty match all."""
 
     statuses: Sequence[str] = ()
+    desired: Sequence[str] = ()
+    """States that users want."""
     name: str | None = None
     id_prefix: str | None = None
     """Prefix of the job id."""
@@ -135,10 +139,25 @@ class Repository:
         )
         return self._all(query.order_by(JobRow.created_at, JobRow.id))
 
-    def queue(self) -> list[JobRow]:
-        """Waiting jobs in the order in which they will start."""
-        query = select(JobRow).where(JobRow.status == Status.QUEUED)
-        return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
+    def queue(self, points_per_s: float = 0.0) -> list[JobRow]:
+        """Waiting jobs whose time has come, in the order of the queue; each second since its
+        submission raises a job's priority by so many points.
+        """
+        # Every job gains alike, so the order does not depend on the present time.
+        rank = JobRow.priority - JobRow.created_at * points_per_s
+        query = select(JobRow).where(
+            JobRow.status == Status.QUEUED, JobRow.reason != Reason.SCHEDULED
+        )
+        return self._all(query.order_by(rank.desc(), JobRow.created_at, JobRow.id))
+
+    def due(self, now: float) -> list[JobRow]:
+        """Jobs whose time to be queued has come, in seconds since 1970."""
+        query = select(JobRow).where(
+            JobRow.status == Status.QUEUED,
+            JobRow.reason == Reason.SCHEDULED,
+            JobRow.start_at <= now,
+        )
+        return self._all(query.order_by(JobRow.start_at, JobRow.id))
 
     def first_without_capacity(self, rows: Sequence[JobRow]) -> str | None:
         """Id of the first queued job without capacity; None if none of these rows waits
@@ -147,9 +166,20 @@ class Repository:
         if all(row.message != WAITS_ITS_TURN for row in rows):
             return None
         queue = select(JobRow.id).where(
-            JobRow.status == Status.QUEUED, JobRow.reason == Reason.WAITING_FOR_ROOM
+            JobRow.status == Status.QUEUED,
+            JobRow.reason == Reason.WAITING_FOR_ROOM,
+            JobRow.message != WAITS_ITS_TURN,
         )
         return self._first(queue.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
+
+    def quotas(self) -> QuotaTable:
+        """All quotas."""
+        return QuotaTable(
+            quotas={
+                row.account: Quota(jobs=row.jobs, workers=row.workers, gpus=row.gpus)
+                for row in self._all(select(QuotaRow).order_by(QuotaRow.account))
+            }
+        )
 
     def allocated(self) -> list[JobRow]:
         """Jobs that hold workers, in the order of priority and age."""
@@ -179,6 +209,11 @@ class Repository:
         return {status.value: 0 for status in Status} | {
             str(status): int(count) for status, count in found
         }
+
+    def attempt(self, job_id: str, number: int) -> AttemptRow | None:
+        """One attempt of the job."""
+        with self.database.read() as session:
+            return session.get(AttemptRow, (job_id, number))
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
         """All attempts, oldest first."""
@@ -289,6 +324,7 @@ def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     """Return the conditions of the filters that are set."""
     filters: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
         (wanted.statuses or None, JobRow.status.in_),
+        (wanted.desired or None, JobRow.desired.in_),
         (wanted.name, lambda name: JobRow.name == name),
         # LIKE ignores case in SQLite only.
         (wanted.name_prefix, lambda start: func.substr(JobRow.name, 1, len(start)) == start),

@@ -20,6 +20,7 @@ from service.domain.actions import MarkLost
 from service.domain.job_status import ENDED
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_status import ORDERED
+from service.domain.waiting_message import WAITS_FOR_SCHEDULER
 from service.runtime.protocol import Node
 from service.store.database import Database
 from service.store.events import append_end_event, append_event
@@ -129,6 +130,38 @@ class SchedulerWrites:
                 Status.PAUSING,
                 reason=Reason.PREEMPTED,
                 message=f"saving a checkpoint: {why}",
+                now=now,
+            )
+
+        return self._write_if_unchanged(seen, token, change)
+
+    def queue_scheduled(self, seen: JobRow, token: int) -> bool:
+        """Queue a job whose time has come."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            message = WAITS_FOR_SCHEDULER
+            change_status(
+                session, job, Status.QUEUED, reason=Reason.SUBMITTED, message=message, now=now
+            )
+
+        return self._write_if_unchanged(seen, token, change)
+
+    def time_out(self, seen: JobRow, token: int, *, limit_s: float, grace_s: float) -> bool:
+        """Stop a job that has trained for as long as it may: its workers have `grace_s` seconds to
+        save.
+        """
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.orders_version += 1
+            job.deadline = now + grace_s
+            change_status(
+                session,
+                job,
+                Status.STOPPING,
+                reason=Reason.TIMED_OUT,
+                message=f"saving a checkpoint: {_describe_time_limit(limit_s)}",
                 now=now,
             )
 
@@ -315,17 +348,16 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
+            was_timed_out = job.reason == Reason.TIMED_OUT
             ingest_records(session, job, drained, now=now)
+            status, reason = Status(end.status), Reason(end.reason)
             message = end.message or _end_message(job, end)
-            _close_attempt(session, job, Reason(end.reason), message=message, now=now)
-            _end_job(
-                session,
-                job,
-                Status(end.status),
-                reason=Reason(end.reason),
-                message=message,
-                now=now,
-            )
+            if was_timed_out and status is Status.CANCELLED:
+                status, reason = Status.FAILED, Reason.TIMED_OUT
+                limit_s = spec_value(job, "limits.training_seconds", 0.0)
+                message = f"{_describe_time_limit(limit_s)}; clone it with a higher one"
+            _close_attempt(session, job, reason, message=message, now=now)
+            _end_job(session, job, status, reason=reason, message=message, now=now)
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -395,6 +427,16 @@ def _close_attempt(
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     if attempt is not None:
         attempt.reason, attempt.message, attempt.ended_at = reason.value, message, now
+        job.trained_s += trained_seconds(attempt, now)
+
+
+def trained_seconds(attempt: AttemptRow, now: float) -> float:
+    """Return how long an attempt has trained until now, in seconds."""
+    return 0.0 if attempt.started_at is None else max(0.0, now - attempt.started_at)
+
+
+def _describe_time_limit(limit_s: float) -> str:
+    return f"it trained for {limit_s:g} s, the limit of its spec (limits.training_seconds)"
 
 
 def _end_job(

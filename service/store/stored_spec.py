@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.domain.documents import Value, value_at
-from service.domain.queue import ResourceRequest
+from service.domain.resources import ResourceRequest
 from service.errors import Conflict
 from service.store.models import JobRow
 from workers.contract import JobSpec

@@ -159,12 +159,8 @@ class FakeRuntime(FakePlans, FakeGuests):
                 starts_in=self.slow_start,
             )
             if old is not None:
-                job.generation, job.saved, job.journal, job.end = (
-                    old.generation,
-                    old.saved,
-                    old.journal,
-                    old.end,
-                )
+                job.generation, job.saved, job.journal = old.generation, old.saved, old.journal
+                job.end = old.end if old.attempt > launch.retried_attempt else None
                 job.waiting, job.bytes = old.waiting, old.bytes
             self.jobs[launch.job_id] = job
 
@@ -214,12 +210,14 @@ class FakeRuntime(FakePlans, FakeGuests):
             for id_, cursor in cursors.items()
         }
 
-    def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
+    def read_outcome(
+        self, job_id: str, storage: str, *, retried_attempt: int = 0
+    ) -> EndRecord | None:
         self._answer()
         job = self.jobs.get(job_id)
-        return job.end if job else None
+        return job.end if job and job.attempt > retried_attempt else None
 
-    def history(self, job_id: str, storage: str) -> Drained:
+    def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         self._answer()
         job = self.jobs.get(job_id)
         return Drained(records=tuple(job.journal) if job else ())
@@ -256,6 +254,12 @@ class FakeRuntime(FakePlans, FakeGuests):
                 FailureRecord(cause=cause, rank=1, epoch=job.epoch, step=job.step, message=message),
             )  # type: ignore[arg-type]
             job.phase, job.starts_in, job.cause = "starting", 1, "recovery"
+
+    def fail(self, job_id: str, message: str) -> None:
+        """The job's task raises, and the job ends."""
+        with self._lock:
+            end = EndRecord(status="FAILED", reason="TASK_RAISED", message=message)
+            self._finish(self.jobs[job_id], end)
 
     def forget(self, job_id: str) -> None:
         """The Accordion actor dies: orders are gone, records come again from the journal."""

@@ -27,6 +27,7 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
     job_id, paused = team.submit(token), team.submit(token)
     job, plan = f"{JOBS}/{job_id}", team.call(token, "POST", "/api/v1/plans", json=PLAN).json()
     team.call(token, "POST", f"{JOBS}/{paused}/pause")
+    team.call(token, "POST", JOBS, json={**DIGITS, "labels": {"sweep": "lr"}})
     override = team.call(token, "POST", f"{job}/overrides", json={"level": "low"}).json()
     spare = id_of(team.token(token))
     team.call(token, "POST", "/api/v1/users", json={"name": "old"})
@@ -41,6 +42,15 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ("job.paused", "POST", f"{job}/pause", {}),
         ("job.resumed", "POST", f"{JOBS}/{paused}/resume", {}),
         ("job.cancelled", "POST", f"{job}/cancel", {}),
+        ("job.retried", "POST", f"{job}/retry", {}),
+        (
+            "job.paused",
+            "POST",
+            "/api/v1/job-actions",
+            {"json": {"action": "pause", "labels": {"sweep": "lr"}}},
+        ),
+        ("quota.set", "PUT", "/api/v1/quotas", {"json": {"user": "*", "jobs": 9}}),
+        ("quota.removed", "DELETE", "/api/v1/quotas", {"params": {"user": "*"}}),
         ("plan.added", "POST", "/api/v1/plans", {"json": PLAN}),
         ("plan.cancelled", "DELETE", f"/api/v1/plans/{plan['id']}", {}),
         ("code.uploaded", "POST", "/api/v1/code", zipped),

@@ -164,6 +164,7 @@ def test_the_cluster_page_says_why_a_job_waits(page, service):
     job_id = service.submit("too-large", workers={"min": 4, "max": 4, "cpus": 4})
     page.goto("/cluster")
     expect(page.locator("#queue tr", has_text="too-large")).to_contain_text("needs 4 workers")
+    expect(page.get_by_role("heading", name="Quotas")).to_be_hidden()
     expect(page.locator("#nodes tr")).to_have_count(2)
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
 

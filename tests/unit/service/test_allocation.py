@@ -9,18 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain import allocation as allocation_module
-from service.domain.allocation import (
-    AllocatedJob,
-    build_allocated_job,
-    fits_beside,
-    plan_allocations,
-)
+from service.domain.allocation import build_allocated_job, plan_allocations
 from service.domain.jobs import Status
-from service.domain.queue import (
-    PendingJob,
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules
+from service.domain.resources import (
     ResourceRequest,
     Resources,
     count_fitting,
+    fits_beside,
     num_unplaced,
     worker_resources,
 )
@@ -273,7 +269,7 @@ def test_capacity_is_taken_from_less_important_jobs_and_only_if_the_head_then_st
     nodes = [
         Resources(cpus=free + sum(one.cpus for one in used), gpus=sum(one.gpus for one in used))
     ]
-    changes = plan_allocations(jobs, [head], nodes, may_pause=may_pause)
+    changes = plan_allocations(jobs, [head], nodes, rules=QueueRules(may_pause=may_pause))
     if count_fitting(worker_resources(head.request), nodes, ()) < head.request.min:
         return  # it never starts, so jobs grow
     now = {one.id: one.allocated_workers for one in jobs}
@@ -287,7 +283,7 @@ def test_capacity_is_taken_from_less_important_jobs_and_only_if_the_head_then_st
         assert one == old or old.priority < head.priority
     if changes:
         assert fits_beside(head.request, nodes, taken(new))
-        assert plan_allocations(new, [head], nodes, may_pause=may_pause) == {}
+        assert plan_allocations(new, [head], nodes, rules=QueueRules(may_pause=may_pause)) == {}
 
 
 ALIKE = st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 3)).map(
@@ -302,7 +298,7 @@ def test_no_more_is_taken_than_the_head_needs(
     jobs = ranked(rows)
     nodes = [Resources(cpus=float(max(least, len(taken(jobs)))), gpus=0)]
     head = PendingJob(id="head", request=asked(least, least), priority=2)
-    changes = plan_allocations(jobs, [head], nodes, may_pause=may_pause)
+    changes = plan_allocations(jobs, [head], nodes, rules=QueueRules(may_pause=may_pause))
     now = {one.id: one.allocated_workers for one in jobs}
     now |= {name: change.workers for name, change in changes.items()}
     for changed, change in changes.items():
@@ -338,7 +334,9 @@ def test_nothing_is_taken_for_a_job_that_would_still_not_fit() -> None:
 def test_a_job_is_paused_only_if_that_is_allowed_and_shrinking_is_not_enough() -> None:
     jobs, nodes = [job("a", 2, 2, 2), job("b", 2, 2, 2)], [Resources(cpus=4, gpus=0)]
     assert plan_allocations(jobs, [important(2, 1)], nodes) == {}
-    [(paused, change)] = plan_allocations(jobs, [important(2, 1)], nodes, may_pause=True).items()
+    [(paused, change)] = plan_allocations(
+        jobs, [important(2, 1)], nodes, rules=QueueRules(may_pause=True)
+    ).items()
     assert (paused, change.workers) == ("b", 0)
     assert change.why == "job head with priority 1 needs the capacity"
 
@@ -361,7 +359,9 @@ def test_no_job_is_paused_because_of_what_other_programs_use() -> None:
     nodes = [Resources(cpus=4, gpus=0, node="n")]
     used = [Resources(cpus=2, gpus=0, node="n")]
     low, head = job("low", 1, 3, 3), important(2, 5)
-    assert plan_allocations([low], [head], nodes, foreign=used, may_pause=True) == {}
+    assert (
+        plan_allocations([low], [head], nodes, foreign=used, rules=QueueRules(may_pause=True)) == {}
+    )
 
 
 def test_a_lowered_maximum_keeps_its_own_reason() -> None:
@@ -369,6 +369,14 @@ def test_a_lowered_maximum_keeps_its_own_reason() -> None:
     nodes = [Resources(cpus=4, gpus=0)]
     [change] = plan_allocations([low, job("b", 1, 2, 1)], [important(2, 5)], nodes).values()
     assert change.why == "users allow at most 1"
+
+
+def test_a_job_takes_nothing_from_one_that_its_age_puts_ahead() -> None:
+    nodes = [Resources(cpus=4, gpus=0)]
+    aged, young = replace(job("aged", 1, 4, 4), rank=9.0), job("young", 1, 4, 4)
+    head = replace(important(1, 5), rank=5.0)
+    assert grants(aged, nodes=nodes, waiting=[head]) == [4]
+    assert grants(young, nodes=nodes, waiting=[head]) == [3]
 
 
 def test_a_blocked_head_is_the_first_that_could_ever_start() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.domain.queue import Resources
+from service.domain.resources import Resources
 from service.foreign_use import LAG_S, ForeignUse
 from service.runtime.protocol import Node
 

@@ -73,8 +73,11 @@ def test_every_status_is_reached_from_the_queue_and_reaches_every_end() -> None:
 
 
 @given(st.sampled_from(sorted(ENDED)), st.sampled_from(Status))
-def test_an_ended_job_never_goes_anywhere(ended: Status, other: Status) -> None:
-    assert not is_transition_allowed(ended, other)
+def test_an_ended_job_only_returns_to_the_queue_unless_it_succeeded(
+    ended: Status, other: Status
+) -> None:
+    is_retry = other is Status.QUEUED and ended is not Status.SUCCEEDED
+    assert is_transition_allowed(ended, other) == is_retry
 
 
 def test_a_stopping_job_only_ends() -> None:

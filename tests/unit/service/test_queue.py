@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
-from service.domain.queue import (
-    PendingJob,
-    ResourceRequest,
-    Resources,
-    count_fitting,
-    num_unplaced,
-    plan_queue,
-)
+from service.domain.queue import AllocatedJob, PendingJob, plan_queue
+from service.domain.resources import ResourceRequest, Resources, count_fitting, num_unplaced
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(
@@ -41,6 +35,21 @@ ASKED = st.builds(
     SHARES,
     st.sampled_from([0.0, 1.0]),
 )
+
+
+def jobs_of(held: list[Resources]) -> list[AllocatedJob]:
+    """Jobs with one worker each."""
+    return [
+        AllocatedJob(
+            id=f"held-{number}",
+            request=asked(1, 1, worker.cpus, worker.gpus),
+            allocated_workers=1,
+            placed=(worker.node,) if worker.node else (),
+        )
+        for number, worker in enumerate(held)
+    ]
+
+
 WAITING = st.lists(ASKED, max_size=5).map(
     lambda all_: [PendingJob(id=str(n), request=one) for n, one in enumerate(all_)]
 )
@@ -50,7 +59,7 @@ WAITING = st.lists(ASKED, max_size=5).map(
 def test_an_admitted_group_is_within_its_limits_and_a_waiting_one_takes_nothing(
     waiting: list[PendingJob], nodes: list[Resources], held: list[Resources]
 ) -> None:
-    admissions = plan_queue(waiting, nodes, held)
+    admissions = plan_queue(waiting, nodes, jobs_of(held))
     for job in waiting:
         admission = admissions[job.id]
         admitted = admission.reason is Reason.ADMITTED
@@ -59,10 +68,10 @@ def test_an_admitted_group_is_within_its_limits_and_a_waiting_one_takes_nothing(
 
 
 @given(WAITING, NODES, HELD)
-def test_no_job_overtakes_one_that_waits_for_capacity(
+def test_no_job_overtakes_one_while_it_is_unknown_where_workers_are(
     waiting: list[PendingJob], nodes: list[Resources], held: list[Resources]
 ) -> None:
-    reasons = [plan_queue(waiting, nodes, held)[job.id].reason for job in waiting]
+    reasons = [plan_queue(waiting, nodes, jobs_of(held))[job.id].reason for job in waiting]
     if Reason.WAITING_FOR_ROOM in reasons:
         assert Reason.ADMITTED not in reasons[reasons.index(Reason.WAITING_FOR_ROOM) :]
 

@@ -8,7 +8,14 @@ const queued = (entry) => element("tr", {},
   cell("name", entry.name === null ? `a job of ${entry.owner}` : element("a", { href: `/jobs/${entry.id}` }, entry.name)),
   cell("num", String(entry.priority)),
   cell("long", entry.message),
+  cell("long", entry.remedies.join("; ") || "–"),
   cell("num", ago(entry.created_at)));
+
+const share = (used, limit) => (limit === null ? "–" : used === null ? `at most ${number(limit)} each` : `${number(used)} of ${number(limit)}`);
+
+const quotaRow = (quota) => element("tr", {},
+  cell("name", quota.user === "*" ? "any other user" : quota.user === null ? `label ${quota.label}` : `user ${quota.user}`),
+  ...["jobs", "workers", "gpus"].map((unit) => cell("num", share(quota.used && quota.used[unit], quota[unit]))));
 
 const nodeState = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
 
@@ -28,7 +35,7 @@ const check = ([name, result]) => element("tr", {},
 const readiness = async () => (await fetch("/readyz", { credentials: "same-origin" })).json();
 
 async function update() {
-  const [cluster, queue, ready] = await Promise.all([get("/cluster"), get("/queue"), readiness()]);
+  const [cluster, queue, quotas, ready] = await Promise.all([get("/cluster"), get("/queue"), get("/quotas"), readiness()]);
   fill(at("tiles"), ...[
     ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `checked ${ago(cluster.seen_at)}` : "not checked yet", true],
     ["Nodes", String(cluster.nodes.filter((node) => node.alive).length)],
@@ -38,6 +45,8 @@ async function update() {
   ].map(tile));
   fill(at("queue"), ...queue.items.map(queued));
   at("queue-empty").hidden = queue.items.length > 0;
+  fill(at("quotas"), ...quotas.items.map(quotaRow));
+  at("quotas-card").hidden = quotas.items.length === 0;
   fill(at("nodes"), ...cluster.nodes.map(nodeRow));
   at("nodes-empty").hidden = cluster.nodes.length > 0;
   fill(at("checks"), ...Object.entries(ready.checks ?? {}).map(check));

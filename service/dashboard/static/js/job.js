@@ -43,6 +43,7 @@ function showHead() {
   const isFixed = hasEnded(job.status) || isGuest(job);
   at("pause").hidden = isFixed || job.desired !== "RUN";
   at("resume").hidden = isFixed || job.desired !== "PAUSE";
+  at("retry").hidden = isGuest(job) || !hasEnded(job.status) || job.status === "SUCCEEDED";
   at("cancel").hidden = (isFixed && job.status !== "LOST") || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
   if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there are no charts.";
@@ -366,6 +367,9 @@ at("sure-no").addEventListener("click", () => at("sure").close());
 at("sure-yes").addEventListener("click", () => { at("sure").close(); ask("cancel"); });
 at("older").addEventListener("click", () => showOlder().catch((error) => { at("message").textContent = error.message; }));
 at("pause").addEventListener("click", () => ask("pause"));
+// The streams of an ended job are closed, so the page begins anew.
+at("retry").addEventListener("click", () => call("POST", `${BASE}${PATH}/retry`)
+  .then(() => location.reload(), (error) => { at("message").textContent = error.message; }));
 at("resume").addEventListener("click", () => ask("resume"));
 document.addEventListener("visibilitychange", follow);
 whenColoursChange(soonEpochs);

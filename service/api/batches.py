@@ -1,0 +1,80 @@
+"""Route for actions on several jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+
+from service.api.app_state import AppState
+from service.api.batch_schemas import MAX_JOBS, BatchItem, BatchRequest, BatchView, JobAction
+from service.api.callers import CallerDep, require_scope
+from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
+from service.api.problems import describe_problems
+from service.domain.access import Caller, Scope
+from service.domain.job_status import UNFINISHED
+from service.domain.jobs import Desired, Kind
+from service.errors import ApiError
+from service.store.job_lifecycle import JobLifecycle
+from service.store.models import JobRow
+from service.store.repository import JobFilter
+
+router = APIRouter(tags=["jobs"])
+_CHANGES_FROM: Mapping[JobAction, tuple[Desired, ...]] = {
+    JobAction.CANCEL: (Desired.RUN, Desired.PAUSE),
+    JobAction.PAUSE: (Desired.RUN,),
+    JobAction.RESUME: (Desired.PAUSE,),
+}
+"""Desired states of the jobs that an action changes."""
+
+
+@router.post(
+    "/job-actions",
+    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    responses=describe_problems(400, 415),
+)
+def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> BatchView:
+    """Cancel, pause or resume all unfinished jobs with some labels, each as its own route would. A
+    job that cannot be changed does not stop the others. Repeating the request has no effect.
+    """
+    wanted = JobFilter(
+        statuses=[status.value for status in UNFINISHED],
+        desired=[desired.value for desired in _CHANGES_FROM[body.action]],
+        labels=list(body.labels.items()),
+        owner=body.owner,
+        kind=Kind.JOB.value,
+        visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
+        limit=MAX_JOBS + 1,
+    )
+    rows = state.repository.jobs(wanted)
+    items = [
+        _describe_job(row) if body.dry_run else _change_job(state, caller, row, action=body.action)
+        for row in rows[:MAX_JOBS]
+    ]
+    return BatchView(items=items, more=len(rows) > MAX_JOBS)
+
+
+def _change_job(state: AppState, caller: Caller, row: JobRow, *, action: JobAction) -> BatchItem:
+    lifecycle = JobLifecycle(state.database, state.clock, caller)
+    grace_s = state.settings.cancel_grace_s
+    try:
+        match action:
+            case JobAction.CANCEL:
+                changed = lifecycle.cancel(row.id, _accept, grace_s=grace_s)
+            case JobAction.PAUSE:
+                changed = lifecycle.pause(row.id, _accept, grace_s=grace_s)
+            case JobAction.RESUME:
+                changed = lifecycle.resume(row.id, _accept)
+    except ApiError as error:
+        return _describe_job(row, str(error))
+    return _describe_job(changed)
+
+
+def _accept(_: JobRow) -> None:
+    """Accept a job in any state: a batch has no conditions."""
+
+
+def _describe_job(row: JobRow, error: str | None = None) -> BatchItem:
+    return BatchItem.model_validate(
+        {"id": row.id, "name": row.name, "status": row.status, "error": error}
+    )

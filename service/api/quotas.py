@@ -1,0 +1,125 @@
+"""Routes for quotas."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from service.api.callers import CallerDep, require_scope
+from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, RepositoryDep, StateDep
+from service.api.problems import describe_problems
+from service.api.quota_schemas import (
+    LABEL,
+    USER_OR_ANY,
+    QuotaList,
+    QuotaRequest,
+    QuotaUsageView,
+    QuotaView,
+)
+from service.domain.access import Scope
+from service.domain.quotas import (
+    ANY_USER,
+    Quota,
+    QuotaUsage,
+    label_account,
+    split_account,
+    user_account,
+)
+from service.errors import Invalid
+from service.store.quota_rows import QuotaStore
+from service.store.repository import Repository
+from service.store.stored_documents import stored_labels
+from service.store.stored_spec import resource_request
+
+router = APIRouter(prefix="/quotas", tags=["quotas"], responses=describe_problems())
+
+
+class _AccountQuery(QueryParams):
+    """Query parameters that name a quota; one of them is required."""
+
+    user: str | None = Field(
+        default=None, max_length=63, pattern=USER_OR_ANY, description="user of the quota, or `*`"
+    )
+    label: str | None = Field(
+        default=None, max_length=127, pattern=LABEL, description="label of the quota, `key:value`"
+    )
+
+
+@router.get("", dependencies=[require_scope(Scope.READ), NO_QUERY])
+def get_quotas(repository: RepositoryDep) -> QuotaList:
+    """List all quotas, and what the jobs hold of them."""
+    table, usage = repository.quotas(), _measure_usage(repository)
+    accounts = sorted(table.quotas, key=lambda one: (split_account(one).user is None, one))
+    return QuotaList(
+        items=[_describe_quota(account, table.quotas[account], usage) for account in accounts]
+    )
+
+
+@router.put(
+    "",
+    dependencies=[require_scope(Scope.ADMIN), NO_QUERY, *WRITES_ROWS],
+    responses=describe_problems(400, 404, 415),
+)
+def set_quota(
+    body: QuotaRequest, repository: RepositoryDep, state: StateDep, *, caller: CallerDep
+) -> QuotaView:
+    """Set the quota of a user or a label; it replaces the previous one. Jobs that run keep their
+    workers; waiting ones start, and running ones grow, as far as it allows.
+    """
+    store = QuotaStore(state.database, state.clock, caller)
+    quota = Quota(jobs=body.jobs, workers=body.workers, gpus=body.gpus)
+    if body.user is not None:
+        account = store.set_user_quota(body.user, quota)
+    else:
+        key, _, value = (body.label or "").partition(":")
+        account = store.set_label_quota(key, value, quota)
+    return _describe_quota(account, quota, _measure_usage(repository))
+
+
+@router.delete(
+    "",
+    dependencies=[require_scope(Scope.ADMIN), *WRITES_ROWS],
+    responses=describe_problems(404),
+)
+def remove_quota(
+    query: Annotated[_AccountQuery, Query()],
+    repository: RepositoryDep,
+    state: StateDep,
+    *,
+    caller: CallerDep,
+) -> QuotaView:
+    """Remove the quota of a user or a label, and return it as it was."""
+    if (query.user is None) == (query.label is None):
+        raise Invalid("give either 'user' or 'label'", "query/user")
+    key, _, value = (query.label or "").partition(":")
+    account = user_account(query.user) if query.user is not None else label_account(key, value)
+    usage = _measure_usage(repository)
+    quota = QuotaStore(state.database, state.clock, caller).remove_quota(account)
+    return _describe_quota(account, quota, usage)
+
+
+def _measure_usage(repository: Repository) -> QuotaUsage:
+    table = repository.quotas()
+    usage = QuotaUsage(table)
+    for row in repository.allocated():
+        accounts = table.list_accounts(row.owner, stored_labels(row))
+        usage.add(accounts, resource_request(row), row.workers)
+    return usage
+
+
+def _describe_quota(account: str, quota: Quota, usage: QuotaUsage) -> QuotaView:
+    subject, used = split_account(account), usage.find_usage(account)
+    return QuotaView(
+        user=subject.user,
+        label=subject.label,
+        jobs=quota.jobs,
+        workers=quota.workers,
+        gpus=quota.gpus,
+        used=(
+            None
+            if subject.user == ANY_USER
+            else QuotaUsageView(jobs=used.jobs, workers=used.workers, gpus=used.gpus)
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Backfill: how many workers of a job can start on capacity that no job ahead of it in the queue
+can use; pure.
+
+Ray places the processes, so a worker counts as harmless only if it is harmless on every node where
+it fits. It is harmless on a node if, whatever ends there, the node then still holds as many workers
+of each job ahead as it holds when it is empty. So no job ahead starts later than without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from service.domain.resources import (
+    FreeCapacity,
+    Packing,
+    ResourceRequest,
+    Resources,
+    round_down,
+    worker_resources,
+)
+
+
+class Backfill:
+    """Counts harmless workers, for jobs in the order of the queue."""
+
+    def __init__(self, nodes: Sequence[Resources]) -> None:
+        self._nodes = [FreeCapacity(node.cpus, node.gpus, node.memory) for node in nodes]
+        self._ahead: set[Resources] = set()
+        self._most_by_size: dict[Resources, int] = {}
+        """Number of harmless workers by size, until another size is ahead."""
+
+    def add_ahead(self, request: ResourceRequest) -> None:
+        """Note a job that waits: no later one may delay it."""
+        size = worker_resources(request)
+        if size not in self._ahead:
+            self._ahead.add(size)
+            self._most_by_size.clear()
+
+    def count_harmless(self, request: ResourceRequest, packing: Packing) -> int:
+        """Return how many of a job's workers can start now, at most its maximum.
+
+        Args:
+            request: what the job needs.
+            packing: all present workers, the same ones in each call.
+        """
+        size = worker_resources(request)
+        if size not in self._most_by_size:
+            self._most_by_size[size] = self._count_harmless(size, packing)
+        return min(request.max, self._most_by_size[size])
+
+    def _count_harmless(self, size: Resources, packing: Packing) -> int:
+        most = packing.count_fitting(size)
+        for empty, free in zip(self._nodes, packing.free, strict=True):
+            fitting = free.count_fitting(size)
+            beside = (_count_beside(ahead, size, empty, free) for ahead in self._ahead)
+            harmless = min(beside, default=math.inf)
+            if harmless < fitting:
+                most = min(most, int(harmless))
+        return most
+
+
+def _count_beside(
+    ahead: Resources, size: Resources, empty: FreeCapacity, free: FreeCapacity
+) -> float:
+    """Return how many workers of a size leave a node as useful to a job ahead as it is empty."""
+    useful = empty.count_fitting(ahead)
+    if useful == 0:
+        return math.inf
+    needs = [need for _, need in free.pairs(ahead)]
+    return min(
+        round_down((left - useful * need) / each) if need > 0 and each > 0 else math.inf
+        for (left, each), need in zip(free.pairs(size), needs, strict=True)
+    )

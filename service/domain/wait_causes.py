@@ -1,0 +1,143 @@
+"""Explains the queue: which jobs a pending job waits for, and what would help; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from service.domain.allocation import plan_allocations
+from service.domain.queue import (
+    DEFAULT_RULES,
+    AllocatedJob,
+    PendingJob,
+    QueueRules,
+    measure_usage,
+)
+from service.domain.resources import (
+    Resources,
+    count_fitting,
+    count_placeable,
+    resources_on_nodes,
+    worker_resources,
+)
+
+MAX_PRIORITY = 100
+_Kind = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitCause:
+    """Why a job waits."""
+
+    waits_for: tuple[str, ...] = ()
+    """IDs of jobs: those that hold the capacity or quota, or the one ahead of it in the queue."""
+    remedies: tuple[str, ...] = ()
+    """Changes that would let it start, one each; empty if only time helps."""
+
+
+def explain_queue(
+    pending: Sequence[PendingJob],
+    nodes: Sequence[Resources],
+    allocated: Sequence[AllocatedJob],
+    *,
+    foreign: Sequence[Resources] = (),
+    rules: QueueRules = DEFAULT_RULES,
+) -> dict[str, WaitCause]:
+    """Explain each job of the queue, by id; the arguments are those of `plan_queue`."""
+    view = _QueueView(nodes, allocated, foreign=foreign, rules=rules)
+    return {job.id: view.explain(job) for job in pending} if nodes else {}
+
+
+def list_preempted(
+    job: PendingJob,
+    nodes: Sequence[Resources],
+    allocated: Sequence[AllocatedJob],
+    *,
+    foreign: Sequence[Resources] = (),
+    rules: QueueRules = DEFAULT_RULES,
+) -> list[str]:
+    """List the jobs that would lose workers for a job at the head of the queue."""
+    changes = plan_allocations(allocated, [job], nodes, foreign=foreign, rules=rules)
+    held = {one.id: min(one.allocated_workers, one.request.max) for one in allocated}
+    return [job_id for job_id, change in changes.items() if change.workers < held[job_id]]
+
+
+class _QueueView:
+    """Explains one job after the other, in the order of the queue."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Resources],
+        allocated: Sequence[AllocatedJob],
+        *,
+        foreign: Sequence[Resources],
+        rules: QueueRules,
+    ) -> None:
+        self._nodes = nodes
+        self._allocated = allocated
+        self._foreign = resources_on_nodes(nodes, foreign)
+        self._rules = rules
+        self._usage = measure_usage(allocated, rules.quotas)
+        self._head: PendingJob | None = None
+        """First job that waits for capacity."""
+        self._causes: dict[_Kind, WaitCause] = {}
+        """Causes of jobs other than the head, by what they need: many jobs are alike."""
+
+    def explain(self, job: PendingJob) -> WaitCause:
+        """Explain the next job of the queue."""
+        if count_fitting(worker_resources(job.request), self._nodes, ()) < job.request.min:
+            return WaitCause()  # its message has the remedy
+        exhausted = self._usage.list_exhausted(job.accounts, job.request)
+        if self._head is None and not exhausted:
+            self._head = job
+            holders = tuple(one.id for one in self._allocated)
+            return WaitCause(waits_for=holders, remedies=self._list_head_remedies(job))
+        kind = (job.request, job.accounts, job.priority)
+        if kind not in self._causes:
+            self._causes[kind] = (
+                self._explain_quota(job, exhausted) if exhausted else self._explain_turn(job)
+            )
+        return self._causes[kind]
+
+    def _explain_turn(self, job: PendingJob) -> WaitCause:
+        """Explain a job behind the first one that waits for capacity."""
+        if self._head is None:
+            return WaitCause()
+        ahead = max(job.priority, self._head.priority) + 1
+        starts = self._count_placeable(job) >= job.request.min and ahead <= MAX_PRIORITY
+        remedies = (f"priority {ahead}: it then starts first",) if starts else ()
+        return WaitCause(waits_for=(self._head.id,), remedies=remedies)
+
+    def _explain_quota(self, job: PendingJob, exhausted: Sequence[str]) -> WaitCause:
+        holders = [one.id for one in self._allocated if not set(exhausted).isdisjoint(one.accounts)]
+        remedies = [f"a higher quota of {account}" for account in exhausted]
+        most = self._usage.count_startable(job.accounts, job.request)
+        if most:
+            remedies.append(f"a minimum of {most} worker{'s' if most > 1 else ''}")
+        return WaitCause(waits_for=tuple(holders), remedies=tuple(remedies))
+
+    def _list_head_remedies(self, job: PendingJob) -> tuple[str, ...]:
+        now = self._count_placeable(job)
+        fewer = (f"a minimum of {now} worker{'s' if now > 1 else ''}",) if now else ()
+        if now >= job.request.min:
+            return ()  # the scheduler starts it with its next turn
+        return (*fewer, *self._suggest_priority(job))
+
+    def _count_placeable(self, job: PendingJob) -> int:
+        most = self._usage.count_startable(job.accounts, job.request)
+        taken = [size for one in self._allocated for size in one.list_workers()]
+        request = replace(job.request, max=most)
+        return count_placeable(request, self._nodes, [*taken, *self._foreign])
+
+    def _suggest_priority(self, job: PendingJob) -> tuple[str, ...]:
+        """Return the lowest priority with which a job takes enough workers from others."""
+        higher = {one.priority + 1 for one in self._allocated if one.priority >= job.priority}
+        for priority in sorted(higher):
+            raised = replace(job, priority=priority, rank=job.rank + priority - job.priority)
+            losing = list_preempted(
+                raised, self._nodes, self._allocated, foreign=self._foreign, rules=self._rules
+            )
+            if losing and priority <= MAX_PRIORITY:
+                losers = f"job {losing[0]}" if len(losing) == 1 else f"{len(losing)} jobs"
+                return (f"priority {priority}: it then takes workers from {losers}",)
+        return ()

@@ -1,0 +1,70 @@
+"""Reads what the rules of the queue need from the database, for the scheduler and the api."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from service.domain.allocation import build_allocated_job
+from service.domain.jobs import Status
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules
+from service.settings import Settings
+from service.store.models import JobRow
+from service.store.repository import Repository
+from service.store.stored_documents import stored_labels
+from service.store.stored_spec import resource_request
+
+_HOUR_S = 3600.0
+
+
+class QueueReader:
+    """Reads the queue with the quotas and settings of one moment."""
+
+    def __init__(self, repository: Repository, settings: Settings) -> None:
+        self._repository = repository
+        self._points_per_s = settings.priority_per_hour / _HOUR_S
+        self.rules = QueueRules(quotas=repository.quotas(), may_pause=settings.preempt_for_priority)
+
+    def read_queue(self) -> list[JobRow]:
+        """Return the queued jobs in the order of the queue."""
+        return self._repository.queue(self._points_per_s)
+
+    def compute_rank(self, priority: int, submitted_at: float) -> float:
+        """Return the rank of a job in the order of the queue. Every job gains alike with time, so
+        ranks do not depend on the present time.
+        """
+        return priority - submitted_at * self._points_per_s
+
+    def list_pending(self, rows: Sequence[JobRow]) -> list[PendingJob]:
+        """Return queued jobs as the rules see them, in their order."""
+        return [
+            PendingJob(
+                id=row.id,
+                request=resource_request(row),
+                priority=row.priority,
+                rank=self.compute_rank(row.priority, row.created_at),
+                accounts=self.rules.quotas.list_accounts(row.owner, stored_labels(row)),
+            )
+            for row in rows
+        ]
+
+    def list_allocated(
+        self,
+        rows: Sequence[JobRow],
+        nodes_of: Callable[[JobRow], Sequence[str]] = lambda _: (),
+    ) -> list[AllocatedJob]:
+        """Return jobs that hold workers as the rules see them, in their order; `nodes_of` are the
+        nodes of a job's placed processes.
+        """
+        return [
+            build_allocated_job(
+                row.id,
+                Status(row.status),
+                resource_request(row),
+                allocated_workers=row.workers,
+                placed=nodes_of(row),
+                priority=row.priority,
+                rank=self.compute_rank(row.priority, row.created_at),
+                accounts=self.rules.quotas.list_accounts(row.owner, stored_labels(row)),
+            )
+            for row in rows
+        ]

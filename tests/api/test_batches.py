@@ -1,0 +1,79 @@
+"""Actions on all jobs with some labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.domain.access import Role
+from service.domain.jobs import Status
+from tests.api.team import ADMIN, JOBS, Team
+from tests.api.world import DIGITS, World
+
+pytestmark = pytest.mark.each_database
+ACTIONS = "/api/v1/job-actions"
+SWEEP = {"labels": {"sweep": "lr"}, "training": {"epochs": 400}}
+
+
+def act(client: TestClient, action: str, **more: Any) -> Any:
+    body = {"action": action, "labels": {"sweep": "lr"}, **more}
+    return client.post(ACTIONS, json=body).json()
+
+
+def states(found: Any) -> list[tuple[str, str, str | None]]:
+    return [(item["id"], item["status"], item["error"]) for item in found["items"]]
+
+
+def test_all_jobs_with_a_label_are_paused_resumed_and_cancelled(
+    client: TestClient, world: World
+) -> None:
+    running, other = world.submit(**SWEEP), world.submit(training={"epochs": 400})
+    world.train(running)
+    world.train(other)
+    queued = world.submit(**SWEEP, workers={"min": 4, "max": 4})
+    assert states(act(client, "pause")) == [
+        (queued, Status.PAUSED, None),
+        (running, Status.PAUSING, None),
+    ]
+    world.reach(running, Status.PAUSED)
+    assert act(client, "pause")["items"] == [], "repeating has no effect"
+    assert len(act(client, "resume")["items"]) == 2
+    assert [status for _, status, _ in states(act(client, "cancel"))] == [Status.CANCELLED] * 2
+    assert world.job(other).status == Status.RUNNING
+
+
+def test_a_dry_run_lists_the_jobs_and_changes_nothing(client: TestClient, world: World) -> None:
+    job_id = world.submit(**SWEEP)
+    found = act(client, "cancel", dry_run=True)
+    assert (states(found), found["more"]) == ([(job_id, Status.QUEUED, None)], False)
+    assert world.job(job_id).version == 0
+
+
+def test_jobs_need_all_labels(client: TestClient, world: World) -> None:
+    both = world.submit(labels={"sweep": "lr", "seed": "1"})
+    world.submit(**SWEEP)
+    found = act(client, "cancel", labels={"sweep": "lr", "seed": "1"})
+    assert [item["id"] for item in found["items"]] == [both]
+
+
+def test_a_batch_without_labels_is_refused(client: TestClient) -> None:
+    answer = client.post(ACTIONS, json={"action": "cancel", "labels": {}})
+    assert (answer.status_code, "/labels" in answer.json()["detail"]) == (422, True)
+
+
+def test_a_batch_leaves_out_the_jobs_of_others_and_says_which_it_may_not_change(team: Team) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    spec = {**DIGITS, "labels": {"sweep": "lr"}}
+    hers = team.call(ada, "POST", JOBS, json=spec).json()["id"]
+    his = team.call(bob, "POST", JOBS, json=spec).json()["id"]
+    body = {"action": "pause", "labels": {"sweep": "lr"}}
+    assert states(team.call(bob, "POST", ACTIONS, json=body).json()) == [(his, "PAUSED", None)]
+    scopes = ["read", "read:all", "submit"]
+    oscar = team.user("oscar", Role.OPERATOR, scopes=scopes)
+    [(job_id, status, error)] = states(team.call(oscar, "POST", ACTIONS, json=body).json())
+    assert (job_id, status) == (hers, "QUEUED")
+    assert "belongs to user 'ada'" in (error or "")
+    admin = team.call(ADMIN, "POST", ACTIONS, json={**body, "owner": "ada"}).json()
+    assert states(admin) == [(hers, "PAUSED", None)]

@@ -1,0 +1,48 @@
+"""`accordion cancel`, `pause` and `resume` of all jobs with some labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.service.conftest import LONG, Accordion
+
+
+def submit(accordion: Accordion, spec: Path, label: str) -> str:
+    found = accordion("submit", spec, *LONG, "--set", f"labels.sweep={label}", "--json").json()
+    job_id: str = found["id"]
+    return job_id
+
+
+def test_jobs_with_a_label_are_cancelled_together(accordion: Accordion, spec: Path) -> None:
+    jobs = {submit(accordion, spec, "a"), submit(accordion, spec, "a")}
+    other = submit(accordion, spec, "b")
+    listed = accordion("cancel", "--label", "sweep:a", "--dry-run", "--json").json()["items"]
+    assert {job["id"] for job in listed} == jobs
+    said = accordion("cancel", "--label", "sweep:a")
+    assert (said.code, len(said.out.splitlines())) == (0, 2)
+    again = accordion("cancel", "--label", "sweep:a")
+    assert (again.code, again.out) == (0, "")
+    assert "no unfinished job with these labels is left to change" in again.err
+    assert accordion("show", other, "--json").json()["desired"] == "RUN"
+    accordion("cancel", other)
+
+
+@pytest.mark.parametrize(
+    ("options", "detail"),
+    [
+        ([], "give either JOB or --label"),
+        (["a-job", "--label", "a:b"], "give either JOB or --label"),
+        (["a-job", "--dry-run"], "--dry-run is for --label"),
+        (["--label", "a"], "--label 'a' is not of the form key:value"),
+        (["--label", "a:b", "--label", "a:c"], "--label a is given twice"),
+    ],
+)
+@pytest.mark.parametrize("command", ["cancel", "pause", "resume"])
+def test_what_names_no_job_is_refused(
+    accordion: Accordion, command: str, options: list[str], detail: str
+) -> None:
+    said = accordion(command, *options)
+    assert said.code == 2
+    assert detail in " ".join(said.err.replace("│", " ").split())

@@ -1,0 +1,71 @@
+"""`accordion queue` and `quota`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.client import Client
+from tests.api.conftest import Live
+from tests.unit.service.conftest import LONG, Accordion
+
+
+@pytest.fixture(autouse=True)
+def _without_quotas(service: Live) -> Iterator[None]:
+    """No quota outlives a test."""
+    yield
+    with Client(service.url) as client:
+        for quota in client.quotas().items:
+            client.remove_quota(user=quota.user, label=quota.label)
+
+
+def test_a_quota_is_set_listed_and_removed(accordion: Accordion) -> None:
+    said = accordion("quota", "set", "--label", "team:vision", "--gpus", "1.5", "--jobs", "2")
+    assert said.out == "label team:vision: at most 2 jobs, at most 1.5 GPUs\n"
+    accordion("quota", "set", "--user", "*", "--workers", "8")
+    lines = accordion("quota", "list").out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["any", "other", "user", "8", "each"],
+        ["label", "team:vision", "0", "of", "2", "0", "of", "1.5"],
+    ]
+    removed = accordion("quota", "remove", "--user", "*")
+    assert removed.out == "removed the quota of any other user: at most 8 workers\n"
+    [left] = accordion("quota", "list", "--json").json()["items"]
+    assert left["label"] == "team:vision"
+
+
+@pytest.mark.parametrize(
+    ("options", "detail"),
+    [
+        (["set", "--jobs", "1"], "give either --user or --label"),
+        (["set", "--user", "admin"], "give at least one of --jobs, --workers and --gpus"),
+        (["set", "--user", "nobody", "--jobs", "1"], "there is no user 'nobody'"),
+        (["remove"], "give either --user or --label"),
+        (["remove", "--user", "admin"], "user admin has no quota"),
+    ],
+)
+def test_a_wrong_quota_is_refused(accordion: Accordion, options: list[str], detail: str) -> None:
+    said = accordion("quota", *options)
+    assert said.code == 2
+    assert detail in " ".join(said.err.replace("│", " ").split())
+
+
+def test_the_queue_shows_why_jobs_wait_and_what_would_help(
+    accordion: Accordion, spec: Path
+) -> None:
+    accordion("quota", "set", "--label", "team:slow", "--jobs", "0")
+    job = accordion("submit", spec, *LONG, "--set", "labels.team=slow", "--json").json()
+    waiting = ["WAITING_FOR_QUOTA"]
+    while [one["reason"] for one in queue_of(accordion, job["id"])] != waiting:
+        pass  # pytest's time limit ends it
+    [line] = [text for text in accordion("queue").out.splitlines() if job["name"] in text]
+    assert "the quota of label team:slow is 0 jobs" in line
+    assert "a higher quota of label team:slow" in line
+    accordion("cancel", job["id"])
+
+
+def queue_of(accordion: Accordion, job_id: str) -> list[dict[str, object]]:
+    items = accordion("queue", "--json").json()["items"]
+    return [entry for entry in items if entry["id"] == job_id]

@@ -1,0 +1,210 @@
+"""A simulated day of 10,000 jobs of a team: laws that hold whenever the scheduler looks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from service.domain.allocation import plan_allocations
+from service.domain.jobs import Reason
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules, measure_usage, plan_queue
+from service.domain.quotas import Quota, QuotaTable, label_account, user_account
+from service.domain.resources import (
+    FreeCapacity,
+    Packing,
+    ResourceRequest,
+    Resources,
+    fits_beside,
+    worker_resources,
+)
+
+JOBS, TURN_MIN, DAY_MIN = 10_000, 3, 24 * 60
+NODES = [Resources(cpus=16, gpus=4 * (n % 2), node=f"node-{n}") for n in range(8)]
+POINTS_PER_HOUR = 20
+TABLE = QuotaTable(
+    quotas={
+        user_account("user-0"): Quota(workers=8),
+        user_account("*"): Quota(jobs=12),
+        label_account("team", "a"): Quota(gpus=6),
+    }
+)
+
+
+@dataclass(kw_only=True)
+class SimulatedJob:
+    """A job and what is left of it."""
+
+    id: str
+    request: ResourceRequest
+    priority: int
+    accounts: tuple[str, ...]
+    submitted_min: float
+    left: float
+    """Minutes of one worker until it ends."""
+    placed: list[str] = field(default_factory=list)
+    """Nodes of its workers; empty while it waits."""
+
+    @property
+    def rank(self) -> float:
+        return self.priority - self.submitted_min / 60 * POINTS_PER_HOUR
+
+    def pending(self) -> PendingJob:
+        return PendingJob(
+            id=self.id,
+            request=self.request,
+            priority=self.priority,
+            rank=self.rank,
+            accounts=self.accounts,
+        )
+
+    def allocated(self) -> AllocatedJob:
+        return AllocatedJob(
+            id=self.id,
+            request=self.request,
+            allocated_workers=len(self.placed),
+            placed=tuple(self.placed),
+            priority=self.priority,
+            rank=self.rank,
+            accounts=self.accounts,
+        )
+
+
+def submit_jobs(seed: int) -> list[SimulatedJob]:
+    """The jobs of a day, by time of submission: many small ones, and a few wide or with GPUs."""
+    draw = random.Random(seed)
+    return [
+        submit_job(draw, number, minute)
+        for number, minute in enumerate(sorted(draw.uniform(0, DAY_MIN) for _ in range(JOBS)))
+    ]
+
+
+def submit_job(draw: random.Random, number: int, minute: float) -> SimulatedJob:
+    on_gpus = draw.random() < 0.05
+    least = draw.choices([1, 2, 4, 1 if on_gpus else 8], [70, 20, 8, 2])[0]
+    labels = {"team": draw.choice("abc")}
+    return SimulatedJob(
+        id=f"job-{number}",
+        request=ResourceRequest(
+            min=least,
+            max=least * draw.choice([1, 2, 4]),
+            cpus=draw.choices([1, 2, 4], [80, 15, 5])[0],
+            gpus=1 if on_gpus else 0,
+        ),
+        priority=draw.choices([20, 50, 80], [20, 70, 10])[0],
+        accounts=TABLE.list_accounts(f"user-{draw.randrange(20)}", labels),
+        submitted_min=minute,
+        left=draw.expovariate(1 / (4 if on_gpus else 5)) * least,
+    )
+
+
+class Day:
+    """The queue and the cluster while time goes on."""
+
+    def __init__(self, jobs: list[SimulatedJob]) -> None:
+        self.rules = QueueRules(quotas=TABLE, may_pause=True)
+        self.minute = 0.0
+        self.later = jobs[::-1]
+        """Jobs that are not submitted yet, the next one last."""
+        self.waiting: list[SimulatedJob] = []
+        self.running: list[SimulatedJob] = []
+        self.started: set[str] = set()
+        """Jobs that have started once."""
+        self.num_paused = self.num_started_behind = 0
+
+    def turn(self) -> None:
+        self.minute += TURN_MIN
+        for job in self.running:
+            job.left -= TURN_MIN * len(job.placed)
+        self.running = [job for job in self.running if job.left > 0]
+        while self.later and self.later[-1].submitted_min <= self.minute:
+            self.waiting.append(self.later.pop())
+        self.waiting.sort(key=lambda job: -job.rank)
+        self.admit()
+        if self.waiting:
+            self.admit()  # beside jobs whose nodes are known by now
+        self.reallocate()
+
+    def admit(self) -> None:
+        before = [job.allocated() for job in self.running]
+        pending = [job.pending() for job in self.waiting]
+        admissions = plan_queue(pending, NODES, before, rules=self.rules)
+        admitted = [job for job in self.waiting if admissions[job.id].workers]
+        for job in self.waiting:
+            least, workers = job.request.min, admissions[job.id].workers
+            assert workers == 0 or least <= workers <= job.request.max
+        self.place({job.id: admissions[job.id].workers for job in admitted}, admitted)
+        reasons = [admissions[job.id].reason for job in self.waiting]
+        if Reason.WAITING_FOR_ROOM in reasons:
+            head = reasons.index(Reason.WAITING_FOR_ROOM)
+            self.num_started_behind += reasons[head:].count(Reason.ADMITTED)
+            if not admitted:
+                self.check_head(self.waiting[head])
+        self.waiting = [job for job in self.waiting if not job.placed]
+        self.running += admitted
+        self.started |= {job.id for job in admitted}
+
+    def check_head(self, head: SimulatedJob) -> None:
+        """The first job that waits for capacity could not start instead."""
+        taken = [size for job in self.running for size in job.allocated().list_workers()]
+        assert not fits_beside(head.request, NODES, taken)
+
+    def reallocate(self) -> None:
+        self.running.sort(key=lambda job: (-job.priority, job.submitted_min))
+        held = [job.allocated() for job in self.running]
+        pending = [job.pending() for job in self.waiting]
+        changes = plan_allocations(held, pending, NODES, rules=self.rules)
+        for job in self.running:
+            del job.placed[changes[job.id].workers if job.id in changes else len(job.placed) :]
+        growing = [job for job in self.running if job.id in changes]
+        self.place({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
+        paused = [job for job in self.running if not job.placed]
+        self.num_paused += len(paused)
+        self.running = [job for job in self.running if job.placed]
+        self.waiting = sorted([*self.waiting, *paused], key=lambda job: -job.rank)
+
+    def place(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
+        """Place more workers of jobs; every one that the plan counted finds a node."""
+        placed = [*self.running, *(job for job in jobs if job not in self.running)]
+        present = [size for job in placed for size in job.allocated().list_workers()]
+        free = Packing(present, NODES).free
+        sizes = [
+            (worker_resources(job.request), job) for job in jobs for _ in range(workers[job.id])
+        ]
+        sizes.sort(key=lambda one: (one[0].gpus, one[0].cpus), reverse=True)
+        for size, job in sizes:
+            job.placed.append(place_worker(size, free))
+
+    def check(self) -> None:
+        """Nobody is below the minimum, nothing is taken twice, and no quota is exceeded."""
+        held = [job.allocated() for job in self.running]
+        packing = Packing([size for job in held for size in job.list_workers()], NODES)
+        assert all(min(node.cpus, node.gpus) >= 0 for node in packing.free)
+        assert all(job.request.min <= job.allocated_workers <= job.request.max for job in held)
+        usage = measure_usage(held, TABLE)
+        for account in {account for job in held for account in job.accounts}:
+            used, quota = usage.find_usage(account), TABLE.find_quota(account)
+            pairs = [
+                (used.jobs, quota.jobs),
+                (used.workers, quota.workers),
+                (used.gpus, quota.gpus),
+            ]
+            assert all(limit is None or number <= limit for number, limit in pairs), account
+
+
+def place_worker(size: Resources, free: list[FreeCapacity]) -> str:
+    fits = [index for index, node in enumerate(free) if node.fits(size)]
+    assert fits, "the plan counted a worker that no node holds"
+    index = min(fits, key=lambda index: (free[index].gpus, free[index].cpus))
+    free[index].take(size)
+    return NODES[index].node
+
+
+def test_a_day_of_jobs_ends_with_every_job_done() -> None:
+    day = Day(submit_jobs(seed=7))
+    while day.later or day.waiting or day.running:
+        day.turn()
+        day.check()
+        assert day.minute < 2 * DAY_MIN, "a job starves"
+    assert len(day.started) == JOBS
+    assert day.num_started_behind > 0
+    assert 0 < day.num_paused < JOBS / 100, "no job is started and paused again and again"
