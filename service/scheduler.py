@@ -39,15 +39,18 @@ from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
+from service.file_removal import FileRemoval
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
 from service.plan_runs import PlanRuns
 from service.report_drain import ReportDrain
+from service.retention import Retention
 from service.runtime.protocol import Runtime, SupervisorState
 from service.settings import Settings, load_settings
 from service.store.database import Database
+from service.store.job_deletion import DeletedJobs
 from service.store.leases import Lease, LeaseLost
 from service.store.migrations import upgrade
 from service.store.models import JobRow
@@ -104,6 +107,10 @@ class Scheduler:
         self._pruning = CodePruning(
             self._code, self._repository, monotonic=monotonic, kept_s=kept_s
         )
+        self._removal = FileRemoval(
+            DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
+        )
+        self._retention = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._reports = ReportDrain(runtime, settings.storage_of)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
@@ -132,6 +139,8 @@ class Scheduler:
         try:
             self._reconcile_all(token)
             self._pruning.prune_if_due()
+            self._retention.delete_if_due()
+            self._removal.start_if_due()
         except LeaseLost as error:
             _log.warning("lease lost", error=str(error))
             self._refreshed_at = None

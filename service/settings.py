@@ -99,6 +99,12 @@ class Settings(BaseSettings):
     """
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
+    job_retention_s: float = Field(default=0.0, ge=0)
+    """How long an ended job is kept, in seconds since its end; then it is deleted with its history
+    and checkpoints. 0 keeps all.
+    """
+    max_ended_jobs: int = Field(default=0, ge=0)
+    """How many ended jobs are kept; those that ended first are deleted. 0 keeps all."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     """How long a start may take while no worker process is placed before it is retried. Loading has
     its own limit in the job's spec.

@@ -35,6 +35,8 @@ USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """Name of a user's task class: `package.module:Class`."""
 MAX_SAMPLES = 10_000_000
 """Largest global batch."""
+MAX_YEAR = 3000
+"""First year in which no job can be scheduled."""
 _LIBRARY = Config()
 """Settings of the library, whose defaults are those of a spec."""
 
@@ -371,6 +373,13 @@ class JobSpec(Strict):
     @classmethod
     def _check_texts(cls, data: Any) -> Any:
         return check_texts(data)
+
+    @field_validator("start_at")
+    @classmethod
+    def _check_start(cls, start_at: AwareDatetime | None) -> AwareDatetime | None:
+        if start_at is not None and not 1970 < start_at.year < MAX_YEAR:
+            raise ValueError(f"the year is {start_at.year}; give one from 1971 to {MAX_YEAR - 1}")
+        return start_at
 
     @field_validator("labels")
     @classmethod

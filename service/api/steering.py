@@ -1,4 +1,4 @@
-"""Routes that change, resize, pause, resume, cancel and retry a job."""
+"""Routes that change, resize, pause, resume, cancel, retry and delete a job."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from service.api.problems import describe_problems
 from service.api.schemas import JobChange, JobView, ResizeRequest
 from service.api.views import job_view
 from service.domain.access import Scope
+from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import JobLifecycle, ListingChange
 from service.store.models import JobRow
 
@@ -45,6 +46,22 @@ def change_job(
     return _build_response(
         lifecycle.change_listing(job_id, change, check=_match_condition(if_match)), response
     )
+
+
+@router.delete("", responses={200: {"headers": ETAG}})
+def delete_job(
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
+) -> JobView:
+    """Delete a job or guest run that has ended, with its history, logs and checkpoints, and return
+    it as it was. The scheduler removes the files soon after. The audit log keeps its entries.
+    """
+    deletion = JobDeletion(state.database, state.clock, caller)
+    return _build_response(deletion.delete_job(job_id, _match_condition(if_match)), response)
 
 
 @router.post("/resize", status_code=202, responses={**_ACCEPTED, **describe_problems(400, 415)})

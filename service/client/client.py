@@ -284,6 +284,10 @@ class Client(AccountRequests):
         """Retry a job that failed or was cancelled; repeating is harmless."""
         return self._request(JobView, "POST", f"/jobs/{job_id}/retry")
 
+    def delete_job(self, job_id: str) -> JobView:
+        """Delete an ended job with its history and checkpoints, and return it as it was."""
+        return self._request(JobView, "DELETE", f"/jobs/{job_id}")
+
     def act_on_jobs(
         self,
         action: str,

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from service.commands import account_commands as accounts
-from service.commands import doctor, history, jobs, plan, processes
+from service.commands import deletion, doctor, history, jobs, plan, processes
 from service.commands import job_control as control
 from service.commands import queue_commands as queues
 from service.commands import watch as live
@@ -74,6 +74,7 @@ _add("resume")(control.resume)
 _add("cancel")(control.cancel)
 _add("retry")(control.retry)
 _add("change")(control.change)
+_add("delete")(deletion.delete)
 _add("queue")(queues.queue)
 _add("doctor")(doctor.doctor)
 _add("login")(processes.login)

@@ -124,5 +124,13 @@ class Runtime(Protocol):
         end of an attempt up to `retried_attempt` does not count.
         """
 
+    def remove_files(self, job_id: str, storage: str, url: str | None) -> None:
+        """Remove the job's directory, and its part of the storage at a URL. Called from a thread of
+        its own, so it must not use the cluster.
+
+        Raises:
+            OSError: some files could not be removed.
+        """
+
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         """All records of the job in order, from its end file, if it counts, or else its journal."""

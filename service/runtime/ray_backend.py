@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import ray
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Node, SupervisorState
 from service.runtime.ray_dashboard import DashboardProbe
+from workers.checkpoint.storage import open_storage
 from workers.contract import (
     Cursor,
     DesiredState,
@@ -184,6 +186,15 @@ class RayBackend:
         del job_id
         found = read_end(Path(storage), retried_attempt=retried_attempt)
         return found[0] if found else None
+
+    def remove_files(self, job_id: str, storage: str, url: str | None) -> None:
+        """Remove the job's directory, and its part of the storage at a URL."""
+        if url is not None:
+            checkpoints = open_storage(url, job_id=job_id, directory=Path(storage))
+            for name in checkpoints.names():
+                checkpoints.remove(name)
+        if Path(storage).is_dir():
+            shutil.rmtree(storage)
 
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         """All records of the job: from its end file, or its journal while there is none."""

@@ -117,6 +117,17 @@ class JobRow(Base):
     ended_at: Mapped[float | None]
 
 
+class DeletedJobRow(Base):
+    """A deleted job whose files are still to be removed."""
+
+    __tablename__ = "deleted_jobs"
+
+    job_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    storage_url: Mapped[str | None] = mapped_column(_TEXT)
+    """`checkpoint.storage` of its spec; None without one."""
+    deleted_at: Mapped[float]
+
+
 class AttemptRow(Base):
     """One run of a job."""
 

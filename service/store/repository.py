@@ -24,6 +24,7 @@ from service.store.models import (
     CheckpointRow,
     ClusterRow,
     DecisionRow,
+    DeletedJobRow,
     EpochRow,
     EventRow,
     InstallationRow,
@@ -287,13 +288,33 @@ class Repository:
         return self._all(query.order_by(LogChunkRow.number).limit(limit))
 
     def known(self, job_ids: Collection[str]) -> set[str]:
-        """Subset of the ids that have a row, including ended jobs."""
+        """Subset of the ids that have a row, including ended jobs, and deleted ones whose files are
+        still there.
+        """
+        if not job_ids:
+            return set()
+        kept = select(JobRow.id).where(JobRow.id.in_(job_ids))
+        deleted = select(DeletedJobRow.job_id).where(DeletedJobRow.job_id.in_(job_ids))
         with self.database.read() as session:
-            return (
-                set(session.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids))))
-                if job_ids
-                else set()
-            )
+            return {*session.scalars(kept), *session.scalars(deleted)}
+
+    def ended(self, *, before: float | None = None, beyond: int = 0, limit: int) -> list[JobRow]:
+        """Ended jobs, the oldest end first.
+
+        Args:
+            before: only those that ended before this time, in seconds since 1970.
+            beyond: leave out so many that ended last.
+            limit: most jobs to return.
+        """
+        query = select(JobRow).where(JobRow.ended_at.is_not(None))
+        if before is not None:
+            query = query.where(JobRow.ended_at < before)
+        newest = JobRow.ended_at.desc(), JobRow.id.desc()
+        oldest = JobRow.ended_at, JobRow.id
+        if not beyond:
+            return self._all(query.order_by(*oldest).limit(limit))
+        rows = self._all(query.order_by(*newest).offset(beyond).limit(limit))
+        return rows[::-1]
 
     def installation(self) -> str:
         """Id of this installation."""

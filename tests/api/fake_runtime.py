@@ -81,6 +81,10 @@ class FakeRuntime(FakePlans, FakeGuests):
         self.started: list[tuple[str, int]] = []
         """(job, attempt) of every start that made a supervisor."""
         self.removed: list[str] = []
+        self.emptied: list[tuple[str, str, str | None]] = []
+        """Job, directory and URL of every removal of files."""
+        self.read_only = False
+        """Files cannot be removed."""
         self.others: dict[str, int] = {}
         """Supervisors of other installations, by id."""
         self.batches: list[list[str]] = []
@@ -216,6 +220,11 @@ class FakeRuntime(FakePlans, FakeGuests):
         self._answer()
         job = self.jobs.get(job_id)
         return job.end if job and job.attempt > retried_attempt else None
+
+    def remove_files(self, job_id: str, storage: str, url: str | None) -> None:
+        if self.read_only:
+            raise PermissionError(13, "Permission denied")
+        self.emptied.append((job_id, storage, url))
 
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         self._answer()

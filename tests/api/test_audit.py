@@ -27,6 +27,8 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
     job_id, paused = team.submit(token), team.submit(token)
     job, plan = f"{JOBS}/{job_id}", team.call(token, "POST", "/api/v1/plans", json=PLAN).json()
     team.call(token, "POST", f"{JOBS}/{paused}/pause")
+    gone = team.submit(token)
+    team.call(token, "POST", f"{JOBS}/{gone}/cancel")
     team.call(token, "POST", JOBS, json={**DIGITS, "labels": {"sweep": "lr"}})
     override = team.call(token, "POST", f"{job}/overrides", json={"level": "low"}).json()
     spare = id_of(team.token(token))
@@ -51,6 +53,7 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ),
         ("quota.set", "PUT", "/api/v1/quotas", {"json": {"user": "*", "jobs": 9}}),
         ("quota.removed", "DELETE", "/api/v1/quotas", {"params": {"user": "*"}}),
+        ("job.deleted", "DELETE", f"{JOBS}/{gone}", {}),
         ("plan.added", "POST", "/api/v1/plans", {"json": PLAN}),
         ("plan.cancelled", "DELETE", f"/api/v1/plans/{plan['id']}", {}),
         ("code.uploaded", "POST", "/api/v1/code", zipped),

@@ -82,6 +82,7 @@ def test_who_sees_a_job_but_may_not_change_it_is_told_whose_it_is(team: Team) ->
         ("POST", f"{job}/resume", None),
         ("POST", f"{job}/cancel", None),
         ("POST", f"{job}/retry", None),
+        ("DELETE", job, None),
         ("POST", f"{job}/overrides", {"level": "low"}),
         ("DELETE", f"{job}/overrides/{override}", None),
         ("DELETE", f"/api/v1/plans/{plan}", None),

@@ -1,0 +1,81 @@
+"""Removes the files of deleted jobs, in a thread of the scheduler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from service.runtime.protocol import Runtime
+from service.store.job_deletion import DeletedJobs
+from service.store.models import DeletedJobRow
+
+INTERVAL_S = 5.0
+"""Seconds between two looks for deleted jobs."""
+RETRY_S = 600.0
+"""Seconds until files that could not be removed are tried again."""
+_BATCH = 100
+_log = structlog.get_logger()
+
+
+class FileRemoval:
+    """Removes checkpoints, journals and end files; safe to run in two schedulers at once."""
+
+    def __init__(
+        self,
+        deleted: DeletedJobs,
+        runtime: Runtime,
+        storage_of: Callable[[str], str],
+        *,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._deleted = deleted
+        self._runtime = runtime
+        self._storage_of = storage_of
+        self._monotonic = monotonic
+        self._looked_at: float | None = None
+        self._retry_at: dict[str, float] = {}
+        """When a job whose files could not be removed is tried again."""
+        self._thread: threading.Thread | None = None
+
+    def start_if_due(self) -> None:
+        """Start removing the files of deleted jobs, unless that is going on; storages may be slow,
+        and the scheduler's lease is short.
+        """
+        now = self._monotonic()
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if is_busy or (self._looked_at is not None and now - self._looked_at < INTERVAL_S):
+            return
+        self._looked_at = now
+        rows = self._deleted.list_oldest(_BATCH)
+        self._retry_at = {row.job_id: self._retry_at.get(row.job_id, now) for row in rows}
+        due = [row for row in rows if self._retry_at[row.job_id] <= now]
+        if due:
+            self._thread = threading.Thread(
+                target=self._remove_all, args=(due,), name="file-removal", daemon=True
+            )
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the files of the jobs that were found are removed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _remove_all(self, rows: list[DeletedJobRow]) -> None:
+        for row in rows:
+            try:
+                self._remove_files(row)
+            except Exception:  # noqa: BLE001  # one storage that fails must not block the others
+                _log.exception("files of a deleted job remain", job_id=row.job_id)
+
+    def _remove_files(self, row: DeletedJobRow) -> None:
+        storage = self._storage_of(row.job_id)
+        try:
+            self._runtime.remove_files(row.job_id, storage, row.storage_url)
+        except OSError as error:
+            self._retry_at[row.job_id] = self._monotonic() + RETRY_S
+            _log.warning("files of a deleted job remain", job_id=row.job_id, error=str(error))
+            return
+        self._deleted.forget(row.job_id)
+        _log.info("files of a deleted job removed", job_id=row.job_id)

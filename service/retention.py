@@ -1,0 +1,67 @@
+"""Deletes ended jobs that are older, or more, than the settings keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from service.domain.access import Caller, Scope
+from service.errors import ApiError
+from service.settings import Settings
+from service.store.database import Database
+from service.store.job_deletion import JobDeletion
+from service.store.models import JobRow
+from service.store.repository import Repository
+
+INTERVAL_S = 60.0
+"""Seconds between two looks for ended jobs."""
+_BATCH = 50
+"""Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
+RETENTION = Caller(user="retention", scopes=frozenset(Scope))
+"""User of these deletions in the audit log."""
+_log = structlog.get_logger()
+
+
+class Retention:
+    """Deletes ended jobs; `clock` returns seconds since 1970."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._repository = Repository(database)
+        self._deletion = JobDeletion(database, clock, RETENTION)
+        self._settings = settings
+        self._clock = clock
+        self._monotonic = monotonic
+        self._looked_at: float | None = None
+
+    def delete_if_due(self) -> None:
+        """Delete some of the jobs that are not kept any longer, the oldest first."""
+        now = self._monotonic()
+        if self._looked_at is not None and now - self._looked_at < INTERVAL_S:
+            return
+        rows = self._list_expired()
+        # More may be left: the next turn goes on.
+        self._looked_at = None if len(rows) == _BATCH else now
+        for row in rows:
+            try:
+                self._deletion.delete_job(row.id, _accept)
+            except ApiError as error:
+                _log.info("job not deleted", job_id=row.id, reason=str(error))
+
+    def _list_expired(self) -> list[JobRow]:
+        kept_s, most = self._settings.job_retention_s, self._settings.max_ended_jobs
+        old = self._repository.ended(before=self._clock() - kept_s, limit=_BATCH) if kept_s else []
+        if old or not most:
+            return old
+        return self._repository.ended(beyond=most, limit=_BATCH)
+
+
+def _accept(_: JobRow) -> None:
+    """Accept a job in any state: a deletion by age has no conditions."""

@@ -1,0 +1,81 @@
+"""Deletes ended jobs with their history, and remembers them until their files are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import delete, select
+
+from service.domain.access import Caller
+from service.domain.job_status import ENDED
+from service.domain.jobs import Status
+from service.errors import Conflict
+from service.store.audit_log import append_audit
+from service.store.database import Database
+from service.store.job_lifecycle import CheckJob, lock_job
+from service.store.models import DeletedJobRow, IdempotencyRow, JobRow, OverrideRow
+from service.store.stored_documents import stored_labels
+from service.store.stored_spec import spec_value
+
+
+class JobDeletion:
+    """Deletes jobs for a caller."""
+
+    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
+        self._database = database
+        self._clock = clock
+        self._caller = caller
+
+    def delete_job(self, job_id: str, check: CheckJob) -> JobRow:
+        """Delete an ended job and all that the database has of it; return its row as it was.
+
+        Raises:
+            NotFound: there is no such job, or the caller may not see it.
+            Forbidden: the caller may not change it.
+            Conflict: it has not ended.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            check(job)
+            if Status(job.status) not in ENDED:
+                raise Conflict(f"job {job.id} is {job.status}; cancel it before you delete it")
+            overrides = select(OverrideRow.id).where(OverrideRow.job_id == job.id)
+            made = [job.id, *session.scalars(overrides)]
+            # A repeated request with one of these keys would look for what is gone.
+            session.execute(delete(IdempotencyRow).where(IdempotencyRow.answer_id.in_(made)))
+            url = spec_value(job, "checkpoint.storage", "") or None
+            session.add(DeletedJobRow(job_id=job.id, storage_url=url, deleted_at=now))
+            append_audit(
+                session,
+                self._caller,
+                "job.deleted",
+                subject=job.id,
+                before={
+                    "name": job.name,
+                    "owner": job.owner,
+                    "status": job.status,
+                    "labels": stored_labels(job),
+                },
+                now=now,
+            )
+            session.delete(job)
+            return job
+
+
+class DeletedJobs:
+    """Deleted jobs whose files are still there."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list_oldest(self, limit: int) -> list[DeletedJobRow]:
+        """Return the jobs that were deleted first."""
+        query = select(DeletedJobRow).order_by(DeletedJobRow.deleted_at, DeletedJobRow.job_id)
+        with self._database.read() as session:
+            return list(session.scalars(query.limit(limit)))
+
+    def forget(self, job_id: str) -> None:
+        """Forget a job whose files are removed."""
+        with self._database.write() as session:
+            session.execute(delete(DeletedJobRow).where(DeletedJobRow.job_id == job_id))

@@ -1,0 +1,37 @@
+"""A job on real Ray that was cancelled, is retried, and is deleted in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.real_up import Up, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+EPOCHS = 16
+SPEC: dict[str, Any] = {
+    "task": {"name": "digits-mlp", "options": {"min_step_s": 0.03}},
+    "workers": {"min": 1, "max": 2},
+    "training": {"epochs": EPOCHS},
+}
+
+
+def test_a_cancelled_job_is_retried_from_its_checkpoint_and_then_deleted(up: Up) -> None:
+    job_id = up.client.submit(SPEC).id
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 2, lambda: up.client.job(job_id))
+    up.client.cancel(job_id)
+    wait_for(lambda: up.client.job(job_id).ended_at is not None, lambda: up.client.job(job_id))
+    trained = len(up.client.epochs(job_id).items)
+    assert (up.client.job(job_id).status, trained < EPOCHS) == ("CANCELLED", True)
+    up.client.retry(job_id)
+    wait_for(lambda: up.client.job(job_id).ended_at is not None, lambda: up.client.job(job_id))
+    job = up.client.job(job_id)
+    assert (job.status, job.attempt) == ("SUCCEEDED", 2), job.message
+    epochs = up.client.epochs(job_id).items
+    assert [row.epoch for row in epochs] == list(range(EPOCHS))
+    assert [row.attempt for row in epochs][:trained] == [1] * trained
+    storage = up.home / "storage" / job_id
+    assert storage.is_dir()
+    up.client.delete_job(job_id)
+    wait_for(lambda: not storage.exists())
