@@ -48,12 +48,11 @@ class FileRemoval:
         if is_busy or (self._looked_at is not None and now - self._looked_at < INTERVAL_S):
             return
         self._looked_at = now
-        rows = self._deleted.list_oldest(_BATCH)
-        self._retry_at = {row.job_id: self._retry_at.get(row.job_id, now) for row in rows}
-        due = [row for row in rows if self._retry_at[row.job_id] <= now]
-        if due:
+        self._retry_at = {job_id: at for job_id, at in self._retry_at.items() if at > now}
+        rows = self._deleted.list_oldest(_BATCH, without=self._retry_at)
+        if rows:
             self._thread = threading.Thread(
-                target=self._remove_all, args=(due,), name="file-removal", daemon=True
+                target=self._remove_all, args=(rows,), name="file-removal", daemon=True
             )
             self._thread.start()
 
@@ -67,6 +66,7 @@ class FileRemoval:
             try:
                 self._remove_files(row)
             except Exception:  # noqa: BLE001  # one storage that fails must not block the others
+                self._retry_at[row.job_id] = self._monotonic() + RETRY_S
                 _log.exception("files of a deleted job remain", job_id=row.job_id)
 
     def _remove_files(self, row: DeletedJobRow) -> None:

@@ -28,11 +28,14 @@ class QueueReader:
         """Return the queued jobs in the order of the queue."""
         return self._repository.queue(self._points_per_s)
 
-    def compute_rank(self, priority: int, submitted_at: float) -> float:
+    def compute_rank(self, priority: int, queued_at: float) -> float:
         """Return the rank of a job in the order of the queue. Every job gains alike with time, so
         ranks do not depend on the present time.
         """
-        return priority - submitted_at * self._points_per_s
+        return priority - queued_at * self._points_per_s
+
+    def _rank_of(self, row: JobRow) -> float:
+        return self.compute_rank(row.priority, row.queued_at or row.created_at)
 
     def list_pending(self, rows: Sequence[JobRow]) -> list[PendingJob]:
         """Return queued jobs as the rules see them, in their order."""
@@ -41,7 +44,7 @@ class QueueReader:
                 id=row.id,
                 request=resource_request(row),
                 priority=row.priority,
-                rank=self.compute_rank(row.priority, row.created_at),
+                rank=self._rank_of(row),
                 accounts=self.rules.quotas.list_accounts(row.owner, stored_labels(row)),
             )
             for row in rows
@@ -63,7 +66,7 @@ class QueueReader:
                 allocated_workers=row.workers,
                 placed=nodes_of(row),
                 priority=row.priority,
-                rank=self.compute_rank(row.priority, row.created_at),
+                rank=self._rank_of(row),
                 accounts=self.rules.quotas.list_accounts(row.owner, stored_labels(row)),
             )
             for row in rows

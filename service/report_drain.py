@@ -70,7 +70,8 @@ class ReportDrain:
         """Return all that is known of the job, with records from its storage that were lost."""
         kept = self.unstored(job)
         storage = self._storage_of(job.id)
-        history = self._runtime.history(job.id, storage, retried_attempt=job.retried_attempt)
+        retried = job.retried_attempt or 0
+        history = self._runtime.history(job.id, storage, retried_attempt=retried)
         records = {record_position(record): record for record in (*history.records, *kept.records)}
         return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
 

@@ -11,6 +11,7 @@ from service.errors import ApiError
 from service.settings import Settings
 from service.store.database import Database
 from service.store.job_deletion import JobDeletion
+from service.store.job_lifecycle import accept_any
 from service.store.models import JobRow
 from service.store.repository import Repository
 
@@ -51,7 +52,7 @@ class Retention:
         self._looked_at = None if len(rows) == _BATCH else now
         for row in rows:
             try:
-                self._deletion.delete_job(row.id, _accept)
+                self._deletion.delete_job(row.id, accept_any)
             except ApiError as error:
                 _log.info("job not deleted", job_id=row.id, reason=str(error))
 
@@ -61,7 +62,3 @@ class Retention:
         if old or not most:
             return old
         return self._repository.ended(beyond=most, limit=_BATCH)
-
-
-def _accept(_: JobRow) -> None:
-    """Accept a job in any state: a deletion by age has no conditions."""

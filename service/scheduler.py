@@ -22,7 +22,6 @@ import structlog
 import uuid_utils
 
 from service.allocator import Allocator, ClusterState
-from service.code_pruning import CodePruning
 from service.code_store import CodeStore
 from service.deadlines import Deadlines
 from service.domain.actions import (
@@ -39,18 +38,16 @@ from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
-from service.file_removal import FileRemoval
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
+from service.housekeeping import Housekeeping
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
 from service.plan_runs import PlanRuns
 from service.report_drain import ReportDrain
-from service.retention import Retention
 from service.runtime.protocol import Runtime, SupervisorState
 from service.settings import Settings, load_settings
 from service.store.database import Database
-from service.store.job_deletion import DeletedJobs
 from service.store.leases import Lease, LeaseLost
 from service.store.migrations import upgrade
 from service.store.models import JobRow
@@ -103,14 +100,9 @@ class Scheduler:
         self._code = CodeStore(settings.code, clock)
         self._plans = PlanRuns(PlanStore(database, clock), runtime, self._code, monotonic=monotonic)
         self._refreshed_at: float | None = None
-        kept_s = settings.code_retention_s
-        self._pruning = CodePruning(
-            self._code, self._repository, monotonic=monotonic, kept_s=kept_s
+        self._housekeeping = Housekeeping(
+            database, runtime, settings, code=self._code, clock=clock, monotonic=monotonic
         )
-        self._removal = FileRemoval(
-            DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
-        )
-        self._retention = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._reports = ReportDrain(runtime, settings.storage_of)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
@@ -138,9 +130,7 @@ class Scheduler:
             return False
         try:
             self._reconcile_all(token)
-            self._pruning.prune_if_due()
-            self._retention.delete_if_due()
-            self._removal.start_if_due()
+            self._housekeeping.run_if_due()
         except LeaseLost as error:
             _log.warning("lease lost", error=str(error))
             self._refreshed_at = None
@@ -262,7 +252,7 @@ class Scheduler:
             self._runtime.read_outcome(
                 job.id,
                 self._settings.storage_of(job.id),
-                retried_attempt=job.retried_attempt,
+                retried_attempt=job.retried_attempt or 0,
             )
             if may_have_ended
             else None
@@ -304,7 +294,7 @@ class Scheduler:
         ends = (
             record.payload
             for record in drained.records
-            if isinstance(record.payload, EndRecord) and record.attempt > job.retried_attempt
+            if isinstance(record.payload, EndRecord) and record.attempt > (job.retried_attempt or 0)
         )
         end = next(ends, None)
         if end is not None:
@@ -364,7 +354,7 @@ class Scheduler:
             workers=job.workers,
             storage=storage,
             spec=spec,
-            retried_attempt=job.retried_attempt,
+            retried_attempt=job.retried_attempt or 0,
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
         )
         self._lease.confirm(token)
@@ -408,6 +398,7 @@ class Scheduler:
     def _finish_job(self, job: JobRow, end: EndRecord, token: int) -> None:
         """Store the end of the job after all earlier reports."""
         if self._writes.finish(job, token, end=end, drained=self._reports.history(job)):
+            self._reports.mark_stored(job.id)
             self._remove_supervisor(job.id, token, why=f"the job ended: {end.reason}")
 
 

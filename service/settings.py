@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from service.errors import SettingsError
+from workers.spec import MAX_PRIORITY
 
 MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""
@@ -56,7 +57,7 @@ class Settings(BaseSettings):
     """
     request_burst: int = Field(default=200, ge=1)
     """Requests that a user may make at once."""
-    max_priority: int = Field(default=100, ge=0, le=100)
+    max_priority: int = Field(default=MAX_PRIORITY, ge=0, le=MAX_PRIORITY)
     """Highest priority that a user without the scope `write:all` may give a job. A higher priority
     takes workers from jobs of other users.
     """
@@ -116,9 +117,9 @@ class Settings(BaseSettings):
     their minimum number of workers give some back in any case.
     """
     priority_per_hour: float = Field(default=0.0, ge=0, le=100)
-    """Points by which the priority of a queued job rises with each hour since its submission, so
-    that it starts even if more important jobs keep coming. It changes the order of the queue only:
-    no job takes workers from another because of its age.
+    """Points by which the priority of a job rises with each hour since it was queued, so that it
+    starts even if more important jobs keep arriving. It changes the order of the queue: a job gives
+    up workers only to one that is more important and ahead of it in this order.
     """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""

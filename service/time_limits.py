@@ -1,4 +1,6 @@
-"""Queues jobs whose time has come, and stops those that have trained for as long as they may."""
+"""Enforces the times in specs: queues jobs at `start_at`, and stops those that reach
+`limits.training_seconds`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from service.domain.job_status import STATUS_TABLE, Phase
 from service.domain.jobs import Kind, Status
 from service.store.models import JobRow
 from service.store.repository import Repository
-from service.store.scheduler_writes import SchedulerWrites, trained_seconds
-from service.store.stored_spec import spec_value
+from service.store.scheduler_writes import SchedulerWrites
+from service.store.training_time import time_limit, trained_seconds
 
 
 class TimeLimits:
@@ -35,15 +37,13 @@ class TimeLimits:
 
     def stop_overdue(self, jobs: Iterable[JobRow], token: int) -> None:
         """Stop the jobs that have trained for `limits.training_seconds`."""
-        for job in jobs:
-            limit_s = spec_value(job, "limits.training_seconds", 0.0)
-            if limit_s > 0 and _is_training(job) and self._count_seconds(job) >= limit_s:
-                self._writes.time_out(job, token, limit_s=limit_s, grace_s=self._grace_s)
-
-    def _count_seconds(self, job: JobRow) -> float:
-        """Return how long a job has trained, over all attempts."""
-        attempt = self._repository.attempt(job.id, job.attempt)
-        return job.trained_s + (trained_seconds(attempt, self._clock()) if attempt else 0.0)
+        limited = [job for job in jobs if time_limit(job) and _is_training(job)]
+        attempts = self._repository.newest_attempts([job.id for job in limited])
+        for job in limited:
+            attempt = attempts.get(job.id)
+            trained_s = job.trained_s + (trained_seconds(job, attempt) if attempt else 0.0)
+            if trained_s >= time_limit(job):
+                self._writes.time_out(job, token, grace_s=self._grace_s)
 
 
 def _is_training(job: JobRow) -> bool:

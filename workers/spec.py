@@ -35,6 +35,8 @@ USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """Name of a user's task class: `package.module:Class`."""
 MAX_SAMPLES = 10_000_000
 """Largest global batch."""
+MAX_PRIORITY = 100
+"""Highest priority of a job."""
 MAX_YEAR = 3000
 """First year in which no job can be scheduled."""
 _LIBRARY = Config()
@@ -341,8 +343,10 @@ class JobSpec(Strict):
     """Time at which the job is queued, with a time zone, such as `2027-01-31T22:00:00+01:00`. Null,
     or a time in the past: at once.
     """
-    priority: Whole = Field(default=50, ge=0, le=100)
-    """Place in the queue: higher starts first; equal priorities start in order of submission."""
+    priority: Whole = Field(default=50, ge=0, le=MAX_PRIORITY)
+    """Place in the queue: a higher priority is ahead, and of equal ones the job that was submitted
+    first.
+    """
     max_failures: Whole = Field(default=3, ge=0, le=100)
     """Failures of the job itself that are retried; lost machines and processes do not count. With 0
     the first failure ends the job.

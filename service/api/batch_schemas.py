@@ -32,7 +32,7 @@ class BatchRequest(Request):
     labels: dict[Label, Label] = Field(min_length=1, max_length=32)
     """Labels by key; the action is for jobs that have all of them."""
     owner: str | None = Field(default=None, max_length=63, pattern=USER_NAME)
-    """Only jobs of this user. Default: null, all that you may see."""
+    """Only jobs of this user. Default: null, all that you may change."""
     dry_run: bool = False
     """True lists the jobs and changes nothing. Default: false."""
 
@@ -51,7 +51,7 @@ class BatchItem(Answer):
     name: str
     """Name of the job."""
     status: Status
-    """State of the job afterwards."""
+    """State of the job afterwards; with an error or in a dry run, before."""
     error: str | None
     """Why the job was not changed; null if it was, or in a dry run."""
 

@@ -16,16 +16,19 @@ from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntr
 from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
 from service.api.views import cluster_view
-from service.domain.access import Caller, Scope
+from service.domain.access import Scope
 from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.jobs import Reason
 from service.domain.wait_causes import WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
 from service.queue_inputs import QueueReader
 from service.store.models import JobRow
 from service.store.repository import Repository
+from workers.spec import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
-_Fields = dict[str, Any]
+_SHOWN_TO_ALL = ("id", "owner", "priority", "reason", "created_at")
+"""Fields of a queued job that everyone sees."""
 router = APIRouter(
     tags=["catalog"],
     dependencies=[require_scope(Scope.READ), NO_QUERY],
@@ -80,42 +83,50 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 
 @router.get("/queue")
 def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
-    """List the waiting jobs in the order in which they will start, each with its reason, the jobs
-    that it waits for, and what would help.
+    """List the waiting jobs in the order of the queue, each with its reason, the jobs that it waits
+    for, and what would help. One may start before those ahead of it if it does not delay them.
 
-    Without the scope `read:all`, the names of other users' jobs are not shown.
+    Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown.
     """
     reader = QueueReader(state.repository, state.settings)
     rows = reader.read_queue()
     first = state.repository.first_without_capacity(rows)
-    causes = _explain_queue(reader, state.repository, rows)
-    entries = [_describe_entry(row, first, caller) for row in rows]
-    return QueueView(
-        items=[
-            QueueEntry.model_validate(
-                {"position": position, **entry, **asdict(causes.get(entry["id"], WaitCause()))}
-            )
-            for position, entry in enumerate(entries)
-        ]
-    )
+    allowed = Scope.WRITE_ALL in caller.scopes
+    highest = MAX_PRIORITY if allowed else state.settings.max_priority
+    causes = _explain_queue(reader, state.repository, rows, max_priority=highest)
+    items = []
+    for position, row in enumerate(rows):
+        cause = causes.get(row.id, WaitCause())
+        fields = {"position": position, **asdict(cause)}
+        fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}
+        fields |= {"name": row.name, "message": format_waiting_message(row.message, first)}
+        fields |= {} if caller.may_see(row.owner) else _hide_details(row)
+        items.append(QueueEntry.model_validate(fields))
+    return QueueView(items=items)
 
 
 def _explain_queue(
-    reader: QueueReader, repository: Repository, rows: Sequence[JobRow]
+    reader: QueueReader, repository: Repository, rows: Sequence[JobRow], *, max_priority: int
 ) -> dict[str, WaitCause]:
     if not rows:
         return {}
     cluster = repository.cluster()
     nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
-    allocated = reader.list_allocated(repository.allocated())
-    pending = reader.list_pending(rows)
-    return explain_queue(pending, nodes, allocated, foreign=foreign, rules=reader.rules)
+    return explain_queue(
+        reader.list_pending(rows),
+        nodes,
+        reader.list_allocated(repository.allocated()),
+        foreign=foreign,
+        rules=reader.rules,
+        max_priority=max_priority,
+    )
 
 
-def _describe_entry(row: JobRow, first_without_capacity: str | None, caller: Caller) -> _Fields:
-    names = ("id", "owner", "priority", "reason", "created_at")
-    return {
-        **{name: getattr(row, name) for name in names},
-        "name": row.name if caller.may_see(row.owner) else None,
-        "message": format_waiting_message(row.message, first_without_capacity),
-    }
+def _hide_details(row: JobRow) -> dict[str, Any]:
+    """Return what is shown of a job that the caller may not see, in place of what tells its name or
+    labels.
+    """
+    hidden: dict[str, Any] = {"name": None, "remedies": ()}
+    return hidden | (
+        {"message": "waits for a quota"} if row.reason == Reason.WAITING_FOR_QUOTA else {}
+    )

@@ -31,7 +31,7 @@ class QueueEntry(Answer):
     """One waiting job."""
 
     position: int
-    """Position in the queue; 0 starts next."""
+    """Position in the queue; 0 is its head."""
     id: str
     """ID of the job."""
     name: str | None
@@ -49,7 +49,7 @@ class QueueEntry(Answer):
     one ahead of it that waits for capacity.
     """
     remedies: tuple[str, ...] = ()
-    """What would let it start, one change each, such as `a minimum of 2 workers`; empty if only
+    """Changes of which each one would let it start, such as `a minimum of 2 workers`; empty if only
     time helps.
     """
     created_at: datetime
@@ -60,7 +60,7 @@ class QueueView(Answer):
     """The queue."""
 
     items: list[QueueEntry]
-    """Waiting jobs in the order in which they will start."""
+    """Waiting jobs in the order of the queue."""
 
 
 class NodeView(Answer):

@@ -27,7 +27,7 @@ from service.domain.jobs import Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest
 from service.domain.wait_causes import list_preempted
-from service.domain.waiting_message import format_waiting_message
+from service.domain.waiting_message import format_start, format_waiting_message
 from service.errors import Conflict, Invalid
 from service.queue_inputs import QueueReader
 from service.store.idempotency import Idempotency, body_hash
@@ -301,6 +301,9 @@ def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
     allocated = reader.list_allocated(state.repository.allocated())
     cluster = state.repository.cluster()
     nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
+    if spec.start_at is not None and spec.start_at.timestamp() > state.clock():
+        message = format_start(spec.start_at.timestamp())
+        return DryRun(spec=spec, would_wait=True, message=message)
     verdicts = plan_queue([*ahead, new], nodes, allocated, foreign=foreign, rules=rules)
     verdict = verdicts[new.id]
     blockers = (id_ for id_, one in verdicts.items() if one.reason is Reason.WAITING_FOR_ROOM)

@@ -26,11 +26,11 @@ class QuotaRequest(Request):
     label: str | None = Field(default=None, max_length=127, pattern=LABEL)
     """Label of the jobs that are limited, as `key:value`. Default: null."""
     jobs: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Most jobs that hold workers; further ones wait. Default: null, no limit."""
+    """Maximum number of jobs that hold workers; further ones wait. Default: null, no limit."""
     workers: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Most workers of all these jobs together. Default: null, no limit."""
+    """Maximum number of workers across these jobs. Default: null, no limit."""
     gpus: float | None = Field(default=None, ge=0, le=1_000_000)
-    """Most GPUs of all these jobs together. Default: null, no limit."""
+    """Maximum number of GPUs across these jobs. Default: null, no limit."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -39,7 +39,7 @@ class QuotaRequest(Request):
     )
 
     @model_validator(mode="after")
-    def _check_whole(self) -> Self:
+    def _check_subject_and_limits(self) -> Self:
         if (self.user is None) == (self.label is None):
             raise ValueError("give either 'user' or 'label'")
         if self.jobs is None and self.workers is None and self.gpus is None:
@@ -70,11 +70,11 @@ class QuotaView(Answer):
     label: str | None
     """Label of the jobs that are limited, as `key:value`; null for the quota of a user."""
     jobs: int | None
-    """Most jobs that hold workers; null without a limit."""
+    """Maximum number of jobs that hold workers; null without a limit."""
     workers: int | None
-    """Most workers of all these jobs together; null without a limit."""
+    """Maximum number of workers across these jobs; null without a limit."""
     gpus: float | None
-    """Most GPUs of all these jobs together; null without a limit."""
+    """Maximum number of GPUs across these jobs; null without a limit."""
     used: QuotaUsageView | None
     """What these jobs hold now; null for the user `*`."""
 

@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
-from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, RepositoryDep, StateDep
+from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.quota_schemas import (
     LABEL,
@@ -19,6 +20,7 @@ from service.api.quota_schemas import (
     QuotaView,
 )
 from service.domain.access import Scope
+from service.domain.queue import measure_usage
 from service.domain.quotas import (
     ANY_USER,
     Quota,
@@ -28,10 +30,8 @@ from service.domain.quotas import (
     user_account,
 )
 from service.errors import Invalid
+from service.queue_inputs import QueueReader
 from service.store.quota_rows import QuotaStore
-from service.store.repository import Repository
-from service.store.stored_documents import stored_labels
-from service.store.stored_spec import resource_request
 
 router = APIRouter(prefix="/quotas", tags=["quotas"], responses=describe_problems())
 
@@ -48,9 +48,9 @@ class _AccountQuery(QueryParams):
 
 
 @router.get("", dependencies=[require_scope(Scope.READ), NO_QUERY])
-def get_quotas(repository: RepositoryDep) -> QuotaList:
+def get_quotas(state: StateDep) -> QuotaList:
     """List all quotas, and what the jobs hold of them."""
-    table, usage = repository.quotas(), _measure_usage(repository)
+    table, usage = state.repository.quotas(), _measure_usage(state)
     accounts = sorted(table.quotas, key=lambda one: (split_account(one).user is None, one))
     return QuotaList(
         items=[_describe_quota(account, table.quotas[account], usage) for account in accounts]
@@ -62,20 +62,14 @@ def get_quotas(repository: RepositoryDep) -> QuotaList:
     dependencies=[require_scope(Scope.ADMIN), NO_QUERY, *WRITES_ROWS],
     responses=describe_problems(400, 404, 415),
 )
-def set_quota(
-    body: QuotaRequest, repository: RepositoryDep, state: StateDep, *, caller: CallerDep
-) -> QuotaView:
+def set_quota(body: QuotaRequest, state: StateDep, caller: CallerDep) -> QuotaView:
     """Set the quota of a user or a label; it replaces the previous one. Jobs that run keep their
     workers; waiting ones start, and running ones grow, as far as it allows.
     """
-    store = QuotaStore(state.database, state.clock, caller)
     quota = Quota(jobs=body.jobs, workers=body.workers, gpus=body.gpus)
-    if body.user is not None:
-        account = store.set_user_quota(body.user, quota)
-    else:
-        key, _, value = (body.label or "").partition(":")
-        account = store.set_label_quota(key, value, quota)
-    return _describe_quota(account, quota, _measure_usage(repository))
+    account = _find_account(body.user, body.label)
+    QuotaStore(state.database, state.clock, caller).set_quota(account, quota)
+    return _describe_quota(account, quota, _measure_usage(state))
 
 
 @router.delete(
@@ -84,29 +78,29 @@ def set_quota(
     responses=describe_problems(404),
 )
 def remove_quota(
-    query: Annotated[_AccountQuery, Query()],
-    repository: RepositoryDep,
-    state: StateDep,
-    *,
-    caller: CallerDep,
+    query: Annotated[_AccountQuery, Query()], state: StateDep, caller: CallerDep
 ) -> QuotaView:
     """Remove the quota of a user or a label, and return it as it was."""
     if (query.user is None) == (query.label is None):
         raise Invalid("give either 'user' or 'label'", "query/user")
-    key, _, value = (query.label or "").partition(":")
-    account = user_account(query.user) if query.user is not None else label_account(key, value)
-    usage = _measure_usage(repository)
+    account = _find_account(query.user, query.label)
+    usage = _measure_usage(state)
     quota = QuotaStore(state.database, state.clock, caller).remove_quota(account)
     return _describe_quota(account, quota, usage)
 
 
-def _measure_usage(repository: Repository) -> QuotaUsage:
-    table = repository.quotas()
-    usage = QuotaUsage(table)
-    for row in repository.allocated():
-        accounts = table.list_accounts(row.owner, stored_labels(row))
-        usage.add(accounts, resource_request(row), row.workers)
-    return usage
+def _find_account(user: str | None, label: str | None) -> str:
+    """Return the account of a user or of a label `key:value`, whichever is given."""
+    if user is not None:
+        return user_account(user)
+    key, _, value = (label or "").partition(":")
+    return label_account(key, value)
+
+
+def _measure_usage(state: AppState) -> QuotaUsage:
+    reader = QueueReader(state.repository, state.settings)
+    jobs = reader.list_allocated(state.repository.allocated())
+    return measure_usage(jobs, reader.rules.quotas)
 
 
 def _describe_quota(account: str, quota: Quota, usage: QuotaUsage) -> QuotaView:

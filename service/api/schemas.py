@@ -17,6 +17,7 @@ from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
 from workers.contract import Bytes, EpochRecord, JobSpec, Label, StorageUse
 from workers.plain_text import check_texts
+from workers.spec import MAX_PRIORITY
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""
@@ -123,7 +124,7 @@ class JobView(Answer):
     trains. `RESIZING`: switches to another number of workers. `RECOVERING`: replaces a lost worker
     group from the newest checkpoint. `PAUSING`, `STOPPING`: saves and frees its workers. `PAUSED`:
     saved, without workers, until it is resumed. `LOST`: a guest run that does not report.
-    `SUCCEEDED`, `FAILED` and `CANCELLED` are final.
+    `SUCCEEDED`, `FAILED` and `CANCELLED`: ended; the last two can be retried.
     """
     desired: Desired
     """State that users asked for: `RUN`, `PAUSE` or `CANCEL`."""
@@ -216,7 +217,7 @@ class JobChange(Request):
     """New name: up to 63 letters, digits and `._/-`."""
     labels: dict[Label, Label | None] = Field(default_factory=dict, max_length=64)
     """Labels to set, by key; null removes one. A job has at most 32."""
-    priority: int | None = Field(default=None, ge=0, le=100)
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     """New place in the queue, 0 to 100; larger starts first. A running job keeps its workers."""
 
     model_config = ConfigDict(
@@ -247,7 +248,9 @@ class DryRun(Answer):
     spec: JobSpec
     """The spec with all defaults filled in."""
     would_wait: bool
-    """True if the job would stay in the queue because its workers do not fit now."""
+    """True if the job would stay in the queue; false if it would start, also if less important jobs
+    have to release workers first. That it may start beside a job ahead of it is not considered.
+    """
     message: str
     """Why the job would wait, or with how many workers it would start."""
 

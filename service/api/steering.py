@@ -157,8 +157,8 @@ def retry(
     if_match: IfMatch = None,
 ) -> JobView:
     """Retry a job that failed or was cancelled: it is queued, and a new attempt continues from its
-    newest checkpoint, or starts again if there is none. Failures and the time that it has trained
-    count anew; overrides that ended with the job stay ended. Repeating the request has no effect.
+    newest checkpoint, or starts again if there is none. The failure budget and the training time
+    are reset; overrides that ended with the job stay ended. Repeating the request has no effect.
     """
     return _build_response(
         JobLifecycle(state.database, state.clock, caller).retry(job_id, _match_condition(if_match)),

@@ -99,9 +99,9 @@ class AccountRequests(ABC):
         Args:
             user: whose jobs; `*` for every user without a quota of their own.
             label: label of the jobs as `key:value`, in place of a user.
-            jobs: most jobs that hold workers; None for no limit.
-            workers: most workers of all these jobs together; None for no limit.
-            gpus: most GPUs of all these jobs together; None for no limit.
+            jobs: maximum number of jobs that hold workers; None for no limit.
+            workers: maximum number of workers across these jobs; None for no limit.
+            gpus: maximum number of GPUs across these jobs; None for no limit.
         """
         body = {"user": user, "label": label, "jobs": jobs, "workers": workers, "gpus": gpus}
         return self._request(QuotaView, "PUT", "/quotas", json=body)

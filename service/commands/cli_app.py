@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from service.commands import account_commands as accounts
 from service.commands import deletion, doctor, history, jobs, plan, processes
 from service.commands import job_control as control
+from service.commands import job_states as states
 from service.commands import queue_commands as queues
 from service.commands import watch as live
 
@@ -69,10 +70,10 @@ _add("logs")(live.logs)
 _add("override")(control.override)
 _add("hand-back")(control.hand_back)
 _add("resize")(control.resize)
-_add("pause")(control.pause)
-_add("resume")(control.resume)
-_add("cancel")(control.cancel)
-_add("retry")(control.retry)
+_add("pause")(states.pause)
+_add("resume")(states.resume)
+_add("cancel")(states.cancel)
+_add("retry")(states.retry)
 _add("change")(control.change)
 _add("delete")(deletion.delete)
 _add("queue")(queues.queue)

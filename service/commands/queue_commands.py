@@ -30,7 +30,7 @@ _LabelOption = Annotated[
 
 
 def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
-    """List the waiting jobs in the order in which they will start, and why each one waits."""
+    """List the waiting jobs in the order of the queue, why each one waits, and what would help."""
     with connect_client(url) as client:
         found = client.queue()
     if json:
@@ -54,15 +54,18 @@ def set_quota(
     user: _UserOption = None,
     label: _LabelOption = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=0, help="most jobs that hold workers")
+        int | None,
+        typer.Option("--jobs", metavar="N", min=0, help="maximum number of jobs that hold workers"),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", min=0, help="most workers of these jobs together"),
+        typer.Option(
+            "--workers", metavar="N", min=0, help="maximum number of workers across these jobs"
+        ),
     ] = None,
     gpus: Annotated[
         float | None,
-        typer.Option("--gpus", metavar="N", min=0, help="most GPUs of these jobs together"),
+        typer.Option("--gpus", metavar="N", min=0, help="maximum number of GPUs across these jobs"),
     ] = None,
     url: UrlOption = "",
     json: JsonOption = False,

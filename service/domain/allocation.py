@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from service.domain.bin_packing import count_fitting, fits_beside, num_unplaced
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Status
 from service.domain.queue import (
@@ -32,10 +33,7 @@ from service.domain.quotas import QuotaUsage
 from service.domain.resources import (
     ResourceRequest,
     Resources,
-    count_fitting,
-    fits_beside,
     list_worker_resources,
-    num_unplaced,
     resources_on_nodes,
     worker_resources,
 )
@@ -121,22 +119,16 @@ def plan_allocations(
 
     Without any known node the capacity is unknown: then only the limits that users set apply.
     """
-    plan = _Plan(jobs, nodes, foreign, rules)
+    plan = _Plan(jobs, nodes, foreign=foreign, rules=rules)
     if nodes and not plan.all_fit():
         # If only processes of starting jobs do not fit, jobs that train keep their workers.
         only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).all_fit()
         shrinkable = [job for job in jobs if job.starting or not only_starts]
-        for job in reversed(shrinkable):
-            plan.shrink(job)
-        for job in shrinkable:
-            plan.give_back(job)
+        plan.shrink_all(shrinkable)
     elif nodes:
         waiting = plan.list_startable(pending)
         if not plan.reclaim_for_first(waiting):
-            awaited = plan.list_exhausted_accounts(waiting)
-            for job in jobs:
-                if awaited.isdisjoint(job.accounts):
-                    plan.grow(job)
+            plan.grow_all(waiting)
     return plan.list_changes()
 
 
@@ -158,6 +150,7 @@ class _Plan:
         self,
         jobs: Sequence[AllocatedJob],
         nodes: Sequence[Resources],
+        *,
         foreign: Sequence[Resources] = (),
         rules: QueueRules = DEFAULT_RULES,
     ) -> None:
@@ -216,16 +209,31 @@ class _Plan:
             tried.add(kind)
         return False
 
-    def list_exhausted_accounts(self, waiting: Sequence[PendingJob]) -> set[str]:
-        """List the accounts whose quota a waiting job waits for."""
+    def grow_all(self, waiting: Sequence[PendingJob]) -> None:
+        """Let jobs grow, except into quotas that a job waits for."""
         usage = self._measure_usage(self._jobs)
-        return {
+        awaited = {
             account
             for job in waiting
             for account in usage.list_exhausted(job.accounts, job.request)
         }
+        for job in self._jobs:
+            if awaited.isdisjoint(job.accounts):
+                self._grow(job)
 
-    def shrink(self, job: AllocatedJob) -> None:
+    def shrink_all(self, jobs: Sequence[AllocatedJob]) -> None:
+        """Shrink jobs, the last in order first, as long as that places more workers: fewer workers
+        of one job may be packed so that fewer of another one help as well.
+        """
+        before = self._num_unplaced() + 1
+        while self._num_unplaced() < before:
+            before = self._num_unplaced()
+            for job in reversed(jobs):
+                self._shrink(job)
+            for job in jobs:
+                self._give_back(job)
+
+    def _shrink(self, job: AllocatedJob) -> None:
         """Remove the fewest workers that place as many as removing all above the minimum would."""
         before = self.allocations[job.id]
         if before.workers <= job.request.min:
@@ -244,7 +252,7 @@ class _Plan:
             before if enough == before.workers else Allocation(workers=enough, why=why)
         )
 
-    def give_back(self, job: AllocatedJob) -> None:
+    def _give_back(self, job: AllocatedJob) -> None:
         """Return workers to the job whose removal no longer helps after a larger job shrank."""
         kept, num_unplaced_before = self.allocations[job.id], self._num_unplaced()
         for workers in range(min(job.allocated_workers, job.request.max), kept.workers, -1):
@@ -252,7 +260,7 @@ class _Plan:
                 return
         self.allocations[job.id] = kept
 
-    def grow(self, job: AllocatedJob) -> None:
+    def _grow(self, job: AllocatedJob) -> None:
         """Grow into free capacity. Packing all workers again may need more than the count of what
         fits suggests, so fewer are tried as well.
         """

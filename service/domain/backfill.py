@@ -2,8 +2,8 @@
 can use; pure.
 
 Ray places the processes, so a worker counts as harmless only if it is harmless on every node where
-it fits. It is harmless on a node if, whatever ends there, the node then still holds as many workers
-of each job ahead as it holds when it is empty. So no job ahead starts later than without it.
+it fits. It is harmless on a node if, whatever ends there, the node then still has what all jobs
+ahead could use of it together if it were empty. So no job ahead starts later than without it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from service.domain.resources import (
-    FreeCapacity,
-    Packing,
-    ResourceRequest,
-    Resources,
-    round_down,
-    worker_resources,
-)
+from service.domain.bin_packing import FreeCapacity, Packing, round_down
+from service.domain.resources import ResourceRequest, Resources, worker_resources
 
 
 class Backfill:
@@ -53,22 +47,23 @@ class Backfill:
         most = packing.count_fitting(size)
         for empty, free in zip(self._nodes, packing.free, strict=True):
             fitting = free.count_fitting(size)
-            beside = (_count_beside(ahead, size, empty, free) for ahead in self._ahead)
-            harmless = min(beside, default=math.inf)
+            harmless = _count_beside(self._measure_needs(empty), size, free)
             if harmless < fitting:
                 most = min(most, int(harmless))
         return most
 
+    def _measure_needs(self, empty: FreeCapacity) -> tuple[float, ...]:
+        """Return how much of each resource the jobs ahead can use on a node, all together."""
+        used = [
+            [empty.count_fitting(ahead) * need for _, need in empty.pairs(ahead)]
+            for ahead in self._ahead
+        ]
+        return tuple(map(sum, zip(*used, strict=True))) if used else (0.0, 0.0, 0.0)
 
-def _count_beside(
-    ahead: Resources, size: Resources, empty: FreeCapacity, free: FreeCapacity
-) -> float:
-    """Return how many workers of a size leave a node as useful to a job ahead as it is empty."""
-    useful = empty.count_fitting(ahead)
-    if useful == 0:
-        return math.inf
-    needs = [need for _, need in free.pairs(ahead)]
+
+def _count_beside(needs: Sequence[float], size: Resources, free: FreeCapacity) -> float:
+    """Return how many workers of a size leave what is needed on a node."""
     return min(
-        round_down((left - useful * need) / each) if need > 0 and each > 0 else math.inf
+        round_down((left - need) / each) if need > 0 and each > 0 else math.inf
         for (left, each), need in zip(free.pairs(size), needs, strict=True)
     )

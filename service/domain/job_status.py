@@ -89,8 +89,6 @@ ALLOWED_TRANSITIONS: Mapping[Status, frozenset[Status]] = {
 """Statuses that may follow each status; an ended one is left only if a user retries the job.
 `change_status` in `store/status_changes.py` enforces the table.
 """
-RETRYABLE = frozenset(status for status in ENDED if ALLOWED_TRANSITIONS[status])
-"""Ended statuses in which a job can be retried."""
 
 
 def is_transition_allowed(old: Status, new: Status) -> bool:

@@ -4,9 +4,10 @@ totals.
 The order of the queue comes from `Repository.queue`: priority, raised by age if the settings say
 so, then age.
 
-    its quota lets it start, and no job waits ahead -> it starts with as many workers as fit
-    its quota is used up                            -> it waits, and no other job waits for it
-    a job waits ahead                               -> it starts only on capacity that no job ahead
+    its quotas let it start, and no job waits ahead -> it starts with as many workers as fit
+    a quota is used up                              -> it waits, and later jobs of the same quota
+                                                       wait behind it; others do not
+    a job waits for capacity ahead of it            -> it starts only on capacity that no job ahead
                                                        can use (`backfill.py`), or, if jobs may be
                                                        paused, that can be taken back from it
 
@@ -21,15 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from service.domain.backfill import Backfill
+from service.domain.bin_packing import Packing, count_fitting, count_placeable, fits_beside
 from service.domain.jobs import Reason
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
-    Packing,
     ResourceRequest,
     Resources,
-    count_fitting,
-    count_placeable,
-    fits_beside,
     list_worker_resources,
     resources_on_nodes,
     worker_resources,
@@ -53,8 +51,8 @@ class PendingJob:
     """Accounts with a quota that the job counts towards."""
 
     def may_take_from(self, job: AllocatedJob) -> bool:
-        """Return whether a job has to give workers to this one: it is less important, and would not
-        be ahead of this one in the queue, where it would get them back at once.
+        """Return whether a job has to give workers to this one: only if it is less important and
+        behind this one in the order of the queue. Otherwise it would get them back at once.
         """
         return job.priority < self.priority and job.rank <= self.rank
 
@@ -147,7 +145,14 @@ class _QueuePlan:
         self._taken = [size for job in allocated for size in job.list_workers()]
         self._rules = rules
         self._usage = measure_usage(allocated, rules.quotas)
-        self._backfill = Backfill(nodes)
+        self._lasting_usage = measure_usage(
+            [job for job in allocated if not job.leaving], rules.quotas
+        )
+        """Usage once the leaving jobs are gone."""
+        self._awaited: set[str] = set()
+        """Accounts with a quota that a job ahead waits for."""
+        self._beside_all, self._beside_others = Backfill(nodes), Backfill(nodes)
+        """Backfill beside all jobs that wait for capacity, and beside all but the first."""
         self._packing = Packing((), nodes)
         self._most_by_size: dict[Resources, int] = {}
         """Number of workers that an empty cluster holds, by size."""
@@ -185,11 +190,28 @@ class _QueuePlan:
         if most < job.request.min:
             message = _describe_misfit(job.request, self._nodes, most)
             return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
-        exhausted = self._usage.list_exhausted(job.accounts, job.request)
+        exhausted = self._list_exhausted(job)
         if exhausted:
-            message = describe_quota(exhausted[0], job, self._rules.quotas)
+            self._wait_for_quota(job, exhausted)
+            message = describe_quota(exhausted, job, self._rules.quotas)
             return Admission(reason=Reason.WAITING_FOR_QUOTA, workers=0, message=message)
         return None
+
+    def _list_exhausted(self, job: PendingJob) -> list[str]:
+        """List the accounts whose quota is used up, or awaited by a job ahead."""
+        used_up = self._usage.list_exhausted(job.accounts, job.request)
+        return used_up or [account for account in job.accounts if account in self._awaited]
+
+    def _wait_for_quota(self, job: PendingJob, exhausted: Sequence[str]) -> None:
+        """Keep later jobs from what a job needs that waits for a quota."""
+        unused = QuotaUsage(self._rules.quotas)
+        if unused.list_exhausted(job.accounts, job.request):
+            return  # it can never start
+        if self._awaited.isdisjoint(exhausted) and not self._lasting_usage.list_exhausted(
+            job.accounts, job.request
+        ):
+            self._block(job)  # it starts as soon as the leaving jobs are gone
+        self._awaited.update(exhausted)
 
     def _count_in_empty_cluster(self, size: Resources) -> int:
         if size not in self._most_by_size:
@@ -204,24 +226,29 @@ class _QueuePlan:
             return count_placeable(request, self._nodes, [*self._taken, *self._foreign])
         if not self._all_placed:
             return 0
-        if self._may_take_back and job.priority < self._lowest_ahead:
-            return min(most, self._packing.count_fitting(worker_resources(request)))
-        return self._backfill.count_harmless(request, self._packing)
+        can_be_paused = self._may_take_back and job.priority < self._lowest_ahead
+        backfill = self._beside_others if can_be_paused else self._beside_all
+        return backfill.count_harmless(request, self._packing)
 
     def _admit(self, job: PendingJob, workers: int) -> None:
         self._taken += list_worker_resources(job.request, workers)
         self._all_placed = False
         self._usage.add(job.accounts, job.request, workers)
+        self._lasting_usage.add(job.accounts, job.request, workers)
 
     def _block(self, job: PendingJob) -> None:
         """Let later jobs start only beside this one."""
-        if not self._blocked:
+        if self._blocked:
+            self._beside_others.add_ahead(job.request)
+        else:
             self._blocked = True
             self._packing = Packing([*self._taken, *self._foreign], self._nodes)
             self._may_take_back = self._rules.may_pause and not self._starts_soon(job)
             self._lowest_ahead = job.priority
         self._lowest_ahead = min(self._lowest_ahead, job.priority)
-        self._backfill.add_ahead(job.request)
+        self._beside_all.add_ahead(job.request)
+        # No later job may use up the quota that this one needs.
+        self._usage.add(job.accounts, job.request, job.request.min)
 
     def _starts_soon(self, job: PendingJob) -> bool:
         """Return whether a job starts once jobs have left, or less important ones are paused."""
@@ -247,15 +274,20 @@ class _QueuePlan:
         return f"{message}; {foreign}" if foreign else message
 
 
-def describe_quota(account: str, job: PendingJob, quotas: QuotaTable) -> str:
-    """Explain why a quota does not let a job start. The text does not depend on what is in use, so
+def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable) -> str:
+    """Explain why quotas do not let a job start. The text does not depend on what is in use, so
     that it is stored once and not at every change.
     """
+    unused = QuotaUsage(quotas)
+    too_small = unused.list_exhausted(job.accounts, job.request)
+    account = (too_small or exhausted)[0]
     limits = quotas.find_quota(account).describe()
-    if QuotaUsage(quotas).count_startable(job.accounts, job.request) < job.request.min:
+    if too_small:
+        most = unused.count_startable(job.accounts, job.request)
+        fewer = f"lower workers.min to {most}, or " if most else ""
         return (
             f"needs {_describe_group(job.request)}, and the quota of {account} is {limits} at the"
-            " same time; lower workers.min, or ask an admin for a higher quota"
+            f" same time; {fewer}ask an admin for a higher quota"
         )
     return (
         f"waits for the quota of {account}, which is {limits} at the same time; it starts when a"

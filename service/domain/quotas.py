@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from service.domain.resources import ResourceRequest, round_down
+from service.domain.bin_packing import round_down
+from service.domain.resources import ResourceRequest
 
 ANY_USER = "*"
 """In place of a name: every user without a quota of their own, each separately."""
@@ -78,7 +79,7 @@ class Subject:
 
     user: str | None
     label: str | None
-    """As `key:value`."""
+    """Label as `key:value`."""
 
 
 def user_account(name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.domain.allocation import plan_allocations
+from service.domain.bin_packing import count_fitting, count_placeable
 from service.domain.queue import (
     DEFAULT_RULES,
     AllocatedJob,
@@ -13,15 +16,8 @@ from service.domain.queue import (
     QueueRules,
     measure_usage,
 )
-from service.domain.resources import (
-    Resources,
-    count_fitting,
-    count_placeable,
-    resources_on_nodes,
-    worker_resources,
-)
+from service.domain.resources import Resources, resources_on_nodes, worker_resources
 
-MAX_PRIORITY = 100
 _Kind = tuple[object, ...]
 
 
@@ -32,7 +28,7 @@ class WaitCause:
     waits_for: tuple[str, ...] = ()
     """IDs of jobs: those that hold the capacity or quota, or the one ahead of it in the queue."""
     remedies: tuple[str, ...] = ()
-    """Changes that would let it start, one each; empty if only time helps."""
+    """Changes of which each one would let it start; empty if only time helps."""
 
 
 def explain_queue(
@@ -42,9 +38,12 @@ def explain_queue(
     *,
     foreign: Sequence[Resources] = (),
     rules: QueueRules = DEFAULT_RULES,
+    max_priority: int,
 ) -> dict[str, WaitCause]:
-    """Explain each job of the queue, by id; the arguments are those of `plan_queue`."""
-    view = _QueueView(nodes, allocated, foreign=foreign, rules=rules)
+    """Explain each job of the queue, by id; the arguments are those of `plan_queue`, and
+    `max_priority` is the highest priority that users may give a job.
+    """
+    view = _QueueView(nodes, allocated, foreign=foreign, rules=rules, max_priority=max_priority)
     return {job.id: view.explain(job) for job in pending} if nodes else {}
 
 
@@ -72,12 +71,14 @@ class _QueueView:
         *,
         foreign: Sequence[Resources],
         rules: QueueRules,
+        max_priority: int,
     ) -> None:
         self._nodes = nodes
         self._allocated = allocated
         self._foreign = resources_on_nodes(nodes, foreign)
         self._rules = rules
         self._usage = measure_usage(allocated, rules.quotas)
+        self._max_priority = max_priority
         self._head: PendingJob | None = None
         """First job that waits for capacity."""
         self._causes: dict[_Kind, WaitCause] = {}
@@ -103,14 +104,14 @@ class _QueueView:
         """Explain a job behind the first one that waits for capacity."""
         if self._head is None:
             return WaitCause()
-        ahead = max(job.priority, self._head.priority) + 1
-        starts = self._count_placeable(job) >= job.request.min and ahead <= MAX_PRIORITY
+        ahead = job.priority + max(0, math.floor(self._head.rank - job.rank)) + 1
+        starts = self._count_placeable(job) >= job.request.min and ahead <= self._max_priority
         remedies = (f"priority {ahead}: it then starts first",) if starts else ()
         return WaitCause(waits_for=(self._head.id,), remedies=remedies)
 
     def _explain_quota(self, job: PendingJob, exhausted: Sequence[str]) -> WaitCause:
         holders = [one.id for one in self._allocated if not set(exhausted).isdisjoint(one.accounts)]
-        remedies = [f"a higher quota of {account}" for account in exhausted]
+        remedies = [f"a higher quota of {' and of '.join(exhausted)}"]
         most = self._usage.count_startable(job.accounts, job.request)
         if most:
             remedies.append(f"a minimum of {most} worker{'s' if most > 1 else ''}")
@@ -132,12 +133,17 @@ class _QueueView:
     def _suggest_priority(self, job: PendingJob) -> tuple[str, ...]:
         """Return the lowest priority with which a job takes enough workers from others."""
         higher = {one.priority + 1 for one in self._allocated if one.priority >= job.priority}
-        for priority in sorted(higher):
-            raised = replace(job, priority=priority, rank=job.rank + priority - job.priority)
-            losing = list_preempted(
-                raised, self._nodes, self._allocated, foreign=self._foreign, rules=self._rules
-            )
-            if losing and priority <= MAX_PRIORITY:
-                losers = f"job {losing[0]}" if len(losing) == 1 else f"{len(losing)} jobs"
-                return (f"priority {priority}: it then takes workers from {losers}",)
-        return ()
+        allowed = sorted(priority for priority in higher if priority <= self._max_priority)
+        # Whoever takes enough with one priority does so with every higher one.
+        place = bisect_left(allowed, 1, key=lambda one: bool(self._list_losing(job, one)))
+        if place == len(allowed):
+            return ()
+        losing = self._list_losing(job, allowed[place])
+        losers = f"job {losing[0]}" if len(losing) == 1 else f"{len(losing)} jobs"
+        return (f"priority {allowed[place]}: it then takes workers from {losers}",)
+
+    def _list_losing(self, job: PendingJob, priority: int) -> list[str]:
+        raised = replace(job, priority=priority, rank=job.rank + priority - job.priority)
+        return list_preempted(
+            raised, self._nodes, self._allocated, foreign=self._foreign, rules=self._rules
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sqlalchemy import delete, select
 
@@ -69,11 +69,12 @@ class DeletedJobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def list_oldest(self, limit: int) -> list[DeletedJobRow]:
-        """Return the jobs that were deleted first."""
+    def list_oldest(self, limit: int, *, without: Collection[str] = ()) -> list[DeletedJobRow]:
+        """Return the jobs that were deleted first, without these."""
         query = select(DeletedJobRow).order_by(DeletedJobRow.deleted_at, DeletedJobRow.job_id)
         with self._database.read() as session:
-            return list(session.scalars(query.limit(limit)))
+            rows = session.scalars(query.limit(limit + len(without)))
+            return [row for row in rows if row.job_id not in without][:limit]
 
     def forget(self, job_id: str) -> None:
         """Forget a job whose files are removed."""

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.domain import overrides
 from service.domain.access import Caller
-from service.domain.job_status import ENDED, HELD, RETRYABLE
+from service.domain.job_status import ENDED, HELD, is_transition_allowed
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
 from service.errors import Conflict, Forbidden, Invalid, NotFound
@@ -50,7 +50,7 @@ class JobLifecycle:
     """Writes a caller's requests for one job; repeating a request changes nothing.
 
     Raises (every method): NotFound, if there is no such job, or the caller may not see it;
-    Forbidden, if the caller may not change it; Conflict, if it has ended or is being cancelled.
+    Forbidden, if the caller may not change it; Conflict, if its state does not allow the request.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
@@ -163,12 +163,7 @@ class JobLifecycle:
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
-                later = job.start_at if job.start_at is not None and job.start_at > now else None
-                message = (
-                    f"resumed; {WAITS_FOR_SCHEDULER if later is None else format_start(later)}"
-                )
-                reason = Reason.RESUMED if later is None else Reason.SCHEDULED
-                change_status(session, job, Status.QUEUED, reason=reason, message=message, now=now)
+                _queue_again(session, job, Reason.RESUMED, "resumed", now=now)
                 return
             message = "resumed while saving a checkpoint; returns to the queue when it is saved"
             change_status(
@@ -185,8 +180,8 @@ class JobLifecycle:
 
     def retry(self, job_id: str, check: CheckJob) -> JobRow:
         """Queue a job that failed or was cancelled again; it continues from its newest checkpoint,
-        with all its failures and its time allowed again. A job that was retried and has not ended
-        does not change.
+        with its failure budget and time limit reset. A job that was retried and has not ended does
+        not change.
 
         Raises:
             Conflict: it has not ended and was never retried, or it succeeded.
@@ -196,12 +191,12 @@ class JobLifecycle:
             job = lock_job(session, job_id, self._caller)
             check(job)
             refuse_guest(job, "retried")
-            was_retried = job.retried_attempt > 0 or job.reason == Reason.RETRIED
-            if was_retried and Status(job.status) not in ENDED:
+            status = Status(job.status)
+            if job.retried_attempt is not None and status not in ENDED:
                 return job
-            if Status(job.status) not in RETRYABLE:
+            if status not in ENDED or not is_transition_allowed(status, Status.QUEUED):
                 raise Conflict(
-                    f"job {job.id} is {job.status}; only a job that failed or was cancelled can be"
+                    f"job {job.id} is {status}; only a job that failed or was cancelled can be"
                     " retried; clone it to train it from the beginning"
                 )
             raise_versions(job)
@@ -209,10 +204,7 @@ class JobLifecycle:
             reopen_history(session, job)
             job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
-            message = f"retried; {WAITS_FOR_SCHEDULER}"
-            change_status(
-                session, job, Status.QUEUED, reason=Reason.RETRIED, message=message, now=now
-            )
+            _queue_again(session, job, Reason.RETRIED, "retried", now=now)
             self._append_audit(session, job, "retried", before=before, now=now)
             return job
 
@@ -291,6 +283,19 @@ class JobLifecycle:
             after=_describe_request(job),
             now=now,
         )
+
+
+def accept_any(_: JobRow) -> None:
+    """Accept a job in any state: the condition of requests without one."""
+
+
+def _queue_again(session: Session, job: JobRow, reason: Reason, what: str, *, now: float) -> None:
+    """Queue a job on request of a user, at once or at its `start_at`."""
+    job.queued_at, message = now, WAITS_FOR_SCHEDULER
+    if job.start_at is not None and job.start_at > now:
+        reason, message = Reason.SCHEDULED, format_start(job.start_at)
+    message = f"{what}; {message}"
+    change_status(session, job, Status.QUEUED, reason=reason, message=message, now=now)
 
 
 def lock_job(session: Session, job_id: str, caller: Caller) -> JobRow:

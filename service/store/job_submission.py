@@ -192,6 +192,7 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
         reason=(Reason.SCHEDULED if is_later else Reason.SUBMITTED).value,
         message=format_start(start_at) if start_at and is_later else WAITS_FOR_SCHEDULER,
         start_at=start_at,
+        queued_at=now,
         spec=spec.model_dump(mode="json"),
         labels=dict(spec.labels),
         priority=spec.priority,

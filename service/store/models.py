@@ -82,8 +82,8 @@ class JobRow(Base):
     """Number of workers allocated and so reserved; 0 if none are."""
     world_size: Mapped[int] = mapped_column(default=0)
     """Workers in training now."""
-    retried_attempt: Mapped[int] = mapped_column(default=0)
-    """Newest attempt when a user last retried the job; 0 if none did."""
+    retried_attempt: Mapped[int | None]
+    """Newest attempt when a user last retried the job; None if none did."""
     lost_attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     """Worker groups that failed, for any cause."""
@@ -93,6 +93,10 @@ class JobRow(Base):
     """When a start counts as failed, or a stop is forced."""
     start_at: Mapped[float | None]
     """When the job is queued, if its spec names a time."""
+    queued_at: Mapped[float | None]
+    """When users last had it queued: by submitting, resuming or retrying it, or at `start_at`; None
+    for a job of an earlier version.
+    """
     trained_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds of training in the attempts that have ended."""
     event_seq: Mapped[int] = mapped_column(default=0)
@@ -372,7 +376,7 @@ class QuotaRow(Base):
     __tablename__ = "quotas"
 
     account: Mapped[str] = mapped_column(PlainText(192), primary_key=True)
-    """As in `domain/quotas.py`, such as `user ada` or `label team:vision`."""
+    """Account of `domain/quotas.py`, such as `user ada` or `label team:vision`."""
     jobs: Mapped[int | None]
     workers: Mapped[int | None]
     gpus: Mapped[float | None]

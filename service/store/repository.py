@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.job_status import UNFINISHED
@@ -50,7 +50,7 @@ class JobFilter:
 
     statuses: Sequence[str] = ()
     desired: Sequence[str] = ()
-    """States that users want."""
+    """Requested states."""
     name: str | None = None
     id_prefix: str | None = None
     """Prefix of the job id."""
@@ -141,11 +141,12 @@ class Repository:
         return self._all(query.order_by(JobRow.created_at, JobRow.id))
 
     def queue(self, points_per_s: float = 0.0) -> list[JobRow]:
-        """Waiting jobs whose time has come, in the order of the queue; each second since its
-        submission raises a job's priority by so many points.
+        """Waiting jobs whose time has come, in the order of the queue; each second since a job was
+        queued raises its priority by so many points.
         """
         # Every job gains alike, so the order does not depend on the present time.
-        rank = JobRow.priority - JobRow.created_at * points_per_s
+        queued_at = func.coalesce(JobRow.queued_at, JobRow.created_at)
+        rank = JobRow.priority - queued_at * points_per_s
         query = select(JobRow).where(
             JobRow.status == Status.QUEUED, JobRow.reason != Reason.SCHEDULED
         )
@@ -211,10 +212,11 @@ class Repository:
             str(status): int(count) for status, count in found
         }
 
-    def attempt(self, job_id: str, number: int) -> AttemptRow | None:
-        """One attempt of the job."""
-        with self.database.read() as session:
-            return session.get(AttemptRow, (job_id, number))
+    def newest_attempts(self, job_ids: Collection[str]) -> dict[str, AttemptRow]:
+        """The newest attempt of each of these jobs, by job id, in one query."""
+        newest = and_(JobRow.id == AttemptRow.job_id, JobRow.attempt == AttemptRow.number)
+        query = select(AttemptRow).join(JobRow, newest).where(JobRow.id.in_(job_ids))
+        return {row.job_id: row for row in self._all(query)} if job_ids else {}
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
         """All attempts, oldest first."""

@@ -32,6 +32,7 @@ from service.store.repository import Repository
 from service.store.status_changes import change_status
 from service.store.stored_documents import is_override_readable
 from service.store.stored_spec import spec_value
+from service.store.training_time import describe_time_limit, trained_seconds
 from workers.contract import DesiredState, Drained, EndRecord, Guest, PausedRecord, Size
 from workers.plain_text import clean_text
 
@@ -140,14 +141,14 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            message = WAITS_FOR_SCHEDULER
+            job.queued_at, message = now, WAITS_FOR_SCHEDULER
             change_status(
                 session, job, Status.QUEUED, reason=Reason.SUBMITTED, message=message, now=now
             )
 
         return self._write_if_unchanged(seen, token, change)
 
-    def time_out(self, seen: JobRow, token: int, *, limit_s: float, grace_s: float) -> bool:
+    def time_out(self, seen: JobRow, token: int, *, grace_s: float) -> bool:
         """Stop a job that has trained for as long as it may: its workers have `grace_s` seconds to
         save.
         """
@@ -161,7 +162,7 @@ class SchedulerWrites:
                 job,
                 Status.STOPPING,
                 reason=Reason.TIMED_OUT,
-                message=f"saving a checkpoint: {_describe_time_limit(limit_s)}",
+                message=f"saving a checkpoint: {describe_time_limit(job)}",
                 now=now,
             )
 
@@ -324,15 +325,13 @@ class SchedulerWrites:
             why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
             _close_attempt(session, job, why_ended, message=message, now=now)
             if job.desired == Desired.CANCEL:
+                status, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER
                 message = "cancelled while it paused"
-                _end_job(
-                    session,
-                    job,
-                    Status.CANCELLED,
-                    reason=Reason.CANCELLED_BY_USER,
-                    message=message,
-                    now=now,
-                )
+                _end_job(session, job, status, reason=reason, message=message, now=now)
+                return
+            if job.status == Status.STOPPING:  # its supervisor no longer knew why it stops
+                status, reason, message = _time_out_end(job)
+                _end_job(session, job, status, reason=reason, message=message, now=now)
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
@@ -353,9 +352,7 @@ class SchedulerWrites:
             status, reason = Status(end.status), Reason(end.reason)
             message = end.message or _end_message(job, end)
             if was_timed_out and status is Status.CANCELLED:
-                status, reason = Status.FAILED, Reason.TIMED_OUT
-                limit_s = spec_value(job, "limits.training_seconds", 0.0)
-                message = f"{_describe_time_limit(limit_s)}; clone it with a higher one"
+                status, reason, message = _time_out_end(job)
             _close_attempt(session, job, reason, message=message, now=now)
             _end_job(session, job, status, reason=reason, message=message, now=now)
 
@@ -427,16 +424,12 @@ def _close_attempt(
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     if attempt is not None:
         attempt.reason, attempt.message, attempt.ended_at = reason.value, message, now
-        job.trained_s += trained_seconds(attempt, now)
+        job.trained_s += trained_seconds(job, attempt)
 
 
-def trained_seconds(attempt: AttemptRow, now: float) -> float:
-    """Return how long an attempt has trained until now, in seconds."""
-    return 0.0 if attempt.started_at is None else max(0.0, now - attempt.started_at)
-
-
-def _describe_time_limit(limit_s: float) -> str:
-    return f"it trained for {limit_s:g} s, the limit of its spec (limits.training_seconds)"
+def _time_out_end(job: JobRow) -> tuple[Status, Reason, str]:
+    then = "retry it to train for as long again, or clone it with a higher limit"
+    return Status.FAILED, Reason.TIMED_OUT, f"{describe_time_limit(job)}; {then}"
 
 
 def _end_job(

@@ -111,19 +111,6 @@ def test_removing_a_quota_needs_one(client: TestClient) -> None:
     assert client.delete(QUOTAS).status_code == 422
 
 
-def test_each_user_without_a_quota_has_that_of_any_user(team: Team) -> None:
-    ada, bob = team.user("ada"), team.user("bob")
-    assert team.call(ada, "PUT", QUOTAS, json={"user": "*", "jobs": 1}).status_code == 403
-    assert team.call(ADMIN, "PUT", QUOTAS, json={"user": "*", "jobs": 0}).status_code == 200
-    assert team.call(ADMIN, "PUT", QUOTAS, json={"user": "bob", "jobs": 2}).status_code == 200
-    seen = {
-        name: team.call(token, "POST", JOBS, params={"dry_run": True}, json=DIGITS).json()
-        for name, token in (("ada", ada), ("bob", bob))
-    }
-    assert "the quota of user ada is 0 jobs" in seen["ada"]["message"]
-    assert "quota" not in seen["bob"]["message"]
-
-
 def test_a_quota_is_recorded_in_the_audit_log(team: Team) -> None:
     for jobs in (1, 2, 2):
         team.call(ADMIN, "PUT", QUOTAS, json={"user": "*", "jobs": jobs})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -65,7 +66,18 @@ def test_a_job_that_was_cancelled_in_the_queue_is_retried(client: TestClient, wo
     world.cancel(job_id)
     assert retry(client, job_id).status_code == 202
     assert retry(client, job_id).status_code == 202, "repeating has no effect"
+    world.train(job_id)
+    assert retry(client, job_id).json()["status"] == "RUNNING"
     assert world.finish(job_id).attempt == 1
+
+
+def test_a_retried_job_waits_for_its_time(client: TestClient, world: World) -> None:
+    start_at = datetime.fromtimestamp(world.clock.now + 600, UTC).isoformat()
+    job_id = world.submit(**LONG, start_at=start_at)
+    world.cancel(job_id)
+    assert retry(client, job_id).json()["reason"] == "SCHEDULED"
+    world.clock.now += 600
+    assert world.finish(job_id).status == Status.SUCCEEDED
 
 
 def test_a_retried_job_may_fail_and_be_retried_again(client: TestClient, world: World) -> None:

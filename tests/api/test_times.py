@@ -81,8 +81,8 @@ def test_a_job_that_has_trained_for_its_limit_saves_and_fails(
     ended = world.finish(job_id)
     assert (ended.status, ended.reason) == (Status.FAILED, Reason.TIMED_OUT)
     assert ended.message == (
-        "it trained for 20 s, the limit of its spec (limits.training_seconds); clone it with a"
-        " higher one"
+        "it trained for 20 s, the limit of its spec (limits.training_seconds); retry it to"
+        " train for as long again, or clone it with a higher limit"
     )
     assert world.repository.checkpoints(job_id)
     view = client.get(f"{JOBS}/{job_id}").json()
@@ -133,3 +133,35 @@ def test_a_job_that_is_killed_for_its_limit_fails_too(world: World) -> None:
     world.reach(job_id, Status.STOPPING)
     world.clock.now += world.settings.cancel_grace_s
     assert world.finish(job_id).reason == Reason.TIMED_OUT
+
+
+def test_time_in_which_the_cluster_was_away_does_not_count(world: World) -> None:
+    job_id = world.submit(**LIMITED)
+    world.train(job_id)
+    world.runtime.lose(job_id)
+    world.runtime.down = True
+    world.turn()
+    world.clock.now += 100
+    world.runtime.down = False
+    world.turn_until(lambda: world.job(job_id).attempt == 2)
+    world.train(job_id)
+    world.turn(4)
+    assert world.job(job_id).status == Status.RUNNING
+
+
+def test_a_dry_run_names_the_time_at_which_the_job_is_queued(
+    client: TestClient, world: World
+) -> None:
+    body = {**DIGITS, "start_at": later(world, 600)}
+    found = client.post(JOBS, params={"dry_run": True}, json=body).json()
+    assert found["would_wait"] is True
+    assert found["message"].startswith("is queued at 2027-")
+
+
+@pytest.mark.parametrize("year", ["0001", "1970", "3000", "9999"])
+def test_a_year_that_no_job_waits_for_is_refused(client: TestClient, year: str) -> None:
+    answer = client.post(JOBS, json={**DIGITS, "start_at": f"{year}-12-31T23:59:59-23:00"})
+    assert (answer.status_code, "give one from 1971 to 2999" in answer.json()["detail"]) == (
+        422,
+        True,
+    )

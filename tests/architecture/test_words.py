@@ -24,6 +24,7 @@ SHARED_MODULE_NAMES = {
     "language": "language models and the tasks that train them",
     "login_links": "login links: their table and routes",
     "overrides": "overrides: their checks, states and routes",
+    "quotas": "quotas: their rules and routes",
     "session": "what a training script imports: of the library, and inside a job",
 }
 """Base names that several modules may have, because all of them deal with the same thing."""

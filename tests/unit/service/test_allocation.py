@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 
 from service.domain import allocation as allocation_module
 from service.domain.allocation import build_allocated_job, plan_allocations
+from service.domain.bin_packing import count_fitting, fits_beside, num_unplaced
 from service.domain.jobs import Status
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules
-from service.domain.resources import (
-    ResourceRequest,
-    Resources,
-    count_fitting,
-    fits_beside,
-    num_unplaced,
-    worker_resources,
-)
+from service.domain.resources import ResourceRequest, Resources, worker_resources
 from tests.unit.service.test_queue import ASKED, NODES, WAITING, asked
 
 HOLDING = st.lists(st.tuples(ASKED, st.integers(1, 8)), max_size=5).map(
@@ -107,6 +101,18 @@ def test_no_job_grows_while_a_job_waits_that_fits_the_cluster(
             one.allocated_workers <= old.allocated_workers
             for old, one in zip(jobs, new, strict=True)
         )
+
+
+def test_jobs_shrink_until_no_fewer_workers_would_help() -> None:
+    sizes = [(1, 1, 0.25, 0, 1), (1, 1, 0.25, 0, 1), (2, 2, 2, 0, 2), (3, 4, 4, 0, 4)]
+    jobs = [
+        AllocatedJob(id=str(n), request=asked(least, most, cpus, gpus), allocated_workers=held)
+        for n, (least, most, cpus, gpus, held) in enumerate([*sizes, (1, 2, 0.25, 1, 2)])
+    ]
+    sizes_of_nodes = [(1, 1), (8, 0), (8, 1)]
+    nodes = [Resources(cpus=cpus, gpus=gpus) for cpus, gpus in sizes_of_nodes]
+    once = after(jobs, [], nodes)
+    assert after(once, [], nodes) == once
 
 
 @given(HOLDING, WAITING, NODES)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from service.domain.allocation import plan_allocations
 from service.domain.backfill import Backfill
+from service.domain.bin_packing import Packing, fits_beside, num_unplaced
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
 from service.domain.resources import (
-    Packing,
     ResourceRequest,
     Resources,
-    fits_beside,
+    list_worker_resources,
     worker_resources,
 )
 from tests.unit.service.test_queue import ASKED, asked
@@ -90,6 +90,35 @@ def test_a_job_behind_the_head_never_delays_it_whatever_ends_and_wherever_it_run
             taken = workers_of(staying)
             if fits_beside(first, nodes, taken):
                 assert fits_beside(first, nodes, [*taken, *way])
+
+
+@given(NAMED_NODES, RUNNING, ASKED, ASKED, ASKED)
+def test_a_job_never_delays_two_jobs_ahead_that_start_together(
+    nodes: list[Resources],
+    rows: list[tuple[ResourceRequest, int]],
+    first: ResourceRequest,
+    second: ResourceRequest,
+    third: ResourceRequest,
+) -> None:
+    node, jobs, backfill = nodes[:1], place(rows, nodes[:1]), Backfill(nodes[:1])
+    backfill.add_ahead(first)
+    backfill.add_ahead(second)
+    present = workers_of(jobs)
+    way = [replace(worker_resources(third), node="n0")] * backfill.count_harmless(
+        third, Packing(present, node)
+    )
+    both = list_worker_resources(first, first.min) + list_worker_resources(second, second.min)
+    for staying in subsets(jobs):
+        taken = workers_of(staying)
+        if num_unplaced([*taken, *both], node) == 0:
+            assert num_unplaced([*taken, *way, *both], node) == 0
+
+
+def test_a_job_that_could_be_paused_for_the_head_does_not_delay_the_second_one() -> None:
+    busy = replace(running_job("busy", "n", cpus=2), priority=99)
+    second = PendingJob(id="second", request=asked(3, 3), priority=4)
+    admissions = plan_queue([WIDE, second, SMALL], FOUR, [busy], rules=MAY_PAUSE)
+    assert [admissions[job.id].workers for job in (WIDE, second, SMALL)] == [0, 0, 0]
 
 
 @given(NAMED_NODES, RUNNING, st.lists(ASKED, min_size=2, max_size=5), st.booleans())

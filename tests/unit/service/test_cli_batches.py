@@ -25,7 +25,7 @@ def test_jobs_with_a_label_are_cancelled_together(accordion: Accordion, spec: Pa
     again = accordion("cancel", "--label", "sweep:a")
     assert (again.code, again.out) == (0, "")
     assert "no unfinished job with these labels is left to change" in again.err
-    assert accordion("show", other, "--json").json()["desired"] == "RUN"
+    assert accordion("show", other, "--json").json()["job"]["desired"] == "RUN"
     accordion("cancel", other)
 
 

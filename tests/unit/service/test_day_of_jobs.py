@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.domain.allocation import plan_allocations
+from service.domain.bin_packing import FreeCapacity, Packing, fits_beside
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules, measure_usage, plan_queue
 from service.domain.quotas import Quota, QuotaTable, label_account, user_account
-from service.domain.resources import (
-    FreeCapacity,
-    Packing,
-    ResourceRequest,
-    Resources,
-    fits_beside,
-    worker_resources,
-)
+from service.domain.resources import ResourceRequest, Resources, worker_resources
 
 JOBS, TURN_MIN, DAY_MIN = 10_000, 3, 24 * 60
 NODES = [Resources(cpus=16, gpus=4 * (n % 2), node=f"node-{n}") for n in range(8)]
@@ -43,6 +37,8 @@ class SimulatedJob:
     """Minutes of one worker until it ends."""
     placed: list[str] = field(default_factory=list)
     """Nodes of its workers; empty while it waits."""
+    leaving: bool = False
+    """Whether it saves, to be paused with the next turn."""
 
     @property
     def rank(self) -> float:
@@ -58,11 +54,13 @@ class SimulatedJob:
         )
 
     def allocated(self) -> AllocatedJob:
+        held = len(self.placed)
         return AllocatedJob(
             id=self.id,
-            request=self.request,
-            allocated_workers=len(self.placed),
+            request=replace(self.request, min=held, max=held) if self.leaving else self.request,
+            allocated_workers=held,
             placed=tuple(self.placed),
+            leaving=self.leaving,
             priority=self.priority,
             rank=self.rank,
             accounts=self.accounts,
@@ -116,6 +114,11 @@ class Day:
         for job in self.running:
             job.left -= TURN_MIN * len(job.placed)
         self.running = [job for job in self.running if job.left > 0]
+        for job in self.running:
+            if job.leaving:
+                job.leaving, job.placed = False, []
+                self.waiting.append(job)
+        self.running = [job for job in self.running if job.placed]
         while self.later and self.later[-1].submitted_min <= self.minute:
             self.waiting.append(self.later.pop())
         self.waiting.sort(key=lambda job: -job.rank)
@@ -154,13 +157,12 @@ class Day:
         pending = [job.pending() for job in self.waiting]
         changes = plan_allocations(held, pending, NODES, rules=self.rules)
         for job in self.running:
-            del job.placed[changes[job.id].workers if job.id in changes else len(job.placed) :]
-        growing = [job for job in self.running if job.id in changes]
+            workers = changes[job.id].workers if job.id in changes else len(job.placed)
+            job.leaving = job.leaving or workers == 0
+            del job.placed[workers or len(job.placed) :]
+        growing = [job for job in self.running if job.id in changes and not job.leaving]
         self.place({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
-        paused = [job for job in self.running if not job.placed]
-        self.num_paused += len(paused)
-        self.running = [job for job in self.running if job.placed]
-        self.waiting = sorted([*self.waiting, *paused], key=lambda job: -job.rank)
+        self.num_paused += sum(change.workers == 0 for change in changes.values())
 
     def place(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
         """Place more workers of jobs; every one that the plan counted finds a node."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.domain.bin_packing import count_fitting, num_unplaced
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.resources import ResourceRequest, Resources, count_fitting, num_unplaced
+from service.domain.resources import ResourceRequest, Resources
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(

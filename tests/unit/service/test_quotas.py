@@ -15,7 +15,7 @@ from service.domain.resources import ResourceRequest, Resources
 from tests.unit.service.test_queue import asked
 
 ADA, BOB = user_account("ada"), user_account("bob")
-MANY = [Resources(cpus=64, gpus=16)]
+MANY = [Resources(cpus=640, gpus=160)]
 
 
 def rules(
@@ -175,7 +175,7 @@ def test_the_message_names_the_quota_and_what_would_help() -> None:
     never = plan_queue([waiting("a", 9, 9)], MANY, [], rules=rules(workers=8))["a"]
     assert never.message == (
         "needs 9 workers of 1 CPU each, and the quota of user ada is 8 workers at the same time;"
-        " lower workers.min, or ask an admin for a higher quota"
+        " lower workers.min to 8, or ask an admin for a higher quota"
     )
 
 
@@ -207,3 +207,39 @@ def test_a_more_important_job_pauses_another_one_of_its_quota() -> None:
 
 def test_a_lowered_quota_takes_no_workers() -> None:
     assert plan_allocations([job("r", 5)], [], MANY, rules=rules(workers=1)) == {}
+
+
+def test_later_jobs_of_a_quota_wait_behind_one_that_waits_for_it() -> None:
+    pending = [waiting("wide", 4, 4), waiting("small", 1, 1), waiting("other", accounts=())]
+    admissions = plan_queue(pending, MANY, [job("r", 3)], rules=rules(workers=4))
+    assert [admissions[one.id].workers for one in pending] == [0, 0, 8]
+    assert admissions["small"].reason is Reason.WAITING_FOR_QUOTA
+
+
+def test_no_job_waits_behind_one_that_its_quota_never_lets_start() -> None:
+    pending = [waiting("never", 9, 9), waiting("small", 1, 1)]
+    admissions = plan_queue(pending, MANY, [], rules=rules(workers=4))
+    assert admissions["small"].workers == 1
+
+
+def test_a_job_whose_quota_is_about_to_be_released_keeps_its_capacity() -> None:
+    """A preempted job must not start again while another one of the quota is still leaving."""
+    nodes = [Resources(cpus=8, gpus=0, node="n")]
+    leaving = replace(job("leaving", 4), leaving=True, placed=("n",) * 4)
+    head, paused = waiting("head", 8, 8, priority=90), waiting("paused", 4, 4, accounts=())
+    limits = rules(may_pause=True, workers=8)
+    admissions = plan_queue([head, paused], nodes, [leaving], rules=limits)
+    assert admissions["head"].reason is Reason.WAITING_FOR_QUOTA
+    assert admissions["paused"].workers == 0
+    assert plan_queue([head, paused], nodes, [], rules=limits)["head"].workers == 8
+
+
+def test_no_job_uses_up_the_quota_of_one_that_waits_for_capacity() -> None:
+    nodes = [Resources(cpus=16, gpus=4, node="gpus")]
+    busy = AllocatedJob(
+        id="busy", request=asked(4, 4, 1, 1), allocated_workers=4, placed=("gpus",) * 4
+    )
+    head = PendingJob(id="head", request=asked(4, 4, 1, 1), accounts=(ADA,))
+    admissions = plan_queue([head, waiting("later", 1, 1)], nodes, [busy], rules=rules(workers=4))
+    assert admissions["head"].reason is Reason.WAITING_FOR_ROOM
+    assert admissions["later"].workers == 0

@@ -28,12 +28,12 @@ def upgrade() -> None:
     )
     op.add_column("jobs", sa.Column("start_at", sa.Double(), nullable=True))
     op.add_column("jobs", sa.Column("trained_s", sa.Double(), nullable=False, server_default="0"))
-    op.add_column(
-        "jobs", sa.Column("retried_attempt", sa.Integer(), nullable=False, server_default="0")
-    )
+    op.add_column("jobs", sa.Column("retried_attempt", sa.Integer(), nullable=True))
+    op.add_column("jobs", sa.Column("queued_at", sa.Double(), nullable=True))
 
 
 def downgrade() -> None:
+    op.drop_column("jobs", "queued_at")
     op.drop_column("jobs", "retried_attempt")
     op.drop_column("jobs", "trained_s")
     op.drop_column("jobs", "start_at")

@@ -1,0 +1,153 @@
+"""`cancel`, `pause`, `resume` and `retry`: commands that stop and continue jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.commands.cli_support import (
+    FAILED,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect_client,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from service.api.batch_schemas import BatchView
+    from service.api.schemas import JobView
+
+_OptionalJob = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="job id, id prefix or name; if several match, the unfinished one",
+    ),
+]
+_LabelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="KEY:VALUE",
+        help="in place of JOB, all unfinished jobs with this label; may be repeated",
+    ),
+]
+_DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="with --label, list the jobs and change nothing")
+]
+
+
+def cancel(
+    job: _OptionalJob = None,
+    *,
+    labels: _LabelsOption = None,
+    dry_run: _DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Cancel a job, or all with some labels: the workers save a checkpoint and stop. A LOST guest
+    run ends at once.
+    """
+    chosen = _choose_jobs(job, labels, dry_run=dry_run)
+    with connect_client(url) as client:
+        if isinstance(chosen, str):
+            _print_job(client.cancel(client.find(chosen).id), json=json)
+        else:
+            _print_batch(client.act_on_jobs("cancel", chosen, dry_run=dry_run), json=json)
+
+
+def pause(
+    job: _OptionalJob = None,
+    *,
+    labels: _LabelsOption = None,
+    dry_run: _DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Pause a job, or all with some labels: the workers save a checkpoint and stop; 'accordion
+    resume' continues them.
+    """
+    chosen = _choose_jobs(job, labels, dry_run=dry_run)
+    with connect_client(url) as client:
+        if isinstance(chosen, str):
+            _print_job(client.pause(client.find(chosen).id), json=json)
+        else:
+            _print_batch(client.act_on_jobs("pause", chosen, dry_run=dry_run), json=json)
+
+
+def resume(
+    job: _OptionalJob = None,
+    *,
+    labels: _LabelsOption = None,
+    dry_run: _DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Resume a paused job, or all with some labels, from the checkpoint as soon as there is
+    capacity.
+    """
+    chosen = _choose_jobs(job, labels, dry_run=dry_run)
+    with connect_client(url) as client:
+        if isinstance(chosen, str):
+            _print_job(client.resume(client.find(chosen).id), json=json)
+        else:
+            _print_batch(client.act_on_jobs("resume", chosen, dry_run=dry_run), json=json)
+
+
+def retry(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Retry a job that failed or was cancelled, from its newest checkpoint."""
+    with connect_client(url) as client:
+        _print_job(client.retry(client.find(job).id), json=json)
+
+
+def _choose_jobs(
+    job: str | None, labels: list[str] | None, *, dry_run: bool
+) -> str | dict[str, str]:
+    """Return the job, or the labels of the jobs, that a command is for.
+
+    Raises:
+        BadParameter: neither or both are given, or a dry run is asked for one job.
+        SettingsError: a label has another form.
+    """
+    from service.errors import SettingsError
+
+    if (job is None) == (not labels):
+        raise typer.BadParameter("give either JOB or --label")
+    if job is not None:
+        if dry_run:
+            raise typer.BadParameter("--dry-run is for --label; 'accordion show' shows one job")
+        return job
+    chosen: dict[str, str] = {}
+    for text in labels or []:
+        key, _, value = text.partition(":")
+        if not key or not value:
+            raise SettingsError(f"--label {text!r} is not of the form key:value")
+        if chosen.setdefault(key, value) != value:
+            raise SettingsError(f"--label {key} is given twice; a job has one value for each key")
+    return chosen
+
+
+def _print_job(job: JobView, *, json: bool) -> None:
+    if json:
+        print_json(job)
+    else:
+        typer.echo(
+            f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}"
+        )
+
+
+def _print_batch(found: BatchView, *, json: bool) -> None:
+    if json:
+        print_json(found)
+        return
+    failed = any(job.error for job in found.items)
+    for job in found.items:
+        typer.echo(f"{job.name} ({job.id}) is {job.status}{f': {job.error}' if job.error else ''}")
+    if not found.items:
+        typer.echo("no unfinished job with these labels is left to change", err=True)
+    if found.more:
+        typer.echo("accordion: there are more; repeat the command", err=True)
+    if failed:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,42 @@
+"""What the scheduler removes now and then: uploads, ended jobs and files that nothing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from service.code_pruning import CodePruning
+from service.code_store import CodeStore
+from service.file_removal import FileRemoval
+from service.retention import Retention
+from service.runtime.protocol import Runtime
+from service.settings import Settings
+from service.store.database import Database
+from service.store.job_deletion import DeletedJobs
+from service.store.repository import Repository
+
+
+class Housekeeping:
+    """Runs each removal when it is due; `clock` returns seconds since 1970."""
+
+    def __init__(
+        self,
+        database: Database,
+        runtime: Runtime,
+        settings: Settings,
+        *,
+        code: CodeStore,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        kept_s = settings.code_retention_s
+        self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
+        self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
+        self._files = FileRemoval(
+            DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
+        )
+
+    def run_if_due(self) -> None:
+        """Remove what is due."""
+        self._uploads.prune_if_due()
+        self._jobs.delete_if_due()
+        self._files.start_if_due()
