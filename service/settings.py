@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from service.errors import SettingsError
-from workers.spec import MAX_PRIORITY
+from workers.contract import MAX_PRIORITY
 
 MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""

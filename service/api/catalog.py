@@ -24,7 +24,7 @@ from service.domain.waiting_message import format_waiting_message
 from service.queue_inputs import QueueReader
 from service.store.models import JobRow
 from service.store.repository import Repository
-from workers.spec import MAX_PRIORITY
+from workers.contract import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 _SHOWN_TO_ALL = ("id", "owner", "priority", "reason", "created_at")

@@ -15,9 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from accordion.messages import Decision, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
-from workers.contract import Bytes, EpochRecord, JobSpec, Label, StorageUse
+from workers.contract import MAX_PRIORITY, Bytes, EpochRecord, JobSpec, Label, StorageUse
 from workers.plain_text import check_texts
-from workers.spec import MAX_PRIORITY
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""

@@ -163,7 +163,7 @@ class JobLifecycle:
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
-                _queue_again(session, job, Reason.RESUMED, "resumed", now=now)
+                _queue_again(session, job, Reason.RESUMED, what="resumed", now=now)
                 return
             message = "resumed while saving a checkpoint; returns to the queue when it is saved"
             change_status(
@@ -204,7 +204,7 @@ class JobLifecycle:
             reopen_history(session, job)
             job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
-            _queue_again(session, job, Reason.RETRIED, "retried", now=now)
+            _queue_again(session, job, Reason.RETRIED, what="retried", now=now)
             self._append_audit(session, job, "retried", before=before, now=now)
             return job
 
@@ -289,7 +289,7 @@ def accept_any(_: JobRow) -> None:
     """Accept a job in any state: the condition of requests without one."""
 
 
-def _queue_again(session: Session, job: JobRow, reason: Reason, what: str, *, now: float) -> None:
+def _queue_again(session: Session, job: JobRow, reason: Reason, *, what: str, now: float) -> None:
     """Queue a job on request of a user, at once or at its `start_at`."""
     job.queued_at, message = now, WAITS_FOR_SCHEDULER
     if job.start_at is not None and job.start_at > now:

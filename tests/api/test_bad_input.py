@@ -41,7 +41,7 @@ WRONG_SPECS = [
     (
         {**DIGITS, "limits": 600},
         "/limits",
-        "is 600, but must be a mapping with keys such as 'start_seconds', 'step_seconds', ",
+        "is 600, but must be a mapping with keys such as 'training_seconds', ",
     ),
     (
         {**DIGITS, "batch": "large"},

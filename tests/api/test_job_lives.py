@@ -151,11 +151,11 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_starts(
 ) -> None:
     job_id, outcome = world.submit(), FakeRuntime.read_outcome
 
-    def slow(*asked: Any) -> Any:
+    def slow(*asked: Any, **more: Any) -> Any:
         monkeypatch.undo()
         world.clock.now += world.settings.lease_s
         world.new_scheduler().run_once()
-        return outcome(*asked)
+        return outcome(*asked, **more)
 
     monkeypatch.setattr(FakeRuntime, "read_outcome", slow)
     assert not world.scheduler.run_once()

@@ -408,7 +408,7 @@ def test_the_job_of_the_demo_is_a_valid_spec_and_the_one_of_deploy() -> None:
     ("text", "reason"),
     [
         ("labels: {a: !!binary aGk=}", "use texts, finite numbers"),
-        ("training: {optimizer: {lr: .nan}}", "use finite numbers"),
+        ("training: {optimizer: {lr: .nan}}", "finite numbers"),
         ("x: &x [*x]", "no alias that contains itself"),
         ("labels: {a: !!int x}", "put texts in quotes"),
         ("x: " + "[" * 3000, "nested too deeply"),
