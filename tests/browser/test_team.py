@@ -92,7 +92,7 @@ def test_the_cluster_page_shows_quotas_and_what_is_used(open_as, ada, admin, job
     admin.set_quota(label="team:vision", gpus=4)
     page = open_as(ada[1])
     page.goto("/cluster")
-    expect(page.get_by_role("row", name="user ada")).to_contain_text("1 of 8")
+    expect(page.get_by_role("row", name="user ada")).to_contain_text("2 of 8")
     expect(page.get_by_role("row", name="label team:vision")).to_contain_text("0 of 4")
     admin.remove_quota(user="ada")
     admin.remove_quota(label="team:vision")
