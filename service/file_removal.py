@@ -56,11 +56,6 @@ class FileRemoval:
             )
             self._thread.start()
 
-    def wait(self) -> None:
-        """Wait until the files of the jobs that were found are removed."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _remove_all(self, rows: list[DeletedJobRow]) -> None:
         for row in rows:
             try:

@@ -16,8 +16,11 @@ from service.commands.cli_support import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from service.api.batch_schemas import BatchView
     from service.api.schemas import JobView
+    from service.client import Client
 
 _OptionalJob = Annotated[
     str | None,
@@ -52,10 +55,7 @@ def cancel(
     """
     chosen = _choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, str):
-            _print_job(client.cancel(client.find(chosen).id), json=json)
-        else:
-            _print_batch(client.act_on_jobs("cancel", chosen, dry_run=dry_run), json=json)
+        _act_on_chosen(client, client.cancel, chosen, dry_run=dry_run, json=json)
 
 
 def pause(
@@ -71,10 +71,7 @@ def pause(
     """
     chosen = _choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, str):
-            _print_job(client.pause(client.find(chosen).id), json=json)
-        else:
-            _print_batch(client.act_on_jobs("pause", chosen, dry_run=dry_run), json=json)
+        _act_on_chosen(client, client.pause, chosen, dry_run=dry_run, json=json)
 
 
 def resume(
@@ -90,10 +87,7 @@ def resume(
     """
     chosen = _choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, str):
-            _print_job(client.resume(client.find(chosen).id), json=json)
-        else:
-            _print_batch(client.act_on_jobs("resume", chosen, dry_run=dry_run), json=json)
+        _act_on_chosen(client, client.resume, chosen, dry_run=dry_run, json=json)
 
 
 def retry(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -129,6 +123,21 @@ def _choose_jobs(
     return chosen
 
 
+def _act_on_chosen(
+    client: Client,
+    act: Callable[[str], JobView],
+    chosen: str | dict[str, str],
+    *,
+    dry_run: bool,
+    json: bool,
+) -> None:
+    """Apply a method of the client to one job, or its action to all jobs with some labels."""
+    if isinstance(chosen, str):
+        _print_job(act(client.find(chosen).id), json=json)
+    else:
+        _print_batch(client.act_on_jobs(act.__name__, chosen, dry_run=dry_run), json=json)
+
+
 def _print_job(job: JobView, *, json: bool) -> None:
     if json:
         print_json(job)
@@ -141,13 +150,16 @@ def _print_job(job: JobView, *, json: bool) -> None:
 def _print_batch(found: BatchView, *, json: bool) -> None:
     if json:
         print_json(found)
-        return
-    failed = any(job.error for job in found.items)
+    else:
+        _print_lines(found)
+    if any(job.error for job in found.items):
+        raise typer.Exit(FAILED)
+
+
+def _print_lines(found: BatchView) -> None:
     for job in found.items:
         typer.echo(f"{job.name} ({job.id}) is {job.status}{f': {job.error}' if job.error else ''}")
     if not found.items:
         typer.echo("no unfinished job with these labels is left to change", err=True)
     if found.more:
         typer.echo("accordion: there are more; repeat the command", err=True)
-    if failed:
-        raise typer.Exit(FAILED)

@@ -129,8 +129,10 @@ def _describe_subject(quota: QuotaView) -> str:
 
 
 def _describe_limits(quota: QuotaView) -> str:
-    limits = [(quota.jobs, "jobs"), (quota.workers, "workers"), (quota.gpus, "GPUs")]
-    return ", ".join(f"at most {limit:g} {unit}" for limit, unit in limits if limit is not None)
+    from service.domain.quotas import Quota
+
+    limits = Quota(jobs=quota.jobs, workers=quota.workers, gpus=quota.gpus)
+    return f"at most {limits.describe()}"
 
 
 def _list_shares(quota: QuotaView) -> list[str]:

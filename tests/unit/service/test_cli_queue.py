@@ -23,7 +23,7 @@ def _without_quotas(service: Live) -> Iterator[None]:
 
 def test_a_quota_is_set_listed_and_removed(accordion: Accordion) -> None:
     said = accordion("quota", "set", "--label", "team:vision", "--gpus", "1.5", "--jobs", "2")
-    assert said.out == "label team:vision: at most 2 jobs, at most 1.5 GPUs\n"
+    assert said.out == "label team:vision: at most 2 jobs and 1.5 GPUs\n"
     accordion("quota", "set", "--user", "*", "--workers", "8")
     lines = accordion("quota", "list").out.splitlines()
     assert [line.split() for line in lines[1:]] == [
