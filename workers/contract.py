@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.plain_text import clean_texts
+from workers.spec import LABEL_PATTERN as LABEL_PATTERN
 from workers.spec import MAX_PRIORITY as MAX_PRIORITY
 from workers.spec import MAX_SAMPLES as MAX_SAMPLES
 from workers.spec import JobSpec as JobSpec

@@ -24,6 +24,7 @@ from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
 from workers.plain_text import check_texts
+from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
 from workers.spec_types import Label as Label
 from workers.spec_types import Number, Sha256, Whole
 from workers.spec_types import Strict as Strict

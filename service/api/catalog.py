@@ -95,7 +95,7 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     highest = MAX_PRIORITY if allowed else state.settings.max_priority
     causes = _explain_queue(reader, state.repository, rows, max_priority=highest)
     items = []
-    for position, row in enumerate(rows):
+    for position, row in enumerate(rows, start=1):
         cause = causes.get(row.id, WaitCause())
         fields = {"position": position, **asdict(cause)}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}

@@ -31,7 +31,7 @@ class QueueEntry(Answer):
     """One waiting job."""
 
     position: int
-    """Position in the queue; 0 is its head."""
+    """Position in the queue; 1 is its head."""
     id: str
     """ID of the job."""
     name: str | None

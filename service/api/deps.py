@@ -60,7 +60,7 @@ def _find_job(job_id: JobId, repository: RepositoryDep, caller: CallerDep) -> Jo
     job = repository.job(job_id)
     if job is None or not caller.may_see(job.owner):
         raise NotFound(
-            f"there is no job with the ID {job_id}; GET /api/v1/jobs lists all, by ID and name"
+            f"there is no job with the ID {job_id}; 'accordion list' (GET /api/v1/jobs) lists all"
         )
     return job
 

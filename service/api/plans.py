@@ -48,7 +48,8 @@ def add_plan(
     if body.spec.workers.gpus:
         raise Invalid(
             f"workers.gpus is {body.spec.workers.gpus:g}, and a step is measured on a CPU; set it"
-            " to 0 to plan for CPUs, or run the job and ask GET /api/v1/jobs/ID/why",
+            " to 0 to plan for CPUs, or run the job and ask 'accordion why'"
+            " (GET /api/v1/jobs/ID/why)",
             "/spec/workers/gpus",
         )
     if body.spec.task.name in {GUEST, SCRIPT}:

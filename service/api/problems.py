@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from service.api.known_keys import body_type, describe_no_mapping, describe_unknown, known_keys
+from service.api.rejected_values import describe_rejected
 from service.api.schemas import EventView, Problem, ProblemItem
 from service.errors import ApiError, Invalid, TooManyRequests
 from service.store.file_guard import is_damage
@@ -138,7 +139,6 @@ def _json_pointer(loc: tuple[Any, ...]) -> str:
 
 def _describe_item(item: dict[str, Any], kind: Any) -> str:
     """Describe what is wrong with one value; `kind` is the type of the body."""
-    message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return describe_unknown(str(item["loc"][-1]), known_keys(kind, item["loc"][1:-1]))
     if item["type"] == "missing":
@@ -147,12 +147,7 @@ def _describe_item(item: dict[str, Any], kind: Any) -> str:
     known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
     if known:
         return describe_no_mapping(item.get("input"), known)
-    value = repr(item.get("input"))
-    return (
-        message
-        if item["type"] == "value_error" or len(value) > 80
-        else f"{value} is rejected: {message[:1].lower()}{message[1:]}"
-    )
+    return describe_rejected(item)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

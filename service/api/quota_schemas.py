@@ -77,6 +77,10 @@ class QuotaView(Answer):
     """Maximum number of GPUs across these jobs; null without a limit."""
     used: QuotaUsageView | None
     """What these jobs hold now; null for the user `*`."""
+    used_by_user: dict[str, QuotaUsageView] = Field(default_factory=dict)
+    """What the jobs of each user hold who counts towards the quota of `*`, by name; empty for other
+    quotas, and without users whose jobs hold nothing.
+    """
 
 
 class QuotaList(Answer):

@@ -25,6 +25,7 @@ from service.domain.quotas import (
     ANY_USER,
     Quota,
     QuotaUsage,
+    Usage,
     label_account,
     split_account,
     user_account,
@@ -104,16 +105,19 @@ def _measure_usage(state: AppState) -> QuotaUsage:
 
 
 def _describe_quota(account: str, quota: Quota, usage: QuotaUsage) -> QuotaView:
-    subject, used = split_account(account), usage.find_usage(account)
+    subject = split_account(account)
+    for_any = subject.user == ANY_USER
+    others = usage.list_other_users() if for_any else {}
     return QuotaView(
         user=subject.user,
         label=subject.label,
         jobs=quota.jobs,
         workers=quota.workers,
         gpus=quota.gpus,
-        used=(
-            None
-            if subject.user == ANY_USER
-            else QuotaUsageView(jobs=used.jobs, workers=used.workers, gpus=used.gpus)
-        ),
+        used=None if for_any else _describe_usage(usage.find_usage(account)),
+        used_by_user={user: _describe_usage(used) for user, used in others.items()},
     )
+
+
+def _describe_usage(used: Usage) -> QuotaUsageView:
+    return QuotaUsageView(jobs=used.jobs, workers=used.workers, gpus=used.gpus)

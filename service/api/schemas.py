@@ -133,7 +133,7 @@ class JobView(Answer):
     than the cluster), `WAITING_FOR_QUOTA` (a quota is used up), `SCHEDULED` (its `start_at` has not
     come), `NOT_PLACED` (Ray did not place its processes; no failure), `RETRYING`.
     `WAITING_FOR_STORAGE`: its workers cannot reach their checkpoints now. `NO_PROGRESS`: several
-    worker groups in a row failed without a new checkpoint or epoch. `message` has the details.
+    worker groups failed without a new checkpoint or epoch. `message` has the details.
     """
     message: str
     """Why the job is in this state, in one sentence, with a remedy if there is one."""

@@ -13,6 +13,7 @@ from service.commands.cli_support import (
     connect_client,
     create_console,
     create_table,
+    find_to_read,
     print_json,
 )
 
@@ -133,18 +134,25 @@ def list_tokens(
     user: Annotated[
         str | None, typer.Option("--user", metavar="NAME", help="whose tokens (default: yours)")
     ] = None,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="tokens of all users; needs the scope admin")
+    ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """List tokens, with revoked and expired ones."""
+    if everyone and user is not None:
+        raise typer.BadParameter("give either --user or --all")
     with connect_client(url) as client:
-        found = client.tokens(user)
+        users = [one.name for one in client.users().items] if everyone else [user]
+        found = [token for name in users for token in client.tokens(name).items]
     if json:
-        print_json(found)
+        print_json({"items": [token.model_dump(mode="json") for token in found]})
         return
-    table = create_table("ID", "LABEL", "SCOPES", "EXPIRES", "LAST USED", "REVOKED")
-    for token in found.items:
-        table.add_row(token.id, token.label, ", ".join(token.scopes), *_format_times(token))
+    table = create_table("USER", "ID", "LABEL", "SCOPES", "EXPIRES", "LAST USED", "REVOKED")
+    for token in found:
+        scopes = ", ".join(token.scopes)
+        table.add_row(token.user, token.id, token.label, scopes, *_format_times(token))
     create_console().print(table)
 
 
@@ -177,8 +185,15 @@ def audit(
     subject: Annotated[
         str | None,
         typer.Option(
-            "--subject", metavar="ID", help="only changes of this job, plan, token, user or upload"
+            "--subject",
+            metavar="ID",
+            help="only changes of this job, plan, token, user or upload, or of a quota, such as"
+            " 'user ada' or 'label team:vision'",
         ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="JOB", help="only changes of this job"),
     ] = None,
     action: Annotated[
         str | None,
@@ -191,7 +206,10 @@ def audit(
     json: JsonOption = False,
 ) -> None:
     """List the changes that users made, newest first."""
+    if job is not None and subject is not None:
+        raise typer.BadParameter("give either --job or --subject")
     with connect_client(url) as client:
+        subject = subject if job is None else find_to_read(client, job).id
         page = client.audit(user=user, subject=subject, action=action, limit=limit)
     if json:
         print_json(page)

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from service.commands import account_commands as accounts
-from service.commands import deletion, doctor, history, jobs, plan, processes
+from service.commands import backups, deletion, doctor, history, jobs, plan, processes
 from service.commands import job_control as control
 from service.commands import job_states as states
 from service.commands import queue_commands as queues
@@ -53,7 +53,6 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 _add = partial(app.command, cls=_Command)
 _add("up")(processes.up)
@@ -81,6 +80,9 @@ _add("doctor")(doctor.doctor)
 _add("login")(processes.login)
 _add("whoami")(accounts.whoami)
 _add("audit")(accounts.audit)
+_add("backup")(backups.backup)
+_add("restore")(backups.restore)
+_add("move-database")(backups.move_database)
 _add("api")(processes.api)
 _add("scheduler")(processes.scheduler)
 

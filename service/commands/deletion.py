@@ -24,9 +24,11 @@ def delete(
     json: JsonOption = False,
 ) -> None:
     """Delete an ended job with its history, logs and checkpoints. This cannot be undone."""
+    from service.domain.job_status import ENDED
+
     with connect_client(url) as client:
         found = client.find(job)
-        if not yes:
+        if not yes and found.status in ENDED:  # others are refused
             _confirm(f"{found.name} ({found.id}, {found.status})")
         deleted = client.delete_job(found.id)
     if json:

@@ -15,6 +15,7 @@ from service.commands.cli_support import (
 )
 from service.commands.format import (
     format_bytes,
+    format_duration,
     format_elasticity,
     format_epochs,
     format_layers,
@@ -53,6 +54,8 @@ SHOWN_EPOCHS = 50
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Show a job: state, levels per layer, overrides, decisions, epochs."""
+    from service.commands.queue_commands import describe_wait
+
     with connect_client(url) as client:
         found = find_to_read(client, job)
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url
@@ -62,8 +65,9 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
             return
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
+        wait = describe_wait(client, found.id) if found.status == "QUEUED" else []
     out = create_console()
-    for line in _summarize_job(found):
+    for line in [*_summarize_job(found), *wait]:
         out.print(line)
     if dashboard is not None:
         out.print(f"dashboard  {dashboard}/#/actors")
@@ -155,8 +159,7 @@ def _summarize_job(job: JobView) -> list[str]:
             f" {format_workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
         ),
     ]
-    if job.owner is not None:
-        lines.insert(1, f"owner      {job.owner}")
+    lines += _summarize_queueing(job)
     if job.ray_run is not None:
         lines.append(f"ray        {format_ray_run(job.ray_run)}")
     if job.storage is not None:
@@ -172,6 +175,19 @@ def _summarize_job(job: JobView) -> list[str]:
             ),
             f"bytes      {format_sent_bytes(now.bytes.model_dump())}",
         ]
+    return lines
+
+
+def _summarize_queueing(job: JobView) -> list[str]:
+    """Return lines about whose job it is, and what decides when it starts and how long it trains."""
+    from service.domain.documents import value_at
+
+    labels = ", ".join(f"{key}:{value}" for key, value in job.labels.items())
+    lines = [f"owner      {job.owner}"] if job.owner is not None else []
+    lines.append(f"priority   {job.priority}{f', labels {labels}' if labels else ''}")
+    limit_s = value_at(job.spec, "limits.training_seconds", 0.0)
+    if limit_s:
+        lines.append(f"limit      {format_duration(limit_s)} of training")
     return lines
 
 

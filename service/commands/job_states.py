@@ -11,6 +11,7 @@ from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
+    complete_job_name,
     connect_client,
     print_json,
 )
@@ -27,6 +28,7 @@ _OptionalJob = Annotated[
     typer.Argument(
         metavar="[JOB]",
         help="job id, id prefix or name; if several match, the unfinished one",
+        autocompletion=complete_job_name,
     ),
 ]
 _LabelsOption = Annotated[
@@ -135,7 +137,17 @@ def _act_on_chosen(
     if isinstance(chosen, str):
         _print_job(act(client.find(chosen).id), json=json)
     else:
-        _print_batch(client.act_on_jobs(act.__name__, chosen, dry_run=dry_run), json=json)
+        found = client.act_on_jobs(act.__name__, chosen, dry_run=dry_run)
+        if json:
+            print_json(found)
+        elif dry_run:
+            _print_plan(found, act.__name__)
+        else:
+            _print_lines(found)
+        if not found.items:
+            _report_none(client, chosen, act.__name__)
+        if any(job.error for job in found.items):
+            raise typer.Exit(FAILED)
 
 
 def _print_job(job: JobView, *, json: bool) -> None:
@@ -147,19 +159,24 @@ def _print_job(job: JobView, *, json: bool) -> None:
         )
 
 
-def _print_batch(found: BatchView, *, json: bool) -> None:
-    if json:
-        print_json(found)
-    else:
-        _print_lines(found)
-    if any(job.error for job in found.items):
-        raise typer.Exit(FAILED)
+def _print_plan(found: BatchView, action: str) -> None:
+    for job in found.items:
+        typer.echo(f"would {action} {job.name} ({job.id}), which is {job.status}")
+    if found.more:
+        typer.echo("accordion: there are more", err=True)
 
 
 def _print_lines(found: BatchView) -> None:
     for job in found.items:
         typer.echo(f"{job.name} ({job.id}) is {job.status}{f': {job.error}' if job.error else ''}")
-    if not found.items:
-        typer.echo("no unfinished job with these labels is left to change", err=True)
     if found.more:
         typer.echo("accordion: there are more; repeat the command", err=True)
+
+
+def _report_none(client: Client, labels: dict[str, str], action: str) -> None:
+    """Say why a batch has no job: a label that no job has may be mistyped."""
+    texts = [f"{key}:{value}" for key, value in labels.items()]
+    named = f"label{'s' if len(texts) > 1 else ''} {' and '.join(texts)}"
+    known = client.jobs(label=texts, limit=1).items
+    why = f"no job to {action} is left among those with the {named}"
+    typer.echo(f"accordion: {why if known else f'no job has the {named}'}", err=True)

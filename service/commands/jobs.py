@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 ID_SHOWN = 13
 """Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""
+_LESS_IMPORTANT = ("CREATED", "METRICS", "LOSS", "KIND", "OWNER", "EPOCHS", "WORKERS")
+"""Columns that a narrow terminal does without, the first of these first."""
+_COLUMNS = (
+    *("ID", "NAME", "OWNER", "KIND", "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED"),
+    "WHY",
+)
+_WRAPPED = "WHY"
+_GAP = 2
+"""Blanks between two columns."""
+_MIN_WRAPPED_WIDTH = 40
+"""Least width for the reason, in characters, before columns are left out."""
 
 
 def submit(
@@ -60,11 +71,13 @@ def submit(
 
     from service.commands.pack import pack_code
     from service.commands.spec_file import read_spec
-    from service.commands.watch import follow_to_exit_code
+    from service.commands.watch import check_may_watch, follow_to_exit_code
 
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file, code)
     with connect_client(url) as client:
+        if follow_:
+            check_may_watch(client)
         if archive is not None:
             spec["code"] = client.upload(archive).sha256
         if dry_run:
@@ -101,12 +114,14 @@ def clone(
     from uuid import uuid4
 
     from service.commands.spec_file import set_value
-    from service.commands.watch import follow_to_exit_code
+    from service.commands.watch import check_may_watch, follow_to_exit_code
 
     patch: dict[str, Any] = {}
     for change in changes or []:
         set_value(patch, change)
     with connect_client(url) as client:
+        if follow_:
+            check_may_watch(client)
         known = find_to_read(client, job)
         made = client.clone(known.id, patch, idempotency_key=str(uuid4()))
         if json:
@@ -158,7 +173,8 @@ def list_jobs(
     if json:
         print_json(page)
         return
-    create_console().print(_job_table(page.items))
+    out = create_console()
+    out.print(_job_table(page.items, out.width))
     if page.next_cursor:
         typer.echo(f"more jobs exist; 'accordion list --limit {min(200, 2 * limit)}' shows them")
 
@@ -174,47 +190,58 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
     typer.echo(f"# {verdict}{f': {answer.message}' if answer.message else ''}")
 
 
-def _job_table(jobs: list[JobView]) -> Table:
+def _job_table(jobs: list[JobView], width: int) -> Table:
+    """Build the table of jobs, without the columns that a terminal of this width has no room for.
+
+    Names are never cut; the reason is wrapped.
+    """
     from rich.table import Table
 
+    rows = [_list_cells(job) for job in jobs]
+    shown = {
+        column: max(map(len, [column, *(row[column] for row in rows)]))
+        for column in _COLUMNS
+        if _tells_jobs_apart(column, {row[column] for row in rows})
+    }
+    shown[_WRAPPED] = min(shown[_WRAPPED], _MIN_WRAPPED_WIDTH)
+    for column in _LESS_IMPORTANT:
+        if sum(shown.values()) + _GAP * (len(shown) - 1) > width:
+            shown.pop(column, None)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in shown:
+        table.add_column(column, no_wrap=column != _WRAPPED, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[column] for column in shown))
+    return table
+
+
+def _tells_jobs_apart(column: str, cells: set[str]) -> bool:
+    match column:
+        case "OWNER":
+            return len(cells - {"-"}) > 1
+        case "KIND":
+            return cells != {"job"}
+    return True
+
+
+def _list_cells(job: JobView) -> dict[str, str]:
+    """Return what the table has about one job, by column."""
     from service.commands.format import format_metrics, format_number
 
-    has_guests = any(job.kind == "guest" for job in jobs)
-    has_owners = len({job.owner for job in jobs if job.owner}) > 1
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    # The table is wide, so these columns appear only if they tell jobs apart.
-    kind = ["KIND"] if has_guests else []
-    owner = ["OWNER"] if has_owners else []
-    for column in (
-        "ID",
-        "NAME",
-        *owner,
-        *kind,
-        "STATUS",
-        "EPOCHS",
-        "WORKERS",
-        "LOSS",
-        "METRICS",
-        "CREATED",
-        "WHY",
-    ):
-        table.add_column(column, no_wrap=column != "WHY")
-    for job in jobs:
-        now = job.progress
-        table.add_row(
-            job.id[:ID_SHOWN],
-            job.name,
-            *([job.owner or "-"] if has_owners else []),
-            *([job.kind.value] if has_guests else []),
-            job.status.value,
-            _format_epochs(now) if now else "-",
-            _format_workers(job),
-            format_number(now.loss) if now else "-",
-            format_metrics(job.metrics),
-            f"{job.created_at:%Y-%m-%d %H:%M}",
-            job.message or job.reason.value,
-        )
-    return table
+    now = job.progress
+    return {
+        "ID": job.id[:ID_SHOWN],
+        "NAME": job.name,
+        "OWNER": job.owner or "-",
+        "KIND": job.kind.value,
+        "STATUS": job.status.value,
+        "EPOCHS": _format_epochs(now) if now else "-",
+        "WORKERS": _format_workers(job),
+        "LOSS": format_number(now.loss) if now else "-",
+        "METRICS": format_metrics(job.metrics),
+        "CREATED": f"{job.created_at:%Y-%m-%d %H:%M}",
+        "WHY": job.message or job.reason.value,
+    }
 
 
 def _format_epochs(now: ProgressView) -> str:

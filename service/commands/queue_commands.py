@@ -16,7 +16,17 @@ from service.commands.cli_support import (
 )
 
 if TYPE_CHECKING:
-    from service.api.quota_schemas import QuotaView
+    from collections.abc import Mapping, Sequence
+
+    from service.api.quota_schemas import QuotaUsageView, QuotaView
+    from service.client import Client
+
+_SHOWN_JOBS = 3
+"""Maximum number of jobs to name that one job waits for; more are counted."""
+_REMEDY_COMMANDS = (
+    "'accordion resize' changes the minimum of workers, 'accordion change' the priority, and"
+    " 'accordion quota set' a quota"
+)
 
 _UserOption = Annotated[
     str | None,
@@ -33,10 +43,15 @@ def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
     """List the waiting jobs in the order of the queue, why each one waits, and what would help."""
     with connect_client(url) as client:
         found = client.queue()
-    if json:
-        print_json(found)
+        if json:
+            print_json(found)
+            return
+        names = read_names(client) if found.items else {}
+    if not found.items:
+        typer.echo("no job waits")
         return
-    table = create_table("POSITION", "JOB", "OWNER", "PRIORITY", "WHY IT WAITS", "WHAT WOULD HELP")
+    columns = ("POSITION", "JOB", "OWNER", "PRIORITY", "WHY IT WAITS", "WAITS FOR")
+    table = create_table(*columns, "WHAT WOULD HELP")
     for entry in found.items:
         table.add_row(
             str(entry.position),
@@ -44,9 +59,39 @@ def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
             entry.owner or "",
             str(entry.priority),
             entry.message,
-            "; ".join(entry.remedies),
+            name_jobs(entry.waits_for, names),
+            "; or ".join(entry.remedies),
         )
     create_console().print(table)
+    if any(entry.remedies for entry in found.items):
+        typer.echo(_REMEDY_COMMANDS)
+
+
+def read_names(client: Client) -> dict[str, str]:
+    """Read the names of unfinished jobs, by id: of the newest, as many as one page has."""
+    from service.domain.job_status import UNFINISHED
+
+    page = client.jobs(status=[status.value for status in UNFINISHED], limit=200)
+    return {job.id: job.name for job in page.items}
+
+
+def name_jobs(ids: Sequence[str], names: Mapping[str, str]) -> str:
+    """Name the jobs that another one waits for; one without a known name by its id."""
+    shown = ", ".join(names.get(job_id, job_id) for job_id in ids[:_SHOWN_JOBS])
+    more = len(ids) - _SHOWN_JOBS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def describe_wait(client: Client, job_id: str) -> list[str]:
+    """Return lines that say which jobs a queued job waits for, and what would help."""
+    entries = [entry for entry in client.queue().items if entry.id == job_id]
+    lines = []
+    for entry in entries:
+        if entry.waits_for:
+            lines.append(f"waits for  {name_jobs(entry.waits_for, read_names(client))}")
+        if entry.remedies:
+            lines.append(f"would help {'; or '.join(entry.remedies)}")
+    return lines
 
 
 def set_quota(
@@ -96,7 +141,9 @@ def list_quotas(*, url: UrlOption = "", json: JsonOption = False) -> None:
         return
     table = create_table("JOBS OF", "JOBS", "WORKERS", "GPUS")
     for quota in found.items:
-        table.add_row(_describe_subject(quota), *_list_shares(quota))
+        table.add_row(_describe_subject(quota), *_list_shares(quota, quota.used))
+        for user, used in quota.used_by_user.items():
+            table.add_row(f"  user {user}", *_list_shares(quota, used))
     create_console().print(table)
 
 
@@ -135,9 +182,8 @@ def _describe_limits(quota: QuotaView) -> str:
     return f"at most {limits.describe()}"
 
 
-def _list_shares(quota: QuotaView) -> list[str]:
-    """Return what is used of each limit."""
-    used = quota.used
+def _list_shares(quota: QuotaView, used: QuotaUsageView | None) -> list[str]:
+    """Return what is used of each limit; without `used`, the limits of each user."""
     pairs = [
         (used and used.jobs, quota.jobs),
         (used and used.workers, quota.workers),

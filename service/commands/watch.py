@@ -76,6 +76,15 @@ def _why_silent(job: JobView) -> str:
     return f"{job.status}, {job.message}"
 
 
+def check_may_watch(client: Client) -> None:
+    """Check that the token allows watching, before `--follow` submits a job.
+
+    Raises:
+        Refused: it does not have the scope `read`.
+    """
+    client.jobs(limit=1)
+
+
 def follow_to_exit_code(client: Client, job: JobView, *, json: bool) -> int:
     """Show the job until it ends, as JSON lines or as text, and return the exit code."""
     return get_exit_code(

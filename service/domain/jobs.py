@@ -93,7 +93,7 @@ class Reason(StrEnum):
     - `TOO_MANY_FAILURES`: the workers failed more often than `max_failures` allows.
     - `TIMED_OUT`: it has trained for as long as its spec allows; its workers save a checkpoint, and
       it fails.
-    - `NO_PROGRESS`: several worker groups in a row failed without a new checkpoint or epoch.
+    - `NO_PROGRESS`: several worker groups failed without a new checkpoint or epoch.
     - `START_FAILED`: attempts did not start, or the stored spec cannot be used.
     - `LOST`: attempts or the guest run were lost.
     - `REGISTERED`: a guest run is known, and its first worker group has not reported yet.

@@ -174,8 +174,8 @@ class _QueuePlan:
             return refused
         workers = self._count_workers(job)
         if workers >= job.request.min:
+            message = self._describe_start(job, workers)
             self._admit(job, workers)
-            message = f"starts with {workers} of at most {job.request.max} workers"
             return Admission(reason=Reason.ADMITTED, workers=workers, message=message)
         message = WAITS_ITS_TURN if self._blocked else self._describe_shortage(job.request, workers)
         self._block(job)
@@ -236,6 +236,17 @@ class _QueuePlan:
         self._usage.add(job.accounts, job.request, workers)
         self._lasting_usage.add(job.accounts, job.request, workers)
 
+    def _describe_start(self, job: PendingJob, workers: int) -> str:
+        """Describe the start of a job, and the quotas that keep it below its maximum."""
+        most = f" of at most {job.request.max}" if workers < job.request.max else ""
+        message = f"starts with {workers}{most} worker{'' if job.request.max == 1 else 's'}"
+        full = replace(job.request, min=job.request.max)
+        capping = self._usage.list_exhausted(job.accounts, full)
+        if not capping:
+            return message
+        named = _name_quotas(capping, self._rules.quotas)
+        return f"{message}; {named} {'allow' if len(capping) > 1 else 'allows'} no more now"
+
     def _block(self, job: PendingJob) -> None:
         """Let later jobs start only beside this one."""
         if self._blocked:
@@ -280,19 +291,28 @@ def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable
     """
     unused = QuotaUsage(quotas)
     too_small = unused.list_exhausted(job.accounts, job.request)
-    account = (too_small or exhausted)[0]
-    limits = quotas.find_quota(account).describe()
     if too_small:
         most = unused.count_startable(job.accounts, job.request)
         fewer = f"lower workers.min to {most}, or " if most else ""
         return (
-            f"needs {_describe_group(job.request)}, and the quota of {account} is {limits} at the"
-            f" same time; {fewer}ask an admin for a higher quota"
+            f"needs {_describe_group(job.request)} at the same time, more than"
+            f" {_name_quotas(too_small, quotas)} allow{'' if len(too_small) > 1 else 's'};"
+            f" {fewer}ask an admin for a higher quota"
         )
+    them = "them" if len(exhausted) > 1 else "it"
     return (
-        f"waits for the quota of {account}, which is {limits} at the same time; it starts when a"
-        " job that counts towards it ends, or with a higher quota"
+        f"waits for {_name_quotas(exhausted, quotas)}; it starts when jobs that count towards"
+        f" {them} end, or with a higher quota"
     )
+
+
+def _name_quotas(accounts: Sequence[str], quotas: QuotaTable) -> str:
+    """Name the quotas of accounts with their limits, such as `the quota of user ada (2 jobs)`."""
+    named = []
+    for account in accounts:
+        origin = "" if account in quotas.quotas else ", the quota of any other user"
+        named.append(f"of {account} ({quotas.find_quota(account).describe()}{origin})")
+    return f"the quota{'s' if len(named) > 1 else ''} {' and '.join(named)}"
 
 
 def _describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:

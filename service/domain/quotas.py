@@ -114,6 +114,15 @@ class QuotaUsage:
         """Return what the jobs of an account hold."""
         return self._used.get(account, Usage())
 
+    def list_other_users(self) -> dict[str, Usage]:
+        """Return what the jobs of each user hold who has no quota of their own, by name."""
+        subjects = {one: split_account(one).user for one in self._used}
+        return {
+            user: self._used[account]
+            for account, user in sorted(subjects.items())
+            if user is not None and account not in self._table.quotas
+        }
+
     def count_startable(self, accounts: Sequence[str], request: ResourceRequest) -> int:
         """Return with how many workers a job may start, at most its maximum."""
         return min(

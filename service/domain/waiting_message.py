@@ -19,5 +19,6 @@ def format_waiting_message(message: str, first_without_capacity: str | None) -> 
 
 
 def format_start(start_at: float) -> str:
-    """Return the message of a job that is queued at a time, in seconds since 1970."""
-    return f"is queued at {datetime.fromtimestamp(start_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    """Return the message of a job that waits for a time, in seconds since 1970."""
+    time = datetime.fromtimestamp(start_at, UTC)
+    return f"starts no earlier than {time:%Y-%m-%d %H:%M:%S} UTC (start_at)"

@@ -60,8 +60,8 @@ class AccountStore:
                 )
         except IntegrityError:
             raise Conflict(
-                f"there is a user {name!r} already; change the role with PATCH"
-                f" /api/v1/users/{name}, or choose another name"
+                f"there is a user {name!r} already; change the role with 'accordion"
+                f" user change {name}' (PATCH /api/v1/users/{name}), or choose another name"
             ) from None
         return row
 
@@ -155,7 +155,8 @@ class AccountStore:
             row = session.get(TokenRow, token_id, with_for_update=True)
             if row is None or (row.user != caller.user and Scope.ADMIN not in caller.scopes):
                 raise NotFound(
-                    f"there is no token with the ID {token_id}; GET /api/v1/tokens lists yours"
+                    f"there is no token with the ID {token_id}; 'accordion token list'"
+                    " (GET /api/v1/tokens) lists yours"
                 )
             for revoked in _with_descendants(session, row):
                 revoked.revoked_at = now
@@ -211,7 +212,9 @@ class AccountStore:
 def _get_user(session: Session, name: str) -> UserRow:
     row = session.get(UserRow, name, with_for_update=True)
     if row is None:
-        raise NotFound(f"there is no user {name!r}; GET /api/v1/users lists all")
+        raise NotFound(
+            f"there is no user {name!r}; 'accordion user list' (GET /api/v1/users) lists all"
+        )
     return row
 
 

@@ -308,7 +308,7 @@ def lock_job(session: Session, job_id: str, caller: Caller) -> JobRow:
     job = session.get(JobRow, job_id, with_for_update=True)
     if job is None or not caller.may_see(job.owner):
         raise NotFound(
-            f"there is no job with the ID {job_id}; GET /api/v1/jobs lists all, by ID and name"
+            f"there is no job with the ID {job_id}; 'accordion list' (GET /api/v1/jobs) lists all"
         )
     if not caller.may_change(job.owner):
         raise Forbidden(

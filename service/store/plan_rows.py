@@ -149,7 +149,7 @@ def _get_row(
     row = session.get(PlanRow, plan_id, with_for_update=for_update)
     if row is None or not caller.may_see(row.owner):
         raise NotFound(
-            f"there is no plan with the ID {plan_id}; plans are kept for a day, and POST"
-            " /api/v1/plans makes another one"
+            f"there is no plan with the ID {plan_id}; plans are kept for a day, and 'accordion"
+            " plan' (POST /api/v1/plans) makes another one"
         )
     return row

@@ -45,7 +45,9 @@ class QuotaStore:
         with self._database.write() as session:
             row = session.get(QuotaRow, account, with_for_update=True)
             if row is None:
-                raise NotFound(f"{account} has no quota; GET /api/v1/quotas lists all")
+                raise NotFound(
+                    f"{account} has no quota; 'accordion quota list' (GET /api/v1/quotas) lists all"
+                )
             session.delete(row)
             self._append_audit(session, "quota.removed", account, before=_describe_limits(row))
             return Quota(jobs=row.jobs, workers=row.workers, gpus=row.gpus)
@@ -78,8 +80,8 @@ def _check_user(session: Session, name: str | None) -> None:
     """
     if name not in {None, ANY_USER} and session.get(UserRow, name) is None:
         raise NotFound(
-            f"there is no user {name!r}; GET /api/v1/users lists all, and {ANY_USER!r} is any user"
-            " without a quota"
+            f"there is no user {name!r}; 'accordion user list' (GET /api/v1/users) lists all, and"
+            f" {ANY_USER!r} is any user without a quota"
         )
 
 

@@ -72,7 +72,7 @@ class SchedulerWrites:
             job.attempt += 1
             job.workers, job.deadline, job.orders_confirmed = workers, now + timeout_s, 0
             job.orders_version += 1
-            message = f"{workers} worker{'s' if workers > 1 else ''} start"
+            message = f"{workers} worker{'s start' if workers > 1 else ' starts'}"
             change_status(
                 session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now
             )

@@ -316,7 +316,7 @@ class FakeRuntime(FakePlans, FakeGuests):
     def _resize(self, job: FakeJob) -> None:
         """Save at a step boundary; the next group continues from there."""
         sizes = {"old": job.world_size, "new": job.target}
-        message = f"the group changes from {job.world_size} to {job.target} workers: as requested"
+        message = f"the group changes from {job.world_size} to {job.target} workers: as allocated"
         self._post(job, ResizeRecord(cause="ordered", **sizes, step=job.step, message=message))
         self._checkpoint(job)
         job.phase, job.starts_in, job.cause = "starting", 0, "resize"

@@ -183,7 +183,7 @@ def test_a_job_that_does_not_exist_is_not_found(client: TestClient, part: str) -
     body = problem_of(client.get(f"{JOBS}/0{part}"), 404)
     assert (
         body["detail"]
-        == "there is no job with the ID 0; GET /api/v1/jobs lists all, by ID and name"
+        == "there is no job with the ID 0; 'accordion list' (GET /api/v1/jobs) lists all"
     )
 
 

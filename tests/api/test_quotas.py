@@ -39,7 +39,7 @@ def test_a_job_waits_for_the_quota_of_its_label_and_others_pass_it(
     world.train(other)
     waits = world.job(second)
     assert (waits.status, waits.reason) == (Status.QUEUED, Reason.WAITING_FOR_QUOTA)
-    assert waits.message.startswith("waits for the quota of label team:vision, which is 1 job")
+    assert waits.message.startswith("waits for the quota of label team:vision (1 job);")
     entry = queue(client)[second]
     assert entry["waits_for"] == [first]
     assert entry["remedies"] == ["a higher quota of label team:vision"]
@@ -84,6 +84,37 @@ def test_quotas_are_listed_with_what_is_used(client: TestClient, world: World) -
         ("admin", None, 3, 8, None, {"jobs": 1, "workers": 2, "gpus": 0}),
         (None, "team:vision", None, None, 4, {"jobs": 1, "workers": 2, "gpus": 0}),
     ]
+    client.delete(QUOTAS, params={"user": "admin"})
+    assert [one["used_by_user"] for one in client.get(QUOTAS).json()["items"]] == [
+        {"admin": {"jobs": 1, "workers": 2, "gpus": 0}},
+        {},
+    ]
+
+
+def test_all_quotas_that_block_a_job_are_named(client: TestClient, world: World) -> None:
+    put(client, label="team:vision", jobs=1)
+    put(client, user="*", workers=2)
+    world.train(world.submit(**VISION, workers={"min": 2, "max": 2}))
+    second = world.submit(**VISION)
+    too_large = world.submit(**VISION, workers={"min": 3, "max": 3})
+    world.turn(2)
+    both = "of user admin (2 workers, the quota of any other user) and of label team:vision (1 job)"
+    assert world.job(second).message == (
+        f"waits for the quotas {both}; it starts when jobs that count towards them end, or with a"
+        " higher quota"
+    )
+    assert "more than the quota of user admin (2 workers, " in world.job(too_large).message
+    assert "allows; lower workers.min to 2, or" in world.job(too_large).message
+
+
+def test_a_dry_run_names_the_quota_that_limits_growth(client: TestClient, world: World) -> None:
+    put(client, user="admin", workers=2)
+    world.turn()
+    spec = {**DIGITS, "workers": {"min": 1, "max": 4}}
+    found = client.post(JOBS, params={"dry_run": True}, json=spec).json()
+    assert found["message"] == (
+        "starts with 2 of at most 4 workers; the quota of user admin (2 workers) allows no more now"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +124,10 @@ def test_quotas_are_listed_with_what_is_used(client: TestClient, world: World) -
         ({"user": "ada", "label": "a:b", "jobs": 1}, "give either 'user' or 'label'"),
         ({"user": "admin"}, "give at least one of 'jobs', 'workers' and 'gpus'"),
         ({"user": "nobody", "jobs": 1}, "there is no user 'nobody'"),
-        ({"label": "vision", "jobs": 1}, "'vision' is rejected: string should match pattern"),
+        (
+            {"label": "vision", "jobs": 1},
+            "'vision' is no label; give it as key:value, such as",
+        ),
         ({"user": "admin", "jobs": -1}, "greater than or equal to 0"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_job_is_queued_when_its_time_has_come(client: TestClient, world: World
     made = client.post(JOBS, json=body).json()
     job_id = made["id"]
     assert (made["status"], made["reason"]) == (Status.QUEUED, Reason.SCHEDULED)
-    assert made["message"].startswith("is queued at 2027-")
+    assert made["message"].startswith("starts no earlier than 2027-")
     world.turn(5)
     assert world.job(job_id).reason == Reason.SCHEDULED
     assert client.get("/api/v1/queue").json()["items"] == []
@@ -155,7 +155,7 @@ def test_a_dry_run_names_the_time_at_which_the_job_is_queued(
     body = {**DIGITS, "start_at": later(world, 600)}
     found = client.post(JOBS, params={"dry_run": True}, json=body).json()
     assert found["would_wait"] is True
-    assert found["message"].startswith("is queued at 2027-")
+    assert found["message"].startswith("starts no earlier than 2027-")
 
 
 @pytest.mark.parametrize("year", ["0001", "1970", "3000", "9999"])

@@ -56,12 +56,22 @@ class World:
         )
         upgrade(self.settings.database)
         self.clock = Clock()
+        self.runtime = FakeRuntime(clock=self.clock, monotonic=self.clock.monotonic)
+        self._open_database()
+        self.scheduler = self.new_scheduler()
+
+    def _open_database(self) -> None:
         self.database = Database(self.settings.database)
         self.repository = Repository(self.database)
         self.submission = JobSubmission(self.database, self.clock, FULL_ACCESS)
         self.lifecycle = JobLifecycle(self.database, self.clock, FULL_ACCESS)
-        self.runtime = FakeRuntime(clock=self.clock, monotonic=self.clock.monotonic)
-        self.scheduler = self.new_scheduler()
+
+    def move_to(self, settings: Settings) -> None:
+        """Let the service go on with the database of other settings, over the same cluster."""
+        self.database.close()
+        self.settings = settings
+        self._open_database()
+        self.kill_scheduler()
 
     def new_scheduler(self, clock: Callable[[], float] | None = None) -> Scheduler:
         parts = {"database": self.database, "runtime": self.runtime, "settings": self.settings}

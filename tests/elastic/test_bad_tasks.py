@@ -11,7 +11,8 @@ import pytest
 
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, started_jobs
-from workers.contract import FailureRecord, Started
+from workers.contract import FailureRecord
+from workers.controller.failure_policy import MAX_DEATHS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 IDLE_S = 10.0
@@ -74,7 +75,9 @@ def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job
     end = jobs["killed"].end()
     assert (end.status, end.reason) == ("FAILED", "NO_PROGRESS")
     assert "the process of rank 0 is gone, in step 3: it was killed" in end.message
-    assert len(jobs["killed"].all(Started)) == 6
+    # A group of a loaded machine may also be lost while it starts.
+    deaths = [failure.process_died for failure in jobs["killed"].all(FailureRecord)]
+    assert deaths.count(True) == MAX_DEATHS
 
 
 def test_ranks_with_unequal_numbers_of_batches_end_the_job_at_once(jobs: dict[str, Life]) -> None:

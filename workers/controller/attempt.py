@@ -257,7 +257,7 @@ class Attempt:
         cause: Literal["ordered", "joined", "leaving"] = (
             "ordered" if size != group.size else "joined"
         )
-        why = "as requested" if cause == "ordered" else "missing processes are ready"
+        why = "as allocated" if cause == "ordered" else "missing processes are ready"
         if lost := leaving.intersection(group.members):
             cause, why = "leaving", f"the node of {len(lost)} of its processes is being drained"
         message = f"the group changes from {old} to {new} workers: {why}"

@@ -11,8 +11,8 @@ from workers.contract import CheckpointRecord, EndReason, EpochRecord, FailureRe
 MAX_LOST_GROUPS = 20
 """Worker groups that may be lost in a row without a new checkpoint or epoch."""
 MAX_DEATHS = 6
-"""Worker groups in a row that may lose a process whose node stayed, without a new checkpoint or
-epoch: something in the job, or its memory use, kills it.
+"""Worker groups that may lose a process whose node stayed, without a new checkpoint or epoch in
+between: something in the job, or its memory use, kills it.
 """
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
@@ -33,8 +33,10 @@ class FailureCounts:
     """Worker groups ended by the storage since the last new checkpoint or epoch; not counted as
     failures.
     """
-    deaths_in_a_row: int = 0
-    """Most recent lost groups in a row that lost a process while its node stayed."""
+    deaths: int = 0
+    """Worker groups that lost a process while its node stayed, since the last new checkpoint or
+    epoch.
+    """
     last: tuple[int | None, str] | None = None
     """Step and message of the job's own last failure."""
 
@@ -57,8 +59,8 @@ class FailureCounts:
 
     def after_loss(self, failure: FailureRecord) -> Self:
         """Return the counts with one more lost group."""
-        deaths = self.deaths_in_a_row + 1 if failure.process_died else 0
-        return replace(self, lost_in_a_row=self.lost_in_a_row + 1, deaths_in_a_row=deaths)
+        deaths = self.deaths + failure.process_died
+        return replace(self, lost_in_a_row=self.lost_in_a_row + 1, deaths=deaths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ def decide_retry(
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(away, 10))
         return replace(failures, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
     if failure.cause == "infrastructure":
-        before = replace(failures, lost_in_a_row=0, deaths_in_a_row=0) if progressed else failures
+        before = replace(failures, lost_in_a_row=0, deaths=0) if progressed else failures
         now = before.after_loss(failure)
         return now, _decide_after_loss(now, failure)
     place = (failure.step, failure.message)
@@ -117,10 +119,10 @@ def decide_retry(
 
 
 def _decide_after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | GiveUp:
-    lost, deaths = failures.lost_in_a_row, failures.deaths_in_a_row
+    lost, deaths = failures.lost_in_a_row, failures.deaths
     if deaths >= MAX_DEATHS:
         message = (
-            f"{deaths} worker groups in a row lost a process without a new checkpoint or epoch; the"
+            f"{deaths} worker groups lost a process since the last new checkpoint or epoch; the"
             f" last: {failure.message}; give workers more memory or lower training.micro_batch, or,"
             " where processes are killed on purpose, set checkpoint.every_steps"
         )

@@ -47,10 +47,12 @@ def test_a_user_submits_with_a_token_and_is_named(
     assert "owner      ada" in team("show", job["id"]).out
     monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
     assert "OWNER" not in team("list").out
+    by_name = team("audit", "--job", job["name"], "--json").json()["items"]
     team("submit", spec)
     assert [line.split()[2] for line in team("list").out.splitlines()] == ["OWNER", "admin", "ada"]
     assert "job.submitted" in team("audit", "--user", "ada").out
     [entry] = team("audit", "--subject", job["id"], "--json").json()["items"]
+    assert by_name == [entry]
     assert (entry["user"], entry["after"]["name"]) == ("ada", job["name"])
 
 
@@ -68,7 +70,12 @@ def test_tokens_are_listed_and_revoked(team: Accordion) -> None:
     made = new_token(team, "carol", "--label", "CI", "--scope", "read", "--days", "0")
     token_id = made.split("_")[1]
     _, listed = team("token", "list", "--user", "carol").out.splitlines()
-    assert listed.split()[:5] == [token_id, "CI", "read", "never", "never"]
+    assert listed.split()[:6] == ["carol", token_id, "CI", "read", "never", "never"]
+    new_token(team, "dora", "--label", "laptop")
+    owners = {line.split()[0] for line in team("token", "list", "--all").out.splitlines()}
+    assert {"carol", "dora"} <= owners
+    both = team("token", "list", "--all", "--user", "carol")
+    assert (both.code, "give either --user or --all" in both.err) == (2, True)
     assert f"token {token_id} of carol (CI) is revoked" in team("token", "revoke", made).out
     assert team("token", "list", "--user", "carol", "--json").json()["items"][0]["revoked_at"]
 
@@ -89,6 +96,19 @@ def test_a_wrong_role_is_refused_with_the_known_ones(team: Accordion) -> None:
     said = team("user", "add", "eve", "--role", "king")
     assert said.code == 2
     assert "viewer" in said.err
+
+
+def test_a_job_is_not_submitted_to_be_followed_without_the_scope_to_read(
+    team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCORDION_TOKEN", new_token(team, "ci", "--scope", "submit"))
+    said = team("submit", spec, "--follow")
+    assert (said.code, said.out) == (2, "")
+    assert "needs the scope 'read', and the token of user 'ci' has submit" in said.err
+    made = team("submit", spec)
+    assert made.code == 0, made.err
+    monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+    assert len(team("list", "--owner", "ci").out.splitlines()) == 2
 
 
 def test_a_wrong_scope_is_refused_with_the_known_ones(team: Accordion) -> None:

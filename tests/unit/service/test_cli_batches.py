@@ -20,11 +20,15 @@ def test_jobs_with_a_label_are_cancelled_together(accordion: Accordion, spec: Pa
     other = submit(accordion, spec, "b")
     listed = accordion("cancel", "--label", "sweep:a", "--dry-run", "--json").json()["items"]
     assert {job["id"] for job in listed} == jobs
+    planned = accordion("cancel", "--label", "sweep:a", "--dry-run").out.splitlines()
+    assert all(line.startswith("would cancel ") for line in planned)
     said = accordion("cancel", "--label", "sweep:a")
     assert (said.code, len(said.out.splitlines())) == (0, 2)
     again = accordion("cancel", "--label", "sweep:a")
     assert (again.code, again.out) == (0, "")
-    assert "no unfinished job with these labels is left to change" in again.err
+    assert "no job to cancel is left among those with the label sweep:a\n" in again.err
+    mistyped = accordion("cancel", "--label", "sweeep:a")
+    assert (mistyped.code, mistyped.err) == (0, "accordion: no job has the label sweeep:a\n")
     assert accordion("show", other, "--json").json()["job"]["desired"] == "RUN"
     accordion("cancel", other)
 

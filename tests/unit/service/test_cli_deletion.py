@@ -28,8 +28,9 @@ def test_an_ended_job_is_deleted_after_a_confirmation(accordion: Accordion, spec
 
 def test_a_job_that_has_not_ended_is_not_deleted(accordion: Accordion, spec: Path) -> None:
     job_id = accordion("submit", spec, *LONG, "--json").json()["id"]
-    refused = accordion("delete", job_id, "--yes")
-    assert (refused.code, "cancel it before you delete it" in refused.err) == (2, True)
+    for options in ([], ["--yes"]):
+        refused = accordion("delete", job_id, *options)
+        assert (refused.code, "cancel it before you delete it" in refused.err) == (2, True)
     accordion("cancel", job_id)
 
 

@@ -69,7 +69,7 @@ def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, runnin
     told = accordion("watch", running).out
     assert "1 to 3 workers allowed" in told
     assert "2 → 3 workers allocated: there is free capacity and no job waits for it" in told
-    assert "RESIZING: the group changes from 2 to 3 workers: as requested" in told
+    assert "RESIZING: the group changes from 2 to 3 workers: as allocated" in told
     assert "2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost" in told
 
 

@@ -61,8 +61,40 @@ def test_the_queue_shows_why_jobs_wait_and_what_would_help(
     while [one["reason"] for one in queue_of(accordion, job["id"])] != waiting:
         pass  # pytest's time limit ends it
     [line] = [text for text in accordion("queue").out.splitlines() if job["name"] in text]
-    assert "the quota of label team:slow is 0 jobs" in line
+    assert "more than the quota of label team:slow (0 jobs) allows" in line
     assert "a higher quota of label team:slow" in line
+    shown = accordion("show", job["id"]).out
+    assert "priority   50, labels team:slow\n" in shown
+    assert "would help a higher quota of label team:slow\n" in shown
+    accordion("cancel", job["id"])
+
+
+def test_the_queue_names_the_jobs_that_another_one_waits_for(
+    accordion: Accordion, spec: Path
+) -> None:
+    accordion("quota", "set", "--label", "team:one", "--jobs", "1")
+    options = (*LONG, "--set", "labels.team=one", "--json")
+    first = accordion("submit", spec, *options, "--set", "name=the-first").json()
+    second = accordion("submit", spec, *options).json()
+    while not any(entry["waits_for"] for entry in queue_of(accordion, second["id"])):
+        pass  # pytest's time limit ends it
+    [line] = [text for text in accordion("queue").out.splitlines() if second["name"] in text]
+    assert line.split()[0] == "1"
+    assert " the-first " in line
+    assert "waits for  the-first\n" in accordion("show", second["id"]).out
+    for job in (second, first):
+        accordion("cancel", job["id"])
+
+
+def test_the_use_of_the_quota_of_any_other_user_is_listed_by_user(
+    accordion: Accordion, spec: Path
+) -> None:
+    accordion("quota", "set", "--user", "*", "--workers", "8")
+    job = accordion("submit", spec, *LONG, "--json").json()
+    while len(lines := accordion("quota", "list").out.splitlines()) < 3:
+        pass  # pytest's time limit ends it
+    assert lines[2].split()[:2] == ["user", "admin"]
+    assert lines[2].rstrip().endswith("of 8")
     accordion("cancel", job["id"])
 
 

@@ -169,13 +169,13 @@ def test_a_job_that_waits_for_a_quota_blocks_no_other_user() -> None:
 def test_the_message_names_the_quota_and_what_would_help() -> None:
     full = plan_queue([waiting("a", 2)], MANY, [job("r", 7)], rules=rules(workers=8, jobs=5))["a"]
     assert full.message == (
-        "waits for the quota of user ada, which is 5 jobs and 8 workers at the same time; it starts"
-        " when a job that counts towards it ends, or with a higher quota"
+        "waits for the quota of user ada (5 jobs and 8 workers); it starts when jobs that count"
+        " towards it end, or with a higher quota"
     )
     never = plan_queue([waiting("a", 9, 9)], MANY, [], rules=rules(workers=8))["a"]
     assert never.message == (
-        "needs 9 workers of 1 CPU each, and the quota of user ada is 8 workers at the same time;"
-        " lower workers.min to 8, or ask an admin for a higher quota"
+        "needs 9 workers of 1 CPU each at the same time, more than the quota of user ada"
+        " (8 workers) allows; lower workers.min to 8, or ask an admin for a higher quota"
     )
 
 

@@ -261,8 +261,16 @@ def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job
     assert isinstance(move, GiveUp)
     assert move.reason == "NO_PROGRESS"
     assert move.message.startswith(
-        "6 worker groups in a row lost a process without a new checkpoint or epoch"
+        "6 worker groups lost a process since the last new checkpoint or epoch"
     )
+
+
+def test_a_group_that_is_lost_otherwise_in_between_does_not_hide_that_processes_die() -> None:
+    state, moves = FailureCounts(), []
+    for failure in [DIED, LOST] * MAX_DEATHS:
+        state, move = decide_retry(state, failure, progressed=False, max_failures=3, fatal=None)
+        moves.append(isinstance(move, GiveUp))
+    assert moves.index(True) == 2 * (MAX_DEATHS - 1)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.booleans())

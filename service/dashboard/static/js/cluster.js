@@ -13,9 +13,16 @@ const queued = (entry) => element("tr", {},
 
 const share = (used, limit) => (limit === null ? "–" : used === null ? `at most ${number(limit)} each` : `${number(used)} of ${number(limit)}`);
 
-const quotaRow = (quota) => element("tr", {},
-  cell("name", quota.user === "*" ? "any other user" : quota.user === null ? `label ${quota.label}` : `user ${quota.user}`),
-  ...["jobs", "workers", "gpus"].map((unit) => cell("num", share(quota.used && quota.used[unit], quota[unit]))));
+const subject = (quota) => quota.user === "*" ? "any other user" : quota.user === null ? `label ${quota.label}` : `user ${quota.user}`;
+
+const quotaRow = (quota, name, used) => element("tr", {},
+  cell("name", name),
+  ...["jobs", "workers", "gpus"].map((unit) => cell("num", share(used && used[unit], quota[unit]))));
+
+const quotaRows = (quota) => [
+  quotaRow(quota, subject(quota), quota.used),
+  ...Object.entries(quota.used_by_user).map(([user, used]) => quotaRow(quota, `– user ${user}`, used)),
+];
 
 const nodeState = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
 
@@ -45,7 +52,7 @@ async function update() {
   ].map(tile));
   fill(at("queue"), ...queue.items.map(queued));
   at("queue-empty").hidden = queue.items.length > 0;
-  fill(at("quotas"), ...quotas.items.map(quotaRow));
+  fill(at("quotas"), ...quotas.items.flatMap(quotaRows));
   at("quotas-card").hidden = quotas.items.length === 0;
   fill(at("nodes"), ...cluster.nodes.map(nodeRow));
   at("nodes-empty").hidden = cluster.nodes.length > 0;

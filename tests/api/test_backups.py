@@ -1,0 +1,207 @@
+"""Backups of a service that runs, and moves from one kind of database to another."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from service.app import create_app
+from service.backup import move_database, restore_backup, write_backup
+from service.domain.jobs import Status
+from service.errors import StartError
+from service.settings import Settings, load_settings
+from service.store.database import Database
+from service.store.migrations import upgrade
+from service.store.models import Base
+from tests.api.conftest import LOCAL
+from tests.api.world import World
+from tests.postgres import Postgres
+
+pytestmark = pytest.mark.each_database
+LONG = {"training": {"epochs": 400}}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Settings of a service that nobody has used, on either kind of database."""
+    home = tmp_path / "other"
+    if request.param == "sqlite":
+        yield load_settings(home=home)
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.create_database()
+    yield load_settings(home=home, database_url=url)
+    server.drop_database(url)
+
+
+def count_rows(url: str) -> dict[str, int]:
+    database = Database(url)
+    with database.read() as session:
+        counts = {
+            table.name: session.scalar(select(func.count()).select_from(table)) or 0
+            for table in Base.metadata.sorted_tables
+        }
+    database.close()
+    return counts
+
+
+def used_service(world: World, client: TestClient) -> str:
+    """Give the service some of everything; return the ID of a job that trains."""
+    job_id = world.submit(**LONG, workers={"min": 2, "max": 2})
+    world.train(job_id)
+    world.turn(8)
+    client.post("/api/v1/users", json={"name": "ada"})
+    client.post("/api/v1/tokens", json={"label": "laptop", "user": "ada"})
+    client.put("/api/v1/quotas", json={"user": "*", "workers": 8})
+    client.post(f"/api/v1/jobs/{job_id}/overrides", json={"level": "low", "reason": "ä\u2028"})
+    world.turn(4)
+    return job_id
+
+
+def test_a_backup_has_all_rows_and_a_restored_service_goes_on(
+    world: World, client: TestClient, tmp_path: Path, new_settings: Settings
+) -> None:
+    job_id = used_service(world, client)
+    file = tmp_path / "backup.tar.gz"
+    made = write_backup(world.settings, file, world.clock())
+    assert made.rows == count_rows(world.settings.database)
+    assert (made.rows["jobs"], made.rows["users"], made.rows["quotas"]) == (1, 2, 1)
+    assert file.stat().st_mode & 0o077 == 0
+    before = client.get(f"/api/v1/jobs/{job_id}").json()
+    audit = client.get("/api/v1/audit").json()["items"]
+
+    restored = restore_backup(new_settings, file, world.clock())
+    assert restored.rows == made.rows == count_rows(new_settings.database)
+    with TestClient(create_app(new_settings, world.clock), base_url=LOCAL) as other:
+        assert other.get(f"/api/v1/jobs/{job_id}").json() == before
+        assert other.get("/api/v1/audit").json()["items"] == audit
+        # New rows are numbered after the restored ones.
+        assert other.post("/api/v1/users", json={"name": "bob"}).status_code == 201
+        newest = other.get("/api/v1/audit").json()["items"][0]
+        assert newest["id"] > audit[0]["id"]
+    world.move_to(new_settings)
+    world.turn_until(lambda: world.job(job_id).status == Status.RUNNING)
+    world.cancel(job_id)
+    world.turn_until(lambda: world.job(job_id).status == Status.CANCELLED)
+    assert world.job(job_id).attempt == before["attempt"]
+
+
+def test_a_database_moves_with_all_rows(
+    world: World, client: TestClient, new_settings: Settings
+) -> None:
+    used_service(world, client)
+    with pytest.raises(StartError, match=r"works on the database .*; stop the service first"):
+        move_database(world.settings, new_settings.database, world.clock())
+    later = world.clock() + world.settings.lease_s + 1.0
+    counts = move_database(world.settings, new_settings.database, later)
+    assert counts == count_rows(world.settings.database) == count_rows(new_settings.database)
+    with pytest.raises(StartError, match=r"has been used \(.*1 rows in jobs"):
+        move_database(world.settings, new_settings.database, later)
+
+
+def test_uploaded_code_is_in_a_backup(
+    world: World, client: TestClient, tmp_path: Path, new_settings: Settings
+) -> None:
+    sha256 = client.post(
+        "/api/v1/code", content=pack("mine.py"), headers={"Content-Type": "application/zip"}
+    ).json()["sha256"]
+    file = tmp_path / "backup.tar.gz"
+    assert write_backup(world.settings, file, world.clock()).code == [f"{sha256}.zip"]
+    restore_backup(new_settings, file, world.clock())
+    restored = new_settings.code / f"{sha256}.zip"
+    assert restored.read_bytes() == (world.settings.code / restored.name).read_bytes()
+
+
+def pack(name: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, "x = 1\n")
+    return packed.getvalue()
+
+
+def test_what_happens_after_a_backup_is_not_in_it(
+    world: World, tmp_path: Path, new_settings: Settings
+) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    written = world.repository.events(job_id, after=0, limit=10_000)
+    file = tmp_path / "backup.tar.gz"
+    write_backup(world.settings, file, world.clock())
+    world.turn(8)
+    restore_backup(new_settings, file, world.clock())
+    other = Database(new_settings.database)
+    with other.read() as session:
+        table = Base.metadata.tables["events"]
+        restored = session.scalars(select(table.c.seq).order_by(table.c.seq)).all()
+    other.close()
+    assert restored == [event.seq for event in written]
+
+
+def test_a_file_that_exists_is_not_overwritten(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "backup.tar.gz"
+    file.write_text("precious")
+    with pytest.raises(StartError, match="exists; name a new file"):
+        write_backup(world.settings, file, world.clock())
+    assert file.read_text() == "precious"
+    with pytest.raises(StartError, match="cannot be written"):
+        write_backup(world.settings, tmp_path / "missing" / "backup.tar.gz", world.clock())
+    assert sorted(path.name for path in tmp_path.glob("*backup*")) == ["backup.tar.gz"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "newer", "missing"])
+def test_what_is_no_backup_is_refused_and_leaves_nothing(
+    world: World, tmp_path: Path, new_settings: Settings, damage: str
+) -> None:
+    file = tmp_path / "backup.tar.gz"
+    write_backup(world.settings, file, time.time())
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:2000])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        name, text = ("other.txt", b"x") if damage == "other" else ("manifest.json", NEWER)
+        with tarfile.open(file, "w:gz") as archive:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    upgrade(new_settings.database)
+    before = count_rows(new_settings.database)
+    with pytest.raises(StartError, match=r"is no|newer version"):
+        restore_backup(new_settings, file, time.time())
+    assert count_rows(new_settings.database) == before
+    assert list(new_settings.home.glob(".restore-*")) == []
+
+
+NEWER = (
+    b'{"format": 1, "revision": "9999", "created_at": "2027-01-31T22:00:00Z", "rows": {},'
+    b' "code": []}'
+)
+
+
+def test_a_service_that_runs_is_not_restored_into(
+    world: World, tmp_path: Path, new_settings: Settings
+) -> None:
+    world.submit(**LONG)
+    world.turn(2)
+    file = tmp_path / "backup.tar.gz"
+    write_backup(world.settings, file, world.clock())
+    with pytest.raises(StartError, match="stop the service first"):
+        restore_backup(world.settings, file, world.clock())
+    later = world.clock() + world.settings.lease_s + 1.0
+    with pytest.raises(StartError, match="has been used"):
+        restore_backup(world.settings, file, later)
+
+
+def test_a_home_without_a_database_is_named(tmp_path: Path) -> None:
+    settings = load_settings(home=tmp_path / "empty")
+    with pytest.raises(StartError, match=r"there is no database .*/empty/accordion.db"):
+        write_backup(settings, tmp_path / "backup.tar.gz", time.time())
+    assert not (tmp_path / "empty" / "accordion.db").exists()
