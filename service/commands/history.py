@@ -179,7 +179,7 @@ def _summarize_job(job: JobView) -> list[str]:
 
 
 def _summarize_queueing(job: JobView) -> list[str]:
-    """Return lines about whose job it is, and what decides when it starts and how long it trains."""
+    """Return lines about the owner, and about when a job starts and how long it trains."""
     from service.domain.documents import value_at
 
     labels = ", ".join(f"{key}:{value}" for key, value in job.labels.items())
