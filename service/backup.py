@@ -1,6 +1,7 @@
 """Backups: one archive with the database and the uploaded code, made while the service runs.
 
-    manifest.json   format, version of the tables, time, and number of rows by table
+    contents.json   format, version of the tables, time, storage, number of rows by table, and
+                    digests of the other members
     accordion.db    all rows, as a SQLite database, also of a PostgreSQL database
     code/*.zip      uploaded code
 
@@ -9,61 +10,94 @@ Checkpoints and logs on the storage are not in it, and neither are tokens of the
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import sqlite3
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from sqlalchemy import Connection, update
 
+from service.domain.job_status import UNFINISHED
 from service.errors import StartError
 from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 from service.settings import Settings
-from service.store.copying import check_stopped, copy_database
+from service.store.copying import check_target, copy_database, count_rows
 from service.store.migrations import head, upgrade
+from service.store.models import JobRow
 
 FORMAT = 1
-_MANIFEST, _DATABASE, _CODE = "manifest.json", "accordion.db", "code"
+_CONTENTS, _DATABASE, _CODE = "contents.json", "accordion.db", "code"
 _PART = ".part"
+_MAX_CONTENTS_BYTES = 64_000_000
+_ORDERS_AHEAD = 1_000_000
+"""Added to the version of the orders of restored jobs: more orders than workers can have received
+since the backup.
+"""
 
 
 class BackupContents(BaseModel):
-    """What a backup holds."""
+    """First member of a backup: what else is in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int
     revision: str
     """Version of the tables."""
     created_at: datetime
+    storage: str
+    """Where the checkpoints were at that time."""
     rows: dict[str, int]
     """Number of rows by table."""
-    code: list[str]
-    """File names of the uploaded code."""
+    sha256: dict[str, str]
+    """Digest of each other member, by name."""
+
+    @property
+    def code(self) -> list[str]:
+        """File names of the uploaded code."""
+        return [Path(name).name for name in self.sha256 if name.startswith(f"{_CODE}/")]
 
 
 def write_backup(settings: Settings, file: Path, now: float) -> BackupContents:
     """Write a backup of the state at this moment to a new file, readable by its owner only.
 
+    Needs space for two copies of the database in the home directory.
+
     Raises:
         StartError: the database cannot be used, the file exists, or it cannot be written.
     """
-    if file.exists():
-        raise StartError(f"{file} exists; name a new file")
-    part = file.with_name(file.name + _PART)
+    home = Home(settings.home)
+    home.make()
     try:
-        with TemporaryDirectory(dir=file.parent, prefix=".backup-") as folder:
-            return _write_archive(settings, Path(folder), part=part, file=file, now=now)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        opened = os.fdopen(os.open(file, flags, OWNER_ONLY_FILE), "wb")
+    except FileExistsError:
+        raise StartError(f"{file} exists; name a new file") from None
     except OSError as error:
-        raise StartError(f"{file} cannot be written ({error.strerror}); nothing is kept") from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise StartError(f"{file} cannot be written ({error.strerror}); name another one") from None
+    try:
+        with opened, TemporaryDirectory(dir=settings.home, prefix=".backup-") as folder:
+            contents = _collect(settings, Path(folder), now)
+            _write_archive(Path(folder), contents, opened)
+    except BaseException as error:
+        file.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            reason = f"{error.strerror}: {error.filename or file}"
+            raise StartError(f"no backup was written ({reason}); free some space") from error
+        raise
+    return contents
 
 
 def restore_backup(settings: Settings, file: Path, now: float) -> BackupContents:
-    """Restore a backup to a home directory and a database that have not been used.
+    """Restore a backup to a home directory and a database that nobody has used.
 
     Raises:
         StartError: it is no backup, this version cannot read it, a service runs, or the database
@@ -71,14 +105,15 @@ def restore_backup(settings: Settings, file: Path, now: float) -> BackupContents
     """
     home = Home(settings.home)
     home.make()
-    with home.locked(), _extract(file, settings.home) as folder:
-        contents = _read_contents(folder, file)
-        database = f"sqlite:///{folder / _DATABASE}"
-        upgrade(database)
-        upgrade(settings.database)
-        check_stopped(settings.database, now)
-        _restore_code(folder, contents, settings.code)
-        rows = copy_database(database, settings.database)
+    with home.locked():
+        check_target(settings.database, now)
+        with _extract(file, settings.home) as (folder, contents):
+            database = f"sqlite:///{folder / _DATABASE}"
+            if count_rows(database) != contents.rows:
+                raise StartError(f"{file} is damaged: it lacks rows; name another one")
+            upgrade(database)
+            _restore_code(folder, contents, settings.code)
+            rows = copy_database(database, settings.database, now=now, finish=_renew_orders)
     return contents.model_copy(update={"rows": rows})
 
 
@@ -91,73 +126,135 @@ def move_database(settings: Settings, target_url: str, now: float) -> dict[str, 
     home = Home(settings.home)
     home.make()
     with home.locked():
-        check_stopped(settings.database, now)
-        return copy_database(settings.database, target_url)
+        return copy_database(settings.database, target_url, now=now, holds_writers=True)
 
 
-def _write_archive(
-    settings: Settings, folder: Path, *, part: Path, file: Path, now: float
-) -> BackupContents:
-    rows = copy_database(settings.database, f"sqlite:///{folder / _DATABASE}")
-    # Code is uploaded before a job names it, so all that the rows name is there.
-    code = sorted(path for path in settings.code.glob("*.zip") if path.is_file())
-    contents = BackupContents(
+def find_storage(settings: Settings) -> str:
+    """Return where a service keeps the checkpoints of its jobs."""
+    return settings.storage_of("").rstrip("/")
+
+
+def _collect(settings: Settings, folder: Path, now: float) -> BackupContents:
+    """Copy database and code to a folder, and describe them."""
+    (folder / _CODE).mkdir()
+    # Code is uploaded before a job names it. That of a job which is deleted meanwhile may go.
+    _copy_code(settings.code, folder / _CODE)
+    rows = copy_database(settings.database, f"sqlite:///{folder / _DATABASE}", now=now)
+    _copy_code(settings.code, folder / _CODE)
+    with closing(sqlite3.connect(folder / _DATABASE)) as database:
+        database.execute("PRAGMA journal_mode=DELETE")  # all rows are in the one file
+    members = [_DATABASE, *sorted(f"{_CODE}/{path.name}" for path in (folder / _CODE).iterdir())]
+    return BackupContents(
         format=FORMAT,
         revision=head(),
         created_at=datetime.fromtimestamp(now, UTC),
+        storage=find_storage(settings),
         rows=rows,
-        code=[path.name for path in code],
+        sha256={name: _compute_sha256(folder / name) for name in members},
     )
-    (folder / _MANIFEST).write_text(contents.model_dump_json(indent=2))
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY_FILE)
-    with os.fdopen(descriptor, "wb") as opened:
-        with tarfile.open(fileobj=opened, mode="w:gz") as archive:
-            archive.add(folder / _MANIFEST, _MANIFEST)
-            archive.add(folder / _DATABASE, _DATABASE)
-            for path in code:
-                archive.add(path, f"{_CODE}/{path.name}")
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.link(part, file)  # unlike a rename, it replaces nothing
-    return contents
+
+
+def _copy_code(source: Path, target: Path) -> None:
+    for path in source.glob("*.zip"):
+        if not (target / path.name).exists():
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path, target / path.name)
+
+
+def _write_archive(folder: Path, contents: BackupContents, file: IO[bytes]) -> None:
+    (folder / _CONTENTS).write_text(contents.model_dump_json(indent=2))
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
+        for name in (_CONTENTS, *contents.sha256):
+            archive.add(folder / name, name)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager
-def _extract(file: Path, home: Path) -> Iterator[Path]:
-    """Extract a backup to a folder that is removed afterwards.
+def _extract(file: Path, home: Path) -> Iterator[tuple[Path, BackupContents]]:
+    """Extract the members of a backup to a folder that is removed afterwards, and check them.
 
     Raises:
-        StartError: it cannot be read.
+        StartError: it is no backup, or it is damaged.
     """
-    with TemporaryDirectory(dir=home, prefix=".restore-") as folder:
+    with TemporaryDirectory(dir=home, prefix=".restore-") as name:
+        folder = Path(name)
         try:
-            with tarfile.open(file) as archive:
-                archive.extractall(folder, filter="data")
-        except (OSError, EOFError, tarfile.TarError) as error:
+            contents = _extract_members(file, folder)
+        except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
-            raise StartError(
-                f"{file} is no readable backup ({reason}); name another one"
-            ) from error
-        yield Path(folder)
+            raise StartError(f"{file} cannot be read as a backup ({reason})") from error
+        _check_digests(folder, contents.sha256, file)
+        yield folder, contents
 
 
-def _read_contents(folder: Path, file: Path) -> BackupContents:
+def _extract_members(file: Path, folder: Path) -> BackupContents:
+    """Extract the members that a backup lists, and no others."""
+    (folder / _CODE).mkdir()
+    with tarfile.open(file) as archive:
+        contents = _read_contents(archive, file)
+        for name in (_DATABASE, *(f"{_CODE}/{one}" for one in contents.code)):
+            _extract_member(archive, name, folder)
+    return contents
+
+
+def _extract_member(archive: tarfile.TarFile, name: str, folder: Path) -> None:
+    source = archive.extractfile(name)
+    if source is None:
+        raise tarfile.TarError(f"{name} is not a file")
+    with source, (folder / name).open("xb") as target:
+        shutil.copyfileobj(source, target)
+
+
+def _read_contents(archive: tarfile.TarFile, file: Path) -> BackupContents:
+    first = archive.next()
+    source = archive.extractfile(first) if first is not None and first.name == _CONTENTS else None
+    if source is None:
+        raise StartError(f"{file} is not a backup of this service: it has no {_CONTENTS}")
     try:
-        contents = BackupContents.model_validate_json((folder / _MANIFEST).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise StartError(f"{file} is no backup of this service: it has no {_MANIFEST}") from error
+        contents = BackupContents.model_validate_json(source.read(_MAX_CONTENTS_BYTES))
+    except ValidationError as error:
+        raise StartError(
+            f"{file} is damaged, or was made by another version: {_CONTENTS} cannot be read"
+        ) from error
     if contents.format != FORMAT or contents.revision > head():
         raise StartError(
             f"{file} was made by a newer version (format {contents.format}, tables"
-            f" {contents.revision}); this one reads up to format {FORMAT}, tables {head()}: restore"
-            " it with the version that made it"
+            f" {contents.revision}); this one reads format {FORMAT} and tables up to {head()}:"
+            " restore it with the version that made it"
         )
     return contents
+
+
+def _check_digests(folder: Path, digests: Mapping[str, str], file: Path) -> None:
+    damaged = [
+        name
+        for name, digest in digests.items()
+        if name != _CONTENTS and _compute_sha256(folder / name) != digest
+    ]
+    if damaged or _DATABASE not in digests:
+        raise StartError(f"{file} is damaged ({', '.join(damaged) or _DATABASE}); name another one")
+
+
+def _compute_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _restore_code(folder: Path, contents: BackupContents, target: Path) -> None:
     target.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
     for name in contents.code:
-        part = target / f".{Path(name).name}{_PART}"
-        shutil.copyfile(folder / _CODE / Path(name).name, part)
-        part.replace(target / Path(name).name)
+        part = target / f".{name}{_PART}"
+        shutil.copyfile(folder / _CODE / name, part)
+        part.chmod(OWNER_ONLY_FILE)
+        part.replace(target / name)
+
+
+def _renew_orders(connection: Connection) -> None:
+    """Let workers take the orders of restored jobs for newer than any that they know."""
+    names = [status.value for status in UNFINISHED]
+    connection.execute(
+        update(JobRow)
+        .where(JobRow.status.in_(names))
+        .values(orders_version=JobRow.orders_version + _ORDERS_AHEAD)
+    )

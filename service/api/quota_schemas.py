@@ -78,8 +78,8 @@ class QuotaView(Answer):
     used: QuotaUsageView | None
     """What these jobs hold now; null for the user `*`."""
     used_by_user: dict[str, QuotaUsageView] = Field(default_factory=dict)
-    """What the jobs of each user hold who counts towards the quota of `*`, by name; empty for other
-    quotas, and without users whose jobs hold nothing.
+    """For `*`: what the jobs of each user without a quota of their own hold, by name; without users
+    whose jobs hold nothing, and without those whose jobs you may not see.
     """
 
 

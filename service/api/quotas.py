@@ -49,13 +49,16 @@ class _AccountQuery(QueryParams):
 
 
 @router.get("", dependencies=[require_scope(Scope.READ), NO_QUERY])
-def get_quotas(state: StateDep) -> QuotaList:
+def get_quotas(state: StateDep, caller: CallerDep) -> QuotaList:
     """List all quotas, and what the jobs hold of them."""
     table, usage = state.repository.quotas(), _measure_usage(state)
     accounts = sorted(table.quotas, key=lambda one: (split_account(one).user is None, one))
-    return QuotaList(
-        items=[_describe_quota(account, table.quotas[account], usage) for account in accounts]
-    )
+    items = [_describe_quota(account, table.quotas[account], usage) for account in accounts]
+    for quota in items:
+        for user in list(quota.used_by_user):
+            if not caller.may_see(user):
+                del quota.used_by_user[user]
+    return QuotaList(items=items)
 
 
 @router.put(

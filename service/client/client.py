@@ -106,6 +106,10 @@ class Client(AccountRequests):
     ) -> None:
         self.close()
 
+    def limit_time(self, seconds: float) -> None:
+        """Limit how long each later request may take."""
+        self._http.timeout = httpx2.Timeout(seconds)
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()

@@ -11,7 +11,7 @@ import typer
 from service.commands.cli_support import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from service.backup import BackupContents
 
 
 def backup(
@@ -24,8 +24,8 @@ def backup(
     """Write the database and uploaded code to one file. The service may run meanwhile; checkpoints
     stay on their storage.
 
-    Uses the same ACCORDION_HOME and ACCORDION_DATABASE_URL as the service, not its URL. The file
-    holds everybody's code and the digests of their tokens; only you can read it.
+    Uses ACCORDION_HOME and ACCORDION_DATABASE_URL of the service, not its address. The file has
+    everybody's code and digests of their tokens; only you can read it.
     """
     from service.backup import write_backup
     from service.settings import load_settings
@@ -33,8 +33,8 @@ def backup(
     contents = write_backup(load_settings(), file, time.time())
     if json:
         print_json(contents)
-        return
-    typer.echo(f"{file}: {_describe_rows(contents.rows)}, {len(contents.code)} uploads of code")
+    else:
+        typer.echo(f"{file}: {_describe_contents(contents)}")
 
 
 def restore(
@@ -44,30 +44,33 @@ def restore(
 ) -> None:
     """Restore a backup to a stopped service whose database is empty, SQLite or PostgreSQL.
 
-    The service then continues jobs that ran at the time of the backup, from their checkpoints. What
-    happened after it is not known to the service.
+    At its next start, the service continues the unfinished jobs from their checkpoints. Other
+    changes after the backup are lost: a token revoked since then is valid again.
     """
-    from service.backup import restore_backup
+    from service.backup import find_storage, restore_backup
     from service.settings import load_settings
 
-    contents = restore_backup(load_settings(), file, time.time())
+    settings = load_settings()
+    contents = restore_backup(settings, file, time.time())
     if json:
         print_json(contents)
-        return
-    made = f"{contents.created_at.astimezone():%Y-%m-%d %H:%M}"
-    typer.echo(
-        f"restored the state of {made}: {_describe_rows(contents.rows)}, {len(contents.code)}"
-        " uploads of code"
-    )
+    else:
+        made = f"{contents.created_at.astimezone():%Y-%m-%d %H:%M}"
+        typer.echo(f"restored the state of {made}: {_describe_contents(contents)}")
+    storage = find_storage(settings)
+    if storage != contents.storage:
+        typer.echo(
+            f"accordion: checkpoints are looked for in {storage}, and were in {contents.storage};"
+            " copy them, or set ACCORDION_STORAGE before you start the service",
+            err=True,
+        )
 
 
 def move_database(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="URL",
-            envvar="ACCORDION_TARGET_DATABASE_URL",
-            help="empty database, such as postgresql://accordion@host/accordion",
+            metavar="URL", help="empty database, such as postgresql://accordion@host/accordion"
         ),
     ],
     *,
@@ -75,15 +78,15 @@ def move_database(
 ) -> None:
     """Copy the database of a stopped service to another one, such as from SQLite to PostgreSQL.
 
-    The source stays as it is. Then set ACCORDION_DATABASE_URL to the new one.
+    The source stays as it is. Then set ACCORDION_DATABASE_URL to the new one. Passwords are best
+    kept in ~/.pgpass, since others see the URL in the list of processes.
     """
     from service.backup import move_database as move
     from service.settings import load_settings
     from service.store.copying import hide_password
 
-    settings = load_settings()
-    url = load_settings(database_url=target).database
-    rows = move(settings, url, time.time())
+    url = _check_url(target)
+    rows = move(load_settings(), url, time.time())
     if json:
         print_json({"rows": rows})
         return
@@ -92,7 +95,28 @@ def move_database(
     typer.echo(f"all rows arrived in {hide_password(url)}")
 
 
-def _describe_rows(rows: Mapping[str, int]) -> str:
-    shown = {"jobs": "jobs", "users": "users", "events": "events"}
-    named = ", ".join(f"{rows[table]} {name}" for table, name in shown.items())
-    return f"{sum(rows.values())} rows ({named})"
+def _check_url(target: str) -> str:
+    """Return the URL of a database with its driver.
+
+    Raises:
+        SettingsError: it is not the URL of a database.
+    """
+    from service.errors import SettingsError
+    from service.settings import load_settings
+
+    if not target or target.rstrip("/") in {"sqlite:", "sqlite:///:memory:"}:
+        raise SettingsError(f"the URL is {target!r}; give that of a database")
+    try:
+        return load_settings(database_url=target).database
+    except SettingsError as error:
+        raise SettingsError(str(error).replace("ACCORDION_DATABASE_URL", "the URL")) from None
+
+
+def _describe_contents(contents: BackupContents) -> str:
+    counts = [("jobs", "job"), ("users", "user"), ("events", "event")]
+    named = [_format_count(contents.rows[table], unit) for table, unit in counts]
+    return f"{', '.join(named)}, {_format_count(len(contents.code), 'upload')} of code"
+
+
+def _format_count(count: int, unit: str) -> str:
+    return f"{count} {unit}{'' if count == 1 else 's'}"

@@ -21,6 +21,7 @@ def complete_job_name(incomplete: str) -> list[str]:
     """Return the names of jobs that start with this, for the shell; none if the service is away."""
     try:
         with connect_client("") as client:
+            client.limit_time(_COMPLETION_S)
             page = client.jobs(name_prefix=incomplete or None, limit=_COMPLETED_JOBS)
     except Exception:  # noqa: BLE001 - a shell that completes a word has no place for an error
         return []
@@ -53,6 +54,8 @@ ChangesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 FAILED = 1
+_COMPLETION_S = 1.0
+"""Seconds that the shell waits for the service."""
 _COMPLETED_JOBS = 50
 """Newest jobs whose names the shell completes."""
 _PIPE_WIDTH = 240

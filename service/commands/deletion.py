@@ -25,10 +25,13 @@ def delete(
 ) -> None:
     """Delete an ended job with its history, logs and checkpoints. This cannot be undone."""
     from service.domain.job_status import ENDED
+    from service.errors import SettingsError
 
     with connect_client(url) as client:
         found = client.find(job)
-        if not yes and found.status in ENDED:  # others are refused
+        if found.status not in ENDED:
+            raise SettingsError(f"job {found.id} is {found.status}; cancel it before you delete it")
+        if not yes:
             _confirm(f"{found.name} ({found.id}, {found.status})")
         deleted = client.delete_job(found.id)
     if json:

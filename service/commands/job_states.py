@@ -174,7 +174,7 @@ def _print_lines(found: BatchView) -> None:
 
 
 def _report_none(client: Client, labels: dict[str, str], action: str) -> None:
-    """Say why a batch has no job: a label that no job has may be mistyped."""
+    """Print why a batch has no job: a label that no job has may be mistyped."""
     texts = [f"{key}:{value}" for key, value in labels.items()]
     named = f"label{'s' if len(texts) > 1 else ''} {' and '.join(texts)}"
     known = client.jobs(label=texts, limit=1).items

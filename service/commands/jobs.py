@@ -33,9 +33,9 @@ _COLUMNS = (
 )
 _WRAPPED = "WHY"
 _GAP = 2
-"""Blanks between two columns."""
+"""Spaces between two columns."""
 _MIN_WRAPPED_WIDTH = 40
-"""Least width for the reason, in characters, before columns are left out."""
+"""Minimum width of the reason, in characters; columns are left out to make room for it."""
 
 
 def submit(
@@ -193,7 +193,7 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
 def _job_table(jobs: list[JobView], width: int) -> Table:
     """Build the table of jobs, without the columns that a terminal of this width has no room for.
 
-    Names are never cut; the reason is wrapped.
+    Names and the reason are wrapped, and nothing is cut.
     """
     from rich.table import Table
 
@@ -209,7 +209,7 @@ def _job_table(jobs: list[JobView], width: int) -> Table:
             shown.pop(column, None)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in shown:
-        table.add_column(column, no_wrap=column != _WRAPPED, overflow="fold")
+        table.add_column(column, no_wrap=column not in {"NAME", _WRAPPED}, overflow="fold")
     for row in rows:
         table.add_row(*(row[column] for column in shown))
     return table
@@ -220,7 +220,7 @@ def _tells_jobs_apart(column: str, cells: set[str]) -> bool:
         case "OWNER":
             return len(cells - {"-"}) > 1
         case "KIND":
-            return cells != {"job"}
+            return bool(cells - {"job"})
     return True
 
 

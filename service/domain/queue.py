@@ -240,9 +240,9 @@ class _QueuePlan:
         """Describe the start of a job, and the quotas that keep it below its maximum."""
         most = f" of at most {job.request.max}" if workers < job.request.max else ""
         message = f"starts with {workers}{most} worker{'' if job.request.max == 1 else 's'}"
-        full = replace(job.request, min=job.request.max)
-        capping = self._usage.list_exhausted(job.accounts, full)
-        if not capping:
+        one_more = replace(job.request, min=min(workers + 1, job.request.max))
+        capping = self._usage.list_exhausted(job.accounts, one_more)
+        if workers == job.request.max or not capping:
             return message
         named = _name_quotas(capping, self._rules.quotas)
         return f"{message}; {named} {'allow' if len(capping) > 1 else 'allows'} no more now"
@@ -286,8 +286,8 @@ class _QueuePlan:
 
 
 def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable) -> str:
-    """Explain why quotas do not let a job start. The text does not depend on what is in use, so
-    that it is stored once and not at every change.
+    """Explain why quotas do not let a job start. The text has the limits and not what is in use,
+    so that it is not stored anew at every change.
     """
     unused = QuotaUsage(quotas)
     too_small = unused.list_exhausted(job.accounts, job.request)

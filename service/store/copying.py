@@ -2,95 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Table, func, inspect, select, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.errors import StartError
 from service.store.database import Database
 from service.store.migrations import current, head, upgrade
-from service.store.models import Base, LeaseRow, UserRow
+from service.store.models import Base, LeaseRow
 from service.store.postgres import lift_limits
 
 _ROWS_AT_ONCE = 200
-_FROM_THE_START = frozenset({"cluster", "installation", "leases", "users"})
+_FROM_THE_START = frozenset(
+    {"audit", "cluster", "ended_sessions", "installation", "leases", "login_links", "users"}
+)
 """Tables in which a service has rows before anybody uses it."""
+_MARK = "installation"
+"""Table by which a database of this service is known."""
+_TABLES = Base.metadata.sorted_tables
 
 
-def copy_database(source_url: str, target_url: str) -> dict[str, int]:
+def copy_database(
+    source_url: str,
+    target_url: str,
+    *,
+    now: float,
+    holds_writers: bool = False,
+    finish: Callable[[Connection], object] = lambda _: None,
+) -> dict[str, int]:
     """Copy all rows to a database that nobody has used yet, and return their number by table.
 
-    The copy is of one moment: the source may be in use. Tables of the target are created if they
-    are missing. It has either all rows or those of before.
+    The copy is of one moment: the source may be in use. The target has either all rows, or those of
+    before.
+
+    Args:
+        source_url: database with the tables of this version.
+        target_url: database without tables, or with those of a service that nobody has used.
+        now: time in seconds since 1970.
+        holds_writers: whether nobody may write to the source meanwhile, nor work on it.
+        finish: called at the end of the transaction of the target.
 
     Raises:
-        StartError: a database cannot be used, the target has been used already, or the source has
-            other tables than this version.
+        StartError: a database cannot be used, the target has been used already or is in use, or the
+            source has other tables than this version.
     """
     _check_file(source_url)
+    check_target(target_url, now)
     upgrade(target_url)
     source, target = Database(source_url), Database(target_url)
     try:
-        _check_revision(source)
-        with source.engine.connect() as reading, target.connect_writer() as writing:
-            if reading.dialect.name == "postgresql":
-                lift_limits(reading)
-            _check_unused(writing)
-            return _copy_tables(reading, writing)
+        with _translated_errors():
+            _check_revision(source)
+            open_source = source.connect_writer if holds_writers else source.engine.connect
+            with open_source() as reading, target.connect_writer() as writing:
+                _prepare_source(reading, source_url, now, holds_writers=holds_writers)
+                _check_unused(writing, target_url, now)
+                counts = _copy_tables(reading, writing)
+                finish(writing)
+                return counts
     finally:
         source.close()
         target.close()
 
 
-def check_stopped(url: str, now: float) -> None:
-    """Check that no scheduler works on a database.
+def check_target(url: str, now: float) -> None:
+    """Check, without changing anything, that rows may be copied to a database.
 
     Raises:
-        StartError: one does.
+        StartError: it belongs to another program, has been used, or a scheduler works on it.
     """
-    _check_file(url)
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        return
     database = Database(url)
     try:
-        with database.read() as session:
-            leases = session.scalars(select(LeaseRow).where(LeaseRow.expires_at > now)).all()
+        with _translated_errors(), database.engine.connect() as connection:
+            found = set(inspect(connection).get_table_names())
+            if found and _MARK not in found:
+                raise StartError(
+                    f"the database {hide_password(url)} has tables of another program; name an"
+                    " empty one"
+                )
+            if found:
+                _check_unused(connection, url, now)
     finally:
         database.close()
-    if leases:
-        raise StartError(
-            f"the scheduler {leases[0].owner} works on the database {hide_password(url)}; stop the"
-            " service first"
-        )
+
+
+def count_rows(url: str) -> dict[str, int]:
+    """Return the number of rows of each table of a database.
+
+    Raises:
+        StartError: the database cannot be read.
+    """
+    database = Database(url)
+    try:
+        with _translated_errors(), database.engine.connect() as connection:
+            found = inspect(connection).get_table_names()
+            return {
+                table.name: _count_rows(connection, table)
+                for table in _TABLES
+                if table.name in found
+            }
+    finally:
+        database.close()
 
 
 def hide_password(url: str) -> str:
-    """Return the URL of a database for messages."""
-    return make_url(url).render_as_string(hide_password=True)
+    """Return the URL of a database for messages, without password and query."""
+    return make_url(url).set(query={}).render_as_string(hide_password=True)
 
 
-def _check_unused(connection: Connection) -> None:
-    """Check that a database has no rows but those of the first start.
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """Translate errors of the databases; rows stay out of the message.
 
     Raises:
-        StartError: it has others.
+        StartError: a database failed.
     """
-    counts = {
-        table.name: _count_rows(connection, table)
-        for table in Base.metadata.sorted_tables
-        if table.name not in _FROM_THE_START
-    }
-    counts["users"] = max(0, _count_rows(connection, UserRow.metadata.tables["users"]) - 1)
-    used = [f"{count} rows in {name}" for name, count in sorted(counts.items()) if count]
-    if used:
-        raise StartError(
-            f"the database {hide_password(str(connection.engine.url))} has been used"
-            f" ({', '.join(used)}); name an empty one in ACCORDION_DATABASE_URL or ACCORDION_HOME"
-        )
+    try:
+        yield
+    except (DBAPIError, PoolTimeout) as error:
+        reason = str(getattr(error, "orig", error)).partition("\n")[0]
+        raise StartError(f"a database failed ({reason}); nothing was stored") from error
 
 
 def _check_file(url: str) -> None:
-    """Check that the file of a SQLite database exists; opening it would create an empty one."""
+    """Check that the file of a SQLite database exists; opening it would create an empty one.
+
+    Raises:
+        StartError: it does not.
+    """
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise StartError(
@@ -100,6 +147,11 @@ def _check_file(url: str) -> None:
 
 
 def _check_revision(database: Database) -> None:
+    """Check that a database has the tables of this version.
+
+    Raises:
+        StartError: it does not.
+    """
     found = current(database)
     if found != head():
         raise StartError(
@@ -108,17 +160,63 @@ def _check_revision(database: Database) -> None:
         )
 
 
+def _prepare_source(connection: Connection, url: str, now: float, *, holds_writers: bool) -> None:
+    """Lift the limits of a long read, and keep writers out if asked.
+
+    Raises:
+        StartError: writers are to be kept out, and a scheduler works on the database.
+    """
+    if connection.dialect.name == "postgresql":
+        lift_limits(connection)
+        if holds_writers:
+            names = ", ".join(f'"{table.name}"' for table in _TABLES)
+            connection.execute(text(f"LOCK TABLE {names} IN SHARE MODE"))
+    if holds_writers:
+        _check_stopped(connection, url, now)
+
+
+def _check_stopped(connection: Connection, url: str, now: float) -> None:
+    lease = select(LeaseRow.owner).where(LeaseRow.expires_at > now)
+    holder = connection.execute(lease).scalars().first()
+    if holder is not None:
+        raise StartError(
+            f"the scheduler {holder} works on the database {hide_password(url)}; stop the service"
+            " first"
+        )
+
+
+def _check_unused(connection: Connection, url: str, now: float) -> None:
+    """Check that a database has no rows but those of the first start.
+
+    Raises:
+        StartError: it has others, or a scheduler works on it.
+    """
+    _check_stopped(connection, url, now)
+    found = inspect(connection).get_table_names()
+    counts = {
+        table.name: _count_rows(connection, table)
+        for table in _TABLES
+        if table.name in found and table.name not in _FROM_THE_START
+    }
+    counts["users"] = _count_rows(connection, Base.metadata.tables["users"]) - 1
+    used = [f"{name} {count}" for name, count in sorted(counts.items()) if count > 0]
+    if used:
+        raise StartError(
+            f"the database {hide_password(url)} has been used (rows: {', '.join(used)}); name an"
+            " empty one"
+        )
+
+
 def _copy_tables(source: Connection, target: Connection) -> dict[str, int]:
-    for table in reversed(Base.metadata.sorted_tables):
+    for table in reversed(_TABLES):
         target.execute(table.delete())
-    counts = {}
-    for table in Base.metadata.sorted_tables:
-        counts[table.name] = _copy_rows(source, target, table)
-        found = _count_rows(target, table)
-        if found != counts[table.name]:
+    counts = {table.name: _copy_rows(source, target, table) for table in _TABLES}
+    for table in _TABLES:
+        arrived = _count_rows(target, table)
+        if arrived != counts[table.name]:
             raise StartError(
-                f"{counts[table.name]} rows of {table.name} were copied, and {found} arrived;"
-                " nothing is stored"
+                f"{counts[table.name]} rows of {table.name} were copied, and {arrived} arrived;"
+                " nothing was stored"
             )
     _advance_sequences(target, counts)
     return counts
@@ -126,8 +224,8 @@ def _copy_tables(source: Connection, target: Connection) -> dict[str, int]:
 
 def _copy_rows(source: Connection, target: Connection, table: Table) -> int:
     count = 0
-    found = source.execute(select(table), execution_options={"yield_per": _ROWS_AT_ONCE}).mappings()
-    for rows in found.partitions():
+    options = {"yield_per": _ROWS_AT_ONCE}
+    for rows in source.execute(select(table), execution_options=options).mappings().partitions():
         target.execute(table.insert(), [dict(row) for row in rows])
         count += len(rows)
     return count
@@ -141,7 +239,7 @@ def _advance_sequences(target: Connection, counts: Mapping[str, int]) -> None:
     """Let PostgreSQL number new rows after the copied ones; SQLite does so by itself."""
     if target.dialect.name != "postgresql":
         return
-    for table in Base.metadata.sorted_tables:
+    for table in _TABLES:
         column = table.autoincrement_column
         if column is not None and counts[table.name]:
             sequence = func.pg_get_serial_sequence(table.name, column.name)

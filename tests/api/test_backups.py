@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import time
 import zipfile
@@ -11,15 +12,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import Connection, Engine, event, select
 
 from service.app import create_app
 from service.backup import move_database, restore_backup, write_backup
 from service.domain.jobs import Status
 from service.errors import StartError
 from service.settings import Settings, load_settings
+from service.store.copying import count_rows
 from service.store.database import Database
-from service.store.migrations import upgrade
 from service.store.models import Base
 from tests.api.conftest import LOCAL
 from tests.api.world import World
@@ -40,17 +41,6 @@ def new_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     url = server.create_database()
     yield load_settings(home=home, database_url=url)
     server.drop_database(url)
-
-
-def count_rows(url: str) -> dict[str, int]:
-    database = Database(url)
-    with database.read() as session:
-        counts = {
-            table.name: session.scalar(select(func.count()).select_from(table)) or 0
-            for table in Base.metadata.sorted_tables
-        }
-    database.close()
-    return counts
 
 
 def used_service(world: World, client: TestClient) -> str:
@@ -78,6 +68,9 @@ def test_a_backup_has_all_rows_and_a_restored_service_goes_on(
     before = client.get(f"/api/v1/jobs/{job_id}").json()
     audit = client.get("/api/v1/audit").json()["items"]
 
+    for workers in (1, 2, 1):  # the workers know newer orders than the backup has
+        world.resize(job_id, 1, workers)
+        world.turn(4)
     restored = restore_backup(new_settings, file, world.clock())
     assert restored.rows == made.rows == count_rows(new_settings.database)
     with TestClient(create_app(new_settings, world.clock), base_url=LOCAL) as other:
@@ -89,8 +82,8 @@ def test_a_backup_has_all_rows_and_a_restored_service_goes_on(
         assert newest["id"] > audit[0]["id"]
     world.move_to(new_settings)
     world.turn_until(lambda: world.job(job_id).status == Status.RUNNING)
-    world.cancel(job_id)
-    world.turn_until(lambda: world.job(job_id).status == Status.CANCELLED)
+    world.pause(job_id)
+    assert world.reach(job_id, Status.PAUSED).message.startswith("paused; its state is saved")
     assert world.job(job_id).attempt == before["attempt"]
 
 
@@ -103,7 +96,7 @@ def test_a_database_moves_with_all_rows(
     later = world.clock() + world.settings.lease_s + 1.0
     counts = move_database(world.settings, new_settings.database, later)
     assert counts == count_rows(world.settings.database) == count_rows(new_settings.database)
-    with pytest.raises(StartError, match=r"has been used \(.*1 rows in jobs"):
+    with pytest.raises(StartError, match=r"has been used \(rows: .*jobs 1"):
         move_database(world.settings, new_settings.database, later)
 
 
@@ -125,6 +118,24 @@ def pack(name: str) -> bytes:
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr(name, "x = 1\n")
     return packed.getvalue()
+
+
+def test_a_backup_is_of_one_moment_while_jobs_are_submitted(world: World, tmp_path: Path) -> None:
+    world.train(world.submit(**LONG))
+    before, submitted = count_rows(world.settings.database), []
+
+    def submit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        is_copy = ".backup-" in str(connection.engine.url)
+        if is_copy and statement.startswith("INSERT INTO jobs") and not submitted:
+            submitted.append(world.submit(**LONG))
+
+    event.listen(Engine, "before_cursor_execute", submit)
+    try:
+        made = write_backup(world.settings, tmp_path / "backup.tar.gz", world.clock())
+    finally:
+        event.remove(Engine, "before_cursor_execute", submit)
+    assert made.rows == before
+    assert count_rows(world.settings.database)["jobs"] == before["jobs"] + len(submitted) == 2
 
 
 def test_what_happens_after_a_backup_is_not_in_it(
@@ -156,34 +167,57 @@ def test_a_file_that_exists_is_not_overwritten(world: World, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.glob("*backup*")) == ["backup.tar.gz"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "newer", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other", "newer", "no database", "missing"])
 def test_what_is_no_backup_is_refused_and_leaves_nothing(
     world: World, tmp_path: Path, new_settings: Settings, damage: str
 ) -> None:
     file = tmp_path / "backup.tar.gz"
     write_backup(world.settings, file, time.time())
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:2000])
-    elif damage == "missing":
-        file.unlink()
-    else:
-        name, text = ("other.txt", b"x") if damage == "other" else ("manifest.json", NEWER)
-        with tarfile.open(file, "w:gz") as archive:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text))
-    upgrade(new_settings.database)
-    before = count_rows(new_settings.database)
-    with pytest.raises(StartError, match=r"is no|newer version"):
+    change_backup(file, damage)
+    before = count_rows(new_settings.database) if new_settings.database_url else {}
+    with pytest.raises(StartError, match=r"cannot be read|is not a backup|damaged|newer version"):
         restore_backup(new_settings, file, time.time())
-    assert count_rows(new_settings.database) == before
     assert list(new_settings.home.glob(".restore-*")) == []
+    if before:
+        assert count_rows(new_settings.database) == before
+    else:
+        assert not (new_settings.home / "accordion.db").exists()
 
 
-NEWER = (
-    b'{"format": 1, "revision": "9999", "created_at": "2027-01-31T22:00:00Z", "rows": {},'
-    b' "code": []}'
-)
+def change_backup(file: Path, damage: str) -> None:
+    """Damage a backup, or replace it by another archive."""
+    packed = file.read_bytes()
+    match damage:
+        case "cut":
+            file.write_bytes(packed[: len(packed) // 2])
+        case "flipped":
+            middle = len(packed) // 2
+            file.write_bytes(packed[:middle] + bytes([packed[middle] ^ 1]) + packed[middle + 1 :])
+        case "missing":
+            file.unlink()
+        case "other":
+            rewrite(file, {"other.txt": b"x"})
+        case "no database":
+            members = read_members(file)
+            rewrite(file, {"contents.json": members["contents.json"]})
+        case "newer":
+            members = read_members(file)
+            contents = json.loads(members["contents.json"]) | {"revision": "9999"}
+            rewrite(file, {**members, "contents.json": json.dumps(contents).encode()})
+
+
+def read_members(file: Path) -> dict[str, bytes]:
+    with tarfile.open(file) as archive:
+        found = {one.name: archive.extractfile(one) for one in archive.getmembers()}
+        return {name: opened.read() for name, opened in found.items() if opened is not None}
+
+
+def rewrite(file: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(file, "w:gz") as archive:
+        for name, packed in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(packed)
+            archive.addfile(entry, io.BytesIO(packed))
 
 
 def test_a_service_that_runs_is_not_restored_into(

@@ -107,6 +107,17 @@ def test_all_quotas_that_block_a_job_are_named(client: TestClient, world: World)
     assert "allows; lower workers.min to 2, or" in world.job(too_large).message
 
 
+def test_a_dry_run_names_no_quota_where_the_cluster_is_too_small(
+    client: TestClient, world: World
+) -> None:
+    put(client, user="admin", workers=8)
+    world.train(world.submit(**LONG, workers={"min": 2, "max": 2}, priority=100))
+    world.turn()
+    spec = {**DIGITS, "workers": {"min": 1, "max": 4}}
+    found = client.post(JOBS, params={"dry_run": True}, json=spec).json()
+    assert found["message"] == "starts with 2 of at most 4 workers"
+
+
 def test_a_dry_run_names_the_quota_that_limits_growth(client: TestClient, world: World) -> None:
     put(client, user="admin", workers=2)
     world.turn()
@@ -126,7 +137,7 @@ def test_a_dry_run_names_the_quota_that_limits_growth(client: TestClient, world:
         ({"user": "nobody", "jobs": 1}, "there is no user 'nobody'"),
         (
             {"label": "vision", "jobs": 1},
-            "'vision' is no label; give it as key:value, such as",
+            "'vision' is not a label; give it as key:value, such as",
         ),
         ({"user": "admin", "jobs": -1}, "greater than or equal to 0"),
     ],

@@ -421,6 +421,8 @@ class Attempt:
     def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> PreviousGroup:
         """Drop the group and remember how far it was."""
         self._group = None
+        if self.host.has_progressed(group.generation):
+            self.failures = self.failures.after_progress()
         self.previous_group = self._describe_group(cause, len(group.members))
         self.has_trained = self.has_trained or self.host.has_started(group.generation)
         return self.previous_group

@@ -52,10 +52,18 @@ class FailureCounts:
             elif isinstance(payload, FailureRecord) and payload.cause == "infrastructure":
                 found = found.after_loss(payload)
             elif isinstance(payload, FailureRecord):
-                found = cls(own=found.own + 1, last=(payload.step, payload.message))
+                found = found.after_own(payload)
             elif safe_step(payload) > reached:
-                reached, found = safe_step(payload), cls(own=found.own, last=found.last)
+                reached, found = safe_step(payload), found.after_progress()
         return found
+
+    def after_progress(self) -> Self:
+        """Return the counts after a new checkpoint or epoch."""
+        return type(self)(own=self.own, last=self.last)
+
+    def after_own(self, failure: FailureRecord) -> Self:
+        """Return the counts with one more failure of the job itself."""
+        return replace(self, own=self.own + 1, last=(failure.step, failure.message))
 
     def after_loss(self, failure: FailureRecord) -> Self:
         """Return the counts with one more lost group."""
@@ -96,17 +104,16 @@ def decide_retry(
     `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no
     retry can cure.
     """
+    before = failures.after_progress() if progressed else failures
     if failure.is_storage:
-        away = 0 if progressed else failures.storage_in_a_row
+        away = before.storage_in_a_row
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(away, 10))
-        return replace(failures, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
+        return replace(before, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
     if failure.cause == "infrastructure":
-        before = replace(failures, lost_in_a_row=0, deaths=0) if progressed else failures
         now = before.after_loss(failure)
         return now, _decide_after_loss(now, failure)
-    place = (failure.step, failure.message)
-    repeated = failure.step is not None and place == failures.last
-    now = FailureCounts(own=failures.own + 1, last=place)
+    repeated = failure.step is not None and (failure.step, failure.message) == before.last
+    now = before.after_own(failure)
     if fatal is not None:
         return now, GiveUp(reason=fatal, message=failure.message)
     if repeated or max_failures == 0:

@@ -36,6 +36,8 @@ GLOO = RuntimeError(
 )
 LOST = FailureRecord(cause="infrastructure", rank=1, message="the process of rank 1 is gone")
 DIED = LOST.model_copy(update={"process_died": True})
+STORAGE = LOST.model_copy(update={"is_storage": True})
+OWN = LOST.model_copy(update={"cause": "job", "step": 3})
 
 
 def own(step: int | None, message: str = "it raised") -> FailureRecord:
@@ -148,7 +150,7 @@ def test_the_budget_counts_the_jobs_own_failures_only(max_failures: int) -> None
 
 def test_a_supervisor_that_starts_again_knows_what_was_spent() -> None:
     spent = FailureCounts.restore([own(1), LOST, own(3)])
-    assert spent == FailureCounts(own=2, last=(3, "it raised"))
+    assert spent == FailureCounts(own=2, lost_in_a_row=1, last=(3, "it raised"))
     assert FailureCounts.restore([LOST, LOST]) == FailureCounts(lost_in_a_row=2)
     assert FailureCounts.restore([LOST, saved(10), LOST, saved(10)]) == FailureCounts(
         lost_in_a_row=1
@@ -271,6 +273,26 @@ def test_a_group_that_is_lost_otherwise_in_between_does_not_hide_that_processes_
         state, move = decide_retry(state, failure, progressed=False, max_failures=3, fatal=None)
         moves.append(isinstance(move, GiveUp))
     assert moves.index(True) == 2 * (MAX_DEATHS - 1)
+
+
+def test_a_checkpoint_of_a_group_that_the_storage_ended_counts_as_progress() -> None:
+    state = FailureCounts()
+    for _ in range(MAX_DEATHS - 1):
+        state, _ = decide_retry(state, DIED, progressed=False, max_failures=3, fatal=None)
+    away = LOST.model_copy(update={"is_storage": True})
+    state, _ = decide_retry(state, away, progressed=True, max_failures=3, fatal=None)
+    state, move = decide_retry(state, DIED, progressed=False, max_failures=3, fatal=None)
+    assert (state.deaths, isinstance(move, Retry)) == (1, True)
+
+
+@given(st.lists(st.sampled_from([DIED, LOST, STORAGE, OWN]), max_size=20))
+def test_a_restarted_supervisor_counts_failures_as_the_one_before(
+    failures: list[FailureRecord],
+) -> None:
+    state = FailureCounts()
+    for failure in failures:
+        state, _ = decide_retry(state, failure, progressed=False, max_failures=100, fatal=None)
+    assert FailureCounts.restore(failures) == state
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.booleans())
