@@ -193,7 +193,7 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
 def _job_table(jobs: list[JobView], width: int) -> Table:
     """Build the table of jobs, without the columns that a terminal of this width has no room for.
 
-    Names and the reason are wrapped, and nothing is cut.
+    Names and reasons are wrapped rather than cut.
     """
     from rich.table import Table
 
