@@ -43,7 +43,7 @@ help:
 	@echo "make format  format the code"
 	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
-	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, an hour and a half (BENCH_ARGS='--links NAME' for some)"
+	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
