@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,8 @@ def cpu_share(share: float) -> Iterator[None]:
         yield
         return
     quota_us = round(share * PERIOD_US)
-    is_v1 = (_V1 / "cpu.cfs_quota_us").exists()
-    home = _V1 if is_v1 else _V2
+    home = _find_home()
+    is_v1 = (home / "cpu.cfs_quota_us").exists()
     group = home / f"accordion-bench-{os.getpid()}"
     group.mkdir()
     try:
@@ -36,3 +38,18 @@ def cpu_share(share: float) -> Iterator[None]:
     finally:
         (home / "cgroup.procs").write_text(str(os.getpid()))
         group.rmdir()
+
+
+def _find_home() -> Path:
+    """Return the folder of the cgroups; `ip netns exec` hides it, and then it is mounted again, for
+    this process and its children only.
+    """
+    for home, file in ((_V1, "cpu.cfs_quota_us"), (_V2, "cgroup.procs")):
+        if (home / file).exists():
+            return home
+    folder = Path(tempfile.mkdtemp(prefix="accordion-cgroup-"))
+    for kind in (["cgroup", "-o", "cpu"], ["cgroup2"]):
+        command = ["mount", "-t", kind[0], *kind[1:], "none", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return folder
+    raise OSError("no cgroup hierarchy can be mounted; run this as root")
