@@ -22,11 +22,13 @@ from service.api import (
     history,
     jobs,
     login_links,
+    model_downloads,
     overrides,
     plans,
     quotas,
     steering,
     streams,
+    user_secrets,
 )
 from service.api.app_state import AppState, Clock
 from service.api.feeds import FeedHub
@@ -69,7 +71,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     )
     app.state.accordion = state
     modules = (jobs, batches, steering, history, overrides, streams, plans, catalog, code)
-    for module in (*modules, accounts, quotas, login_links):
+    for module in (*modules, model_downloads, accounts, quotas, user_secrets, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)

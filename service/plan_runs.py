@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from service.code_store import CodeStore
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
+from service.job_env import JobEnv
 from service.runtime.protocol import Runtime
 from service.store.models import PlanRow
 from service.store.plan_rows import PlanStore
@@ -27,11 +28,18 @@ class PlanRuns:
     """
 
     def __init__(
-        self, store: PlanStore, runtime: Runtime, code: CodeStore, *, monotonic: Callable[[], float]
+        self,
+        store: PlanStore,
+        runtime: Runtime,
+        code: CodeStore,
+        *,
+        env: JobEnv,
+        monotonic: Callable[[], float],
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._code = code
+        self._env = env
         self._monotonic = monotonic
         self._running: tuple[str, float] | None = None
         """ID of the plan that this process measures, and when it was started."""
@@ -67,7 +75,7 @@ class PlanRuns:
             self._end(row.id)
             return
         try:
-            task = _task_of(row)
+            task = _task_of(row, self._env)
             has_code = task.spec.code is not None and not self._runtime.is_measuring(row.id)
             code = self._code.read(task.spec.code) if has_code and task.spec.code else None
         except (ValidationError, KeyError, NotFound, Unavailable, OSError) as error:
@@ -93,14 +101,15 @@ class PlanRuns:
             _log.warning("cluster", error=str(error))
 
 
-def _task_of(row: PlanRow) -> PlanTask:
-    link = row.request["link"]
+def _task_of(row: PlanRow, env: JobEnv) -> PlanTask:
+    link, spec = row.request["link"], JobSpec.model_validate(row.request["spec"])
     return PlanTask(
         id=row.id,
-        spec=JobSpec.model_validate(row.request["spec"]),
+        spec=spec,
         latency_s=link["latency_ms"] / 1e3,
         bytes_per_s=link["mbit_per_s"] * 1e6 / 8,
         measure_s=row.request["measure_s"],
+        env=env.resolve(spec, row.owner),
     )
 
 

@@ -41,6 +41,7 @@ from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.housekeeping import Housekeeping
+from service.job_env import JobEnv
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
 from service.plan_runs import PlanRuns
@@ -98,7 +99,8 @@ class Scheduler:
         self._cluster = ClusterState()
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
-        self._plans = PlanRuns(PlanStore(database, clock), runtime, self._code, monotonic=monotonic)
+        self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
+        self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
         self._housekeeping = Housekeeping(
             database, runtime, settings, code=self._code, clock=clock, monotonic=monotonic
@@ -356,6 +358,7 @@ class Scheduler:
             spec=spec,
             retried_attempt=job.retried_attempt or 0,
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
+            env=self._env.resolve(spec, job.owner),
         )
         self._lease.confirm(token)
         self._runtime.start(launch)

@@ -15,12 +15,14 @@ from sqlalchemy.exc import ArgumentError
 from service.errors import SettingsError
 from workers.contract import MAX_PRIORITY
 
+MIN_KEY_LENGTH = 32
+"""Minimum length of the key that encrypts secrets."""
 MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""
 
 
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
-_SECRET = frozenset({"DATABASE_URL", "TOKEN"})
+_SECRET = frozenset({"DATABASE_URL", "TOKEN", "SECRETS_KEY"})
 """Suffixes of names whose values are never shown: they contain passwords."""
 
 
@@ -51,6 +53,13 @@ class Settings(BaseSettings):
     user_token: SecretStr | None = Field(default=None, validation_alias="ACCORDION_TOKEN")
     """Token of the user of the command line and the Python client."""
     user_token_file: Path | None = Field(default=None, validation_alias="ACCORDION_TOKEN_FILE")
+    secrets_key_text: SecretStr | None = Field(
+        default=None, validation_alias="ACCORDION_SECRETS_KEY"
+    )
+    """Random text of at least 32 characters that encrypts the secrets of users, the same for all
+    processes. By default the api creates it in the file `secrets.key` of the home directory.
+    """
+    secrets_key_file: Path | None = None
     requests_per_second: float = Field(default=50.0, gt=0)
     """Requests per second that a user may make in the long run, in each api process; the admin
     token of the settings has no limit.
@@ -197,6 +206,11 @@ class Settings(BaseSettings):
         return self.home / "token"
 
     @property
+    def home_secrets_key(self) -> Path:
+        """File of the key that the api creates if none is set."""
+        return self.home / "secrets.key"
+
+    @property
     def code(self) -> Path:
         """Directory of uploaded code, the same for api and scheduler."""
         return self.home / "code"
@@ -246,6 +260,19 @@ class Settings(BaseSettings):
             self.metrics_token, self.metrics_token_file, name=name, shortest=MIN_TOKEN_LENGTH
         )
 
+    def secrets_key(self) -> str | None:
+        """The key that encrypts secrets; None if none is set and the home directory has none.
+
+        Raises:
+            SettingsError: the file cannot be read, or the key is too short or not of ASCII
+                characters.
+        """
+        file = self.secrets_key_file
+        if self.secrets_key_text is None and file is None and self.home_secrets_key.exists():
+            file = self.home_secrets_key
+        name = "ACCORDION_SECRETS_KEY"
+        return _read_secret(self.secrets_key_text, file, name=name, shortest=MIN_KEY_LENGTH)
+
     def ray_auth_token(self) -> str | None:
         """The Ray cluster's token; None where none is set.
 
@@ -270,7 +297,7 @@ def _read_secret(
         )
     if not (text.isascii() and text.isprintable()):
         raise SettingsError(
-            f"{name} holds characters that no HTTP header can carry; give letters, digits and signs"
+            f"{name} holds characters other than letters, digits and signs of ASCII; use only these"
         )
     return text
 

@@ -13,6 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
+from workers.env_spec import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
+from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
+from workers.env_spec import list_secret_names as list_secret_names
+from workers.env_spec import resolve_env as resolve_env
 from workers.plain_text import clean_texts
 from workers.spec import LABEL_PATTERN as LABEL_PATTERN
 from workers.spec import MAX_PRIORITY as MAX_PRIORITY
@@ -400,6 +404,13 @@ class Launch(Strict):
     """Newest attempt whose recorded end is ignored because the user retried the job: this attempt
     resumes from the newest checkpoint. 0 if there is none.
     """
+    env: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Environment variables of the worker processes, with the values of secrets."""
+
+    def list_secret_values(self) -> list[str]:
+        """Return the values of variables that refer to a secret."""
+        names = list_secret_names(self.spec.env)
+        return [value for name, value in self.env.items() if name in names]
 
 
 class Guest(Strict):
@@ -438,6 +449,8 @@ class PlanTask(Strict):
     """Bandwidth between two workers in one direction."""
     measure_s: float
     """Seconds for which steps of one worker are measured."""
+    env: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Environment variables of the measuring process, with the values of secrets."""
 
 
 class PlanResult(Strict):

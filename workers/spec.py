@@ -23,6 +23,7 @@ from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
+from workers.env_spec import Env
 from workers.plain_text import check_texts
 from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
 from workers.spec_types import Label as Label
@@ -325,6 +326,11 @@ class JobSpec(Strict):
     code: Sha256 | None = None
     """SHA-256 of uploaded code (`POST /api/v1/code`), appended to the workers' `sys.path`. Required
     for `script`, and for a class of your own that is not installed on the workers.
+    """
+    env: Env = Field(default={})
+    """Environment variables of the workers, as up to 64 names and values, such as `{"HF_HOME":
+    "/mnt/hf"}`. Values are visible to everybody who may see the job, except that of a secret:
+    `{"HF_TOKEN": {"secret": "hf-token"}}` takes your secret of that name (`PUT /api/v1/secrets`).
     """
     workers: WorkersSpec = WorkersSpec()
     """Worker processes and what each reserves."""

@@ -1,4 +1,4 @@
-# The api: neither torch nor Ray is in it. Build from the root of the repository:
+# The api, without Ray and, unless EXTRA_PACKAGES adds it, without torch. Build from the root of the repository:
 #   docker build -f deploy/docker/service.Dockerfile -t accordion-service .
 FROM python:3.11.11-slim-bookworm AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
@@ -14,6 +14,11 @@ COPY accordion accordion
 COPY workers workers
 COPY service service
 RUN pip install --no-deps .
+# "numpy torch" lets this api export models (accordion download), and adds about 700 MB.
+ARG EXTRA_PACKAGES=""
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN echo "$EXTRA_PACKAGES" | tr ' ' '\n' > extra.txt \
+    && pip install --requirement extra.txt --extra-index-url "$TORCH_INDEX" --constraint constraints.txt
 
 FROM python:3.11.11-slim-bookworm
 RUN useradd --uid 10001 --create-home accordion \

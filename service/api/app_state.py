@@ -26,6 +26,8 @@ find a free one.
 """
 NUM_UPLOAD_CHECKS = 2
 """Maximum number of uploads checked concurrently; the others wait without holding a thread."""
+NUM_MODEL_EXPORTS = 1
+"""Maximum number of models exported concurrently: each takes twice the memory of the model."""
 _SLOT_WAIT_S = 10.0
 """Maximum wait for a write slot. A write takes milliseconds, so hundreds finish in this time."""
 
@@ -75,6 +77,9 @@ class AppState:
     draining: threading.Event
     """Set when the process is asked to stop: writes are rejected, and streams end."""
     write_slots: WriteSlots = field(default_factory=WriteSlots)
+    model_exports: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(NUM_MODEL_EXPORTS)
+    )
     upload_checks: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS)
     )

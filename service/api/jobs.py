@@ -20,6 +20,7 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, Reposit
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN, CloneRequest, DryRun, JobPage, JobView
+from service.api.user_secrets import check_secrets
 from service.api.views import job_view
 from service.domain.access import Caller, Scope
 from service.domain.cluster_snapshot import read_cluster_snapshot
@@ -133,6 +134,7 @@ def submit(
     _refuse_guest(spec, "/task/name")
     check_code(state, spec)
     check_priority(state, caller, spec.priority, pointer="/priority")
+    check_secrets(state, caller, spec)
     if query.dry_run:
         found = _dry_run(state, caller, spec)
         return Response(found.model_dump_json(), 200, media_type="application/json")
@@ -180,6 +182,7 @@ def clone(
     _refuse_guest(spec, "/spec/task/name")
     check_code(state, spec, "/spec/code")
     check_priority(state, caller, spec.priority, pointer="/spec/priority")
+    check_secrets(state, caller, spec, pointer="/spec/env")
     scope = f"clone {job.id} for {caller.user}"
     key = _check_idempotency_key(idempotency_key, scope, body.model_dump(mode="json"))
     submission = JobSubmission(state.database, state.clock, caller)

@@ -12,6 +12,7 @@ from service.api.code import check_code
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.plan_schemas import PlanRequest, PlanView
 from service.api.problems import describe_problems
+from service.api.user_secrets import check_secrets
 from service.domain.access import Scope
 from service.errors import Invalid
 from service.store.models import PlanRow
@@ -59,6 +60,7 @@ def add_plan(
             "/spec/task/name",
         )
     check_code(state, body.spec, "/spec/code")
+    check_secrets(state, caller, body.spec, pointer="/spec/env")
     row = PlanStore(state.database, state.clock).add(caller, body.model_dump(mode="json"))
     response.headers["Location"] = request.app.url_path_for("get_plan", plan_id=row.id)
     return _plan_view(row)

@@ -1,10 +1,11 @@
-"""Requests of `Client` for users, tokens, quotas and the audit log."""
+"""Requests of `Client` for users, tokens, quotas, secrets and the audit log."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel
 
@@ -18,6 +19,7 @@ from service.api.account_schemas import (
     UserView,
 )
 from service.api.quota_schemas import QuotaList, QuotaView
+from service.api.secret_schemas import SecretList, SecretView
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -110,6 +112,19 @@ class AccountRequests(ABC):
         """Remove the quota of a user or a label, and return it."""
         params = {"user": user} if label is None else {"label": label}
         return self._request(QuotaView, "DELETE", "/quotas", params=params)
+
+    def secrets(self) -> SecretList:
+        """Get your secrets, without their values."""
+        return self._request(SecretList, "GET", "/secrets")
+
+    def set_secret(self, name: str, value: str) -> SecretView:
+        """Set one of your secrets, which jobs refer to in `env`; it replaces the previous value."""
+        path = f"/secrets/{quote(name, safe='')}"
+        return self._request(SecretView, "PUT", path, json={"value": value})
+
+    def remove_secret(self, name: str) -> SecretView:
+        """Remove one of your secrets, and return it without its value."""
+        return self._request(SecretView, "DELETE", f"/secrets/{quote(name, safe='')}")
 
     def audit(
         self,

@@ -86,3 +86,21 @@ def _describe_problem(problem: Problem) -> str:
 def _dotted_path(pointer: str) -> str:
     """Convert a JSON pointer to a dotted path: `/training/epochs` is `training.epochs`."""
     return pointer.strip("/").replace("/", ".").replace("~1", "/").replace("~0", "~")
+
+
+def parse_base_url(url: str) -> httpx2.URL:
+    """Normalize the address.
+
+    Raises:
+        Unreachable: it is not a valid address.
+    """
+    try:
+        address = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        address = httpx2.URL("")
+    # A percent sign encodes a character that no host name may contain.
+    if address.scheme not in {"http", "https"} or not address.host or "%" in address.host:
+        raise Unreachable(
+            f"{url!r} is not an address of a service; give one like http://127.0.0.1:8080"
+        )
+    return address

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -44,8 +45,9 @@ from service.api.schemas import (
 )
 from service.api.why_schemas import WhyView
 from service.client.account_requests import AccountRequests
-from service.client.answers import raise_for_status, translate_errors
+from service.client.answers import parse_base_url, raise_for_status, translate_errors
 from service.client.errors import AmbiguousJob, NotFound, Unreachable
+from service.client.file_download import download_file
 from service.client.stream import LogChunk, Stream, Waiter, follow_stream
 from service.domain.job_status import UNFINISHED
 
@@ -86,7 +88,7 @@ class Client(AccountRequests):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Proxies from the environment would intercept requests to this machine.
         self._http = httpx2.Client(
-            base_url=_base_url(self.url),
+            base_url=parse_base_url(self.url),
             headers=headers,
             transport=transport,
             timeout=REQUEST_TIMEOUT_S,
@@ -351,6 +353,14 @@ class Client(AccountRequests):
         """Get all checkpoints."""
         return self._request(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
 
+    def download_model(self, job_id: str, file: Path, *, checkpoint: str | None = None) -> str:
+        """Write the model of a checkpoint (by default the newest) to a safetensors file; return the
+        name of the checkpoint.
+        """
+        params = {"checkpoint": checkpoint} if checkpoint else {}
+        path = f"/api/v1/jobs/{job_id}/model"
+        return download_file(self._http, self.url, path=path, file=file, params=params)
+
     def schedule(self, job_id: str) -> ScheduleView:
         """Get the state of each layer."""
         return self._request(ScheduleView, "GET", f"/jobs/{job_id}/schedule")
@@ -475,21 +485,3 @@ def _every_item(read: Callable[[str | None], Any]) -> Iterator[Any]:
         cursor = page.next_cursor
         if cursor is None:
             return
-
-
-def _base_url(url: str) -> httpx2.URL:
-    """Normalize the address.
-
-    Raises:
-        Unreachable: it is not a valid address.
-    """
-    try:
-        address = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        address = httpx2.URL("")
-    # A percent sign encodes a character that no host name may contain.
-    if address.scheme not in {"http", "https"} or not address.host or "%" in address.host:
-        raise Unreachable(
-            f"{url!r} is not an address of a service; give one like http://127.0.0.1:8080"
-        )
-    return address

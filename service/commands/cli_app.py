@@ -13,10 +13,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from service.commands import account_commands as accounts
-from service.commands import backups, deletion, doctor, history, jobs, plan, processes
+from service.commands import backups, deletion, doctor, download, history, jobs, plan, processes
 from service.commands import job_control as control
 from service.commands import job_states as states
 from service.commands import queue_commands as queues
+from service.commands import secret_commands as secrets
 from service.commands import watch as live
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -74,6 +75,7 @@ _add("resume")(states.resume)
 _add("cancel")(states.cancel)
 _add("retry")(states.retry)
 _add("change")(control.change)
+_add("download")(download.download)
 _add("delete")(deletion.delete)
 _add("queue")(queues.queue)
 _add("doctor")(doctor.doctor)
@@ -101,6 +103,15 @@ _quotas.command("set", cls=_Command)(queues.set_quota)
 _quotas.command("list", cls=_Command)(queues.list_quotas)
 _quotas.command("remove", cls=_Command)(queues.remove_quota)
 app.add_typer(_quotas, name="quota")
+_secrets = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    help="Set, list and remove values that jobs get in environment variables.",
+)
+_secrets.command("set", cls=_Command)(secrets.set_secret)
+_secrets.command("list", cls=_Command)(secrets.list_secrets)
+_secrets.command("remove", cls=_Command)(secrets.remove_secret)
+app.add_typer(_secrets, name="secret")
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -122,7 +122,9 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
     from service.errors import SettingsError
     from workers.planning.planner_process import run_planner
 
-    environment = inherit_environment(lambda _: True)
+    # A secret is known to the service only; here the caller's own variable takes its place.
+    plain = {k: v for k, v in request["spec"].get("env", {}).items() if isinstance(v, str)}
+    environment = inherit_environment(lambda _: True) | plain
     answer = run_planner(request, code=archive, environment=environment)
     if "error" in answer:
         raise SettingsError(answer["error"])

@@ -383,6 +383,20 @@ class QuotaRow(Base):
     changed_at: Mapped[float]
 
 
+class SecretRow(Base):
+    """A secret of a user, which jobs get in an environment variable."""
+
+    __tablename__ = "secrets"
+
+    user: Mapped[str] = mapped_column(
+        "user_name", _USER, ForeignKey("users.name"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(PlainText(63), primary_key=True)
+    encrypted: Mapped[str] = mapped_column(_TEXT)
+    """Value, as `security/secret_box.py` encrypts it."""
+    set_at: Mapped[float]
+
+
 class LoginLinkRow(Base):
     """A one-time login link; removed when it is used."""
 

@@ -53,6 +53,8 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ),
         ("quota.set", "PUT", "/api/v1/quotas", {"json": {"user": "*", "jobs": 9}}),
         ("quota.removed", "DELETE", "/api/v1/quotas", {"params": {"user": "*"}}),
+        ("secret.set", "PUT", "/api/v1/secrets/hf-token", {"json": {"value": "x"}}),
+        ("secret.removed", "DELETE", "/api/v1/secrets/hf-token", {}),
         ("job.deleted", "DELETE", f"{JOBS}/{gone}", {}),
         ("plan.added", "POST", "/api/v1/plans", {"json": PLAN}),
         ("plan.cancelled", "DELETE", f"/api/v1/plans/{plan['id']}", {}),

@@ -51,6 +51,7 @@ def used_service(world: World, client: TestClient) -> str:
     client.post("/api/v1/users", json={"name": "ada"})
     client.post("/api/v1/tokens", json={"label": "laptop", "user": "ada"})
     client.put("/api/v1/quotas", json={"user": "*", "workers": 8})
+    client.put("/api/v1/secrets/hf-token", json={"value": "hf_abc"})
     client.post(f"/api/v1/jobs/{job_id}/overrides", json={"level": "low", "reason": "ä\u2028"})
     world.turn(4)
     return job_id

@@ -30,6 +30,8 @@ def test_the_charts_are_drawn(page, service, running):
         expect(page.locator(f"#{chart} .main-svg").first).to_be_visible()
     expect(page.locator("#loss-said")).to_contain_text("Newest training loss 0.")
     expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 1 host at")
+    link = page.get_by_role("link", name="Download the model")
+    expect(link).to_have_attribute("href", f"/api/v1/jobs/{running}/model")
 
 
 def test_the_page_says_what_holds_the_job_up(page, running):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from service.commands.pack import pack_folder
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
@@ -64,6 +65,11 @@ def test_the_examples_train_to_their_end(up: Up, name: str) -> None:
     assert [epoch.epoch for epoch in epochs] == list(range(job.spec["training"]["epochs"]))
     assert epochs[-1].metrics["accuracy"] > 0.9
     assert 0 < epochs[-1].bytes.payload < epochs[-1].bytes.dense
+    file = up.home / f"{name}.safetensors"
+    out, err = accordion(up.home, "download", job.id, "--to", str(file)).communicate(timeout=WAIT_S)
+    assert "from checkpoint g" in out, err
+    tensors = load_file(file)
+    assert sum(tensor.numel() for tensor in tensors.values()) > 1000
     if name == "own-script":
         assert any("epoch 0: accuracy 0." in line for line in up.client.logs(job.id))
     copy = up.home / "storage" / job.id / "code.zip"
@@ -86,6 +92,28 @@ def test_a_script_goes_on_after_a_killed_worker_and_after_a_resize(up: Up) -> No
     assert [epochs[0].world_size, epochs[-1].world_size] == [2, 1]
     # 23 steps an epoch: none was lost, none was made twice.
     assert [epoch.step for epoch in epochs] == [23 * (number + 1) for number in range(12)]
+
+
+def test_a_script_gets_its_variables_and_its_secret_is_not_in_the_log(up: Up) -> None:
+    up.client.set_secret("hf-token", "hf_seen-by-the-script-only")
+    folder = up.home / "prints"
+    folder.mkdir()
+    lines = (
+        "import os",
+        "print(*map(os.environ.get, ('PLAIN', 'NUMBER', 'HF_TOKEN')), flush=True)",
+        "raise SystemExit(os.environ['HF_TOKEN'])",
+    )
+    (folder / "train.py").write_text("\n".join(lines))
+    spec = yaml.safe_load((JOBS / "own-script/job.yaml").read_text())
+    env = {"PLAIN": "one", "NUMBER": 3, "HF_TOKEN": {"secret": "hf-token"}}
+    code = up.client.upload(pack_folder(folder)).sha256
+    job = ended(up, up.client.submit({**spec, "code": code, "env": env, "max_failures": 0}).id)
+    assert job.status == "FAILED"
+    assert "sys.exit('***')" in job.message
+    lines = list(up.client.logs(job.id))
+    assert any("one 3 ***" in line for line in lines)
+    stored = [file.read_bytes() for file in (up.home / "storage").rglob("*") if file.is_file()]
+    assert not any(b"hf_seen" in content for content in stored)
 
 
 def worker_of(up: Up) -> int:

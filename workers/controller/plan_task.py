@@ -55,11 +55,12 @@ def _start(plan: PlanTask, code: bytes | None) -> Any:
     if workers.memory is not None:
         reserved["memory"] = int(workers.memory)
     task = ray.remote(max_retries=0, **reserved)(_measure)
-    return task.remote(_request_of(plan), code)
+    return task.remote(_request_of(plan), code, plan.env)
 
 
-def _measure(request: dict[str, Any], code: bytes | None) -> dict[str, Any]:
-    return run_planner(request, code=code, environment=os.environ, timeout_s=MEASURE_LIMIT_S)
+def _measure(request: dict[str, Any], code: bytes | None, env: dict[str, str]) -> dict[str, Any]:
+    environment = {**os.environ, **env}
+    return run_planner(request, code=code, environment=environment, timeout_s=MEASURE_LIMIT_S)
 
 
 def _request_of(plan: PlanTask) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from workers.hub.order_watcher import OrderWatcher
 from workers.hub.record_sender import RecordSender
 from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.plain_text import clean_text
+from workers.secret_mask import SecretMask
 from workers.training.context import PreviousGroup
 
 MAX_RESTARTS = 100
@@ -70,6 +71,7 @@ class Supervisor:
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._launch = Launch.model_validate_json(launch)
+        self._mask = SecretMask(self._launch.list_secret_values())
         self._storage = Path(self._launch.storage)
         self._create_pool = create_pool
         self._client = client or RayActorClient(self._launch.installation)
@@ -90,7 +92,7 @@ class Supervisor:
 
     def _run(self) -> None:
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with ship_logs(source, self._client):
+        with ship_logs(source, self._client, self._mask):
             self._watcher.start()
             while not self._try_attempt():
                 self._pause(TRY_AGAIN_S)
@@ -145,6 +147,7 @@ class Supervisor:
     def _publish_end(self, end: EndRecord | PausedRecord) -> None:
         """Write the end file and send all records; the end is already in the journal."""
         if isinstance(end, EndRecord):
+            end = self._mask.apply_to_record(end)
             write_end(self._storage, end)
             log.info("the job ends: %s %s", end.reason, end.message)
         self._send_records(self._open_journal())
@@ -184,7 +187,8 @@ class Supervisor:
 
     def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for."""
-        self._state = ("waiting" if is_waiting else "running", clean_text(message))
+        shown = self._mask.apply(clean_text(message))
+        self._state = ("waiting" if is_waiting else "running", shown)
 
     def desired_state(self) -> DesiredState:
         """Return the newest desired state that was received."""
@@ -200,6 +204,7 @@ class Supervisor:
             attempt=self._launch.attempt,
             generation=self.claim_generation(),
             clock=time.time,
+            mask=self._mask,
         )
 
     def _send_records(self, journal: Journal) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from workers.contract import Cursor, Drained, EndRecord, Payload, Record
+from workers.secret_mask import SecretMask
 
 _FORCED = frozenset({"started", "epoch"})
 """Kinds of records that checkpoints depend on; flushed to disk before a checkpoint is."""
@@ -95,16 +96,25 @@ class Journal:
         generation: a generation that this process has claimed.
         clock: seconds since 1970.
         is_forced: whether records that checkpoints depend on are flushed to the disk.
+        mask: replaces secrets in messages; None if the job has none.
     """
 
     def __init__(
-        self, storage: Path, *, attempt: int, generation: int, clock: Clock, is_forced: bool = True
+        self,
+        storage: Path,
+        *,
+        attempt: int,
+        generation: int,
+        clock: Clock,
+        is_forced: bool = True,
+        mask: SecretMask | None = None,
     ) -> None:
         self.storage = storage
         self.attempt = attempt
         self.generation = generation
         self._clock = clock
         self._is_forced = is_forced
+        self._mask = mask or SecretMask()
         self._seq = 0
         self._lock = threading.Lock()
 
@@ -116,7 +126,8 @@ class Journal:
         """
         with self._lock:
             key = {"attempt": self.attempt, "generation": self.generation, "seq": self._seq}
-            record = Record(**key, time=self._clock(), payload=payload)
+            masked = self._mask.apply_to_record(payload)
+            record = Record(**key, time=self._clock(), payload=masked)
             with _generation_file(self.storage / "records", self.generation).open("ab") as file:
                 # The leading newline ends a line that a full disk tore.
                 file.write(b"\n" + record.model_dump_json().encode() + b"\n")

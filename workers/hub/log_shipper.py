@@ -23,6 +23,7 @@ from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import estimate_line_bytes
 from workers.hub.journal import Clock
 from workers.plain_text import clean_text
+from workers.secret_mask import SecretMask
 
 BATCH_BYTES = 64 * 1024
 BATCH_PAUSE_S = 0.5
@@ -49,12 +50,22 @@ class LogSource:
 
 
 class LogShipper:
-    """Sends lines to the Accordion actor. Any thread may write."""
+    """Sends lines to the Accordion actor, without the secrets that `mask` knows. Any thread may
+    write.
+    """
 
-    def __init__(self, source: LogSource, client: ActorClient, clock: Clock) -> None:
+    def __init__(
+        self,
+        source: LogSource,
+        client: ActorClient,
+        clock: Clock,
+        *,
+        mask: SecretMask | None = None,
+    ) -> None:
         self._source = source
         self._client = client
         self._clock = clock
+        self._mask = mask or SecretMask()
         self._lines: list[LogLine] = []
         self._bytes = 0
         self._dropped = 0
@@ -72,6 +83,7 @@ class LogShipper:
     def write(self, text: str) -> None:
         """Add the lines of a text; returns at once."""
         source, now = self._source, self._clock()
+        text = self._mask.apply(text)
         for line in text.splitlines() or [text]:
             self._add_line(
                 LogLine(attempt=source.attempt, rank=source.rank, time=now, text=_clean_line(line))
@@ -224,9 +236,13 @@ def capture_output(take: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def ship_logs(source: LogSource, client: ActorClient) -> Iterator[LogShipper]:
-    """Send what this process prints or logs inside the block to the job's log."""
-    shipper = LogShipper(source, client, time.time)
+def ship_logs(
+    source: LogSource, client: ActorClient, mask: SecretMask | None = None
+) -> Iterator[LogShipper]:
+    """Send what this process prints or logs inside the block to the job's log, without the secrets
+    that `mask` knows.
+    """
+    shipper = LogShipper(source, client, time.time, mask=mask)
     shipper.start()
     try:
         with capture_output(shipper.write):

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +34,7 @@ from workers.errors import TaskRaised, WorkerError
 from workers.hub.actor_client import RayActorClient
 from workers.hub.journal import Journal
 from workers.hub.log_shipper import LogShipper, LogSource, ship_logs
+from workers.secret_mask import SecretMask
 from workers.tasks import SCRIPT
 from workers.training.context import (
     Link,
@@ -113,6 +114,9 @@ class Worker:
     def __init__(self, launch: str, token: str = "") -> None:
         self._token = token
         self._launch = Launch.model_validate_json(launch)
+        # Before torch and the job's code are loaded, which read some variables only once.
+        os.environ |= self._launch.env
+        self._mask = SecretMask(self._launch.list_secret_values())
         self._parts: tuple[Task, Data, Data] | None = None
         self._control = LoopControl()
         self._has_note = False
@@ -150,7 +154,7 @@ class Worker:
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with (
             clean_raised_errors(),
-            ship_logs(source, RayActorClient(self._launch.installation)) as self._shipper,
+            self._ship_logs(source) as self._shipper,
         ):
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
@@ -159,6 +163,9 @@ class Worker:
                 check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
             self._parts = _load_task(self._launch)
         return False
+
+    def _ship_logs(self, source: LogSource) -> AbstractContextManager[LogShipper]:
+        return ship_logs(source, RayActorClient(self._launch.installation), self._mask)
 
     def _flush_logs(self) -> None:
         if self._shipper is not None:
@@ -248,7 +255,7 @@ class Worker:
             job_id=self._launch.job_id, attempt=self._launch.attempt, rank=assignment.rank
         )
         with (
-            ship_logs(source, RayActorClient(self._launch.installation)) as self._shipper,
+            self._ship_logs(source) as self._shipper,
             _connect_link(self._launch, assignment, self._shipper) as link,
             process_group(
                 self._join_store(assignment),
@@ -347,6 +354,7 @@ def _connect_link(
         attempt=launch.attempt,
         generation=assignment.generation,
         clock=time.time,
+        mask=SecretMask(launch.list_secret_values()),
     )
     link = ActorLink(launch, journal, client=RayActorClient(launch.installation), shipper=shipper)
     link.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -283,3 +284,25 @@ def test_an_idle_connection_is_dropped_before_the_service_closes_it() -> None:
         """Never called."""
 
     assert uvicorn.Config(app).timeout_keep_alive > 2 * IDLE_CONNECTION_S
+
+
+class Broken(httpx2.SyncByteStream):
+    """A body whose connection is lost after its first piece."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"first"
+        raise httpx2.ReadError("connection reset")
+
+
+def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(Unreachable):
+        client_of(lambda _: httpx2.Response(200, stream=Broken())).download_model("a", file)
+    gone = {**PROBLEM, "status": 404, "code": "not_found"}
+    with pytest.raises(NotFound):
+        client_of(answering(404, gone)).download_model("a", file)
+    assert list(tmp_path.iterdir()) == []
+    headers = {"Accordion-Checkpoint": "g1"}
+    whole = client_of(lambda _: httpx2.Response(200, content=b"all of it", headers=headers))
+    assert whole.download_model("a", file, checkpoint="g1") == "g1"
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"all of it"]

@@ -37,6 +37,7 @@ function showHead() {
   at("message").textContent = job.message;
   at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
   at("storage").hidden = !job.storage;
+  at("model").hidden = !job.storage || !job.progress?.epoch;
   if (job.storage) at("storage").textContent = storageText(job.storage);
   at("ray").hidden = !job.ray_run;
   if (job.ray_run) at("ray").textContent = rayText(job.ray_run);

@@ -1,0 +1,106 @@
+"""Route that downloads the model of a job."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from service.api.app_state import AppState
+from service.api.callers import require_scope
+from service.api.deps import JobDep, QueryParams, StateDep
+from service.api.problems import describe_problems
+from service.api.schemas import PLAIN
+from service.child_processes import inherit_environment
+from service.domain.access import Scope
+from service.domain.jobs import Kind
+from service.errors import Conflict, NotFound
+from service.model_files import export_model_file
+from service.store.models import JobRow
+from service.store.stored_spec import spec_of
+
+MEDIA_TYPE = "application/octet-stream"
+router = APIRouter(
+    prefix="/jobs/{job_id}/model", tags=["history"], dependencies=[require_scope(Scope.READ)]
+)
+_HEADERS: dict[str, Any] = {
+    "Accordion-Checkpoint": {
+        "description": "name of the checkpoint that the model is from",
+        "schema": {"type": "string"},
+    }
+}
+_FILE: dict[str, Any] = {
+    "description": "the model as a safetensors file",
+    "headers": _HEADERS,
+    "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+class ModelQuery(QueryParams):
+    """Query parameters of a model."""
+
+    checkpoint: str | None = Field(
+        default=None,
+        max_length=128,
+        pattern=PLAIN,
+        description="name of a checkpoint of the job (default: the newest one that is complete)",
+    )
+
+
+@router.get(
+    "",
+    response_class=StreamingResponse,
+    responses={200: _FILE, **describe_problems(404, 409)},
+)
+async def get_model(
+    job: JobDep, query: Annotated[ModelQuery, Query()], state: StateDep
+) -> StreamingResponse:
+    """Download the model of a checkpoint as a safetensors file: the tensors of its `state_dict`.
+    The job may still train. Of a script, it is the model that was passed to `session.attach`.
+    """
+    request = await anyio.to_thread.run_sync(_build_request, job, query.checkpoint, state)
+    export = partial(export_model_file, request, inherit_environment(lambda _: True))
+    model = await anyio.to_thread.run_sync(export, limiter=state.model_exports)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", job.name)
+    return StreamingResponse(
+        model.read_chunks(),
+        media_type=MEDIA_TYPE,
+        headers={
+            "Accordion-Checkpoint": model.checkpoint,
+            "Content-Length": str(model.size_bytes),
+            "Content-Disposition": f"attachment; filename={name}.safetensors",
+        },
+    )
+
+
+def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict[str, Any]:
+    """Return the request of an export.
+
+    Raises:
+        Conflict: the job has no checkpoint.
+        NotFound: it has none of this name.
+    """
+    if job.kind == Kind.GUEST:
+        raise Conflict(
+            f"job {job.id} is a guest run, whose checkpoints its own script keeps; read them there"
+        )
+    rows = state.repository.checkpoints(job.id)
+    names = [row.name for row in sorted(rows, key=lambda row: (row.generation, row.step))][::-1]
+    if not names:
+        raise Conflict(f"job {job.id} has not saved a checkpoint yet; try again when it has")
+    if checkpoint is not None and checkpoint not in names:
+        raise NotFound(
+            f"job {job.id} has no checkpoint {checkpoint!r};"
+            f" GET /api/v1/jobs/{job.id}/checkpoints lists all"
+        )
+    return {
+        "job_id": job.id,
+        "url": spec_of(job).checkpoint.storage,
+        "directory": f"{state.settings.storage_of(job.id)}/checkpoints",
+        "names": names if checkpoint is None else [checkpoint],
+    }

@@ -1,0 +1,37 @@
+"""Request and response models of secrets."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import ConfigDict, Field
+
+from service.api.schemas import Answer, Request
+from workers.contract import MAX_VALUE_LENGTH
+
+
+class SecretRequest(Request):
+    """A secret. No response contains its value, except one that refuses it as malformed."""
+
+    value: str = Field(min_length=1, max_length=MAX_VALUE_LENGTH)
+    """Value that a job's variable gets, such as an access token. Any text of up to 32,768
+    characters.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"value": "hf_..."}]})
+
+
+class SecretView(Answer):
+    """A secret without its value."""
+
+    name: str
+    """Name by which `env` of a spec refers to it: `{"HF_TOKEN": {"secret": "hf-token"}}`."""
+    set_at: datetime
+    """Time at which the value was set."""
+
+
+class SecretList(Answer):
+    """Your secrets, by name."""
+
+    items: list[SecretView]
+    """The secrets."""

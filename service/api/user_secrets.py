@@ -1,0 +1,97 @@
+"""Routes for the secrets of users, which the `env` of a spec refers to by name."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from service.api.app_state import AppState
+from service.api.callers import CallerDep, require_scope
+from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
+from service.api.problems import describe_problems
+from service.api.secret_schemas import SecretList, SecretRequest, SecretView
+from service.domain.access import Caller, Scope
+from service.errors import Invalid, SettingsError, Unavailable
+from service.job_env import describe_missing
+from service.security.secret_box import SecretBox, create_secret_box
+from service.store.models import SecretRow
+from service.store.secret_rows import SecretStore
+from workers.contract import SECRET_NAME_PATTERN, JobSpec, list_secret_names
+
+router = APIRouter(
+    prefix="/secrets", tags=["secrets"], dependencies=[NO_QUERY], responses=describe_problems()
+)
+_SecretName = Annotated[
+    str, Path(max_length=63, pattern=SECRET_NAME_PATTERN, description="name of the secret")
+]
+
+
+@router.get("", dependencies=[require_scope(Scope.READ)])
+def get_secrets(state: StateDep, caller: CallerDep) -> SecretList:
+    """List your secrets, without their values."""
+    rows = _store_of(state).list_secrets(caller.user)
+    return SecretList(items=[_describe_secret(row) for row in rows])
+
+
+@router.put(
+    "/{name}",
+    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
+    responses=describe_problems(400, 409, 415),
+)
+def set_secret(
+    name: _SecretName, body: SecretRequest, *, state: StateDep, caller: CallerDep
+) -> SecretView:
+    """Set one of your secrets; it replaces the previous value. Jobs get the value that the secret
+    has when an attempt starts.
+    """
+    encrypted = _create_box(state).encrypt(body.value)
+    return _describe_secret(_store_of(state).set_secret(caller, name, encrypted))
+
+
+@router.delete(
+    "/{name}",
+    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
+    responses=describe_problems(404),
+)
+def remove_secret(name: _SecretName, state: StateDep, caller: CallerDep) -> SecretView:
+    """Remove one of your secrets. Workers that run keep its value; an attempt that starts without
+    it fails.
+    """
+    return _describe_secret(_store_of(state).remove_secret(caller, name))
+
+
+def check_secrets(state: AppState, caller: Caller, spec: JobSpec, *, pointer: str = "/env") -> None:
+    """Check that the caller has the secrets that a spec refers to.
+
+    Raises:
+        Invalid: one is missing.
+    """
+    names = list_secret_names(spec.env)
+    if not names:
+        return
+    known = _store_of(state).read_encrypted(caller.user, set(names.values()))
+    for variable, name in names.items():
+        if name not in known:
+            raise Invalid(describe_missing(caller.user, name), f"{pointer}/{variable}/secret")
+
+
+def _store_of(state: AppState) -> SecretStore:
+    return SecretStore(state.database, state.clock)
+
+
+def _create_box(state: AppState) -> SecretBox:
+    try:
+        return create_secret_box(state.settings)
+    except SettingsError as error:
+        raise Unavailable(f"secrets cannot be encrypted: {error}") from error
+    except OSError as error:
+        raise Unavailable(
+            f"the key of secrets cannot be written to {state.settings.home_secrets_key}"
+            f" ({error.strerror}); free some space, or give one in ACCORDION_SECRETS_KEY_FILE"
+        ) from error
+
+
+def _describe_secret(row: SecretRow) -> SecretView:
+    return SecretView(name=row.name, set_at=datetime.fromtimestamp(row.set_at, UTC))

@@ -1,0 +1,46 @@
+"""`download`: the model of a job as a safetensors file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.commands.cli_support import JobArgument, UrlOption, connect_client
+from service.commands.format import format_bytes
+
+
+def download(
+    job: JobArgument,
+    *,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="file to write (default: JOB.safetensors)"),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="NAME", help="checkpoint (default: the newest)"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
+    url: UrlOption = "",
+) -> None:
+    """Download the model of a job from its newest checkpoint; the job may still train.
+
+    Load it with model.load_state_dict(safetensors.torch.load_file(FILE)).
+    """
+    from service.errors import SettingsError
+
+    with connect_client(url) as client:
+        found = client.find(job)
+        file = to or Path(f"{re.sub(r'[^A-Za-z0-9._-]', '-', found.name)}.safetensors")
+        if file.exists() and not force:
+            raise typer.BadParameter(f"{file} exists; give another file with --to, or --force")
+        try:
+            name = client.download_model(found.id, file, checkpoint=checkpoint)
+        except OSError as error:
+            raise SettingsError(
+                f"{file} cannot be written ({error.strerror}); give another file with --to"
+            ) from error
+    typer.echo(f"wrote {file} ({format_bytes(file.stat().st_size)}) from checkpoint {name}")

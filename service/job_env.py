@@ -1,0 +1,66 @@
+"""Environment variables of a job's workers, with the values of its owner's secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from service.errors import NotFound, SettingsError, Unavailable
+from service.security.secret_box import SecretBox, WrongKeyError, open_secret_box
+from service.settings import Settings
+from service.store.database import Database
+from service.store.secret_rows import SecretStore
+from workers.contract import JobSpec, list_secret_names, resolve_env
+
+
+class JobEnv:
+    """Resolves the variables of jobs that start."""
+
+    def __init__(self, settings: Settings, database: Database, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._store = SecretStore(database, clock)
+
+    def resolve(self, spec: JobSpec, owner: str | None) -> dict[str, str]:
+        """Return the variables of a job of this user.
+
+        Raises:
+            NotFound: the user has no secret of a name that the spec gives.
+            Unavailable: a secret cannot be decrypted by this process.
+        """
+        names = set(list_secret_names(spec.env).values())
+        if not names:
+            return resolve_env(spec.env, {})
+        encrypted = self._store.read_encrypted(owner or "", names)
+        for name in sorted(names - encrypted.keys()):
+            raise NotFound(f"{describe_missing(owner, name)}, then retry the job")
+        box = self._open_box()
+        values = {}
+        for name, text in encrypted.items():
+            try:
+                values[name] = box.decrypt(text)
+            except WrongKeyError:
+                raise Unavailable(
+                    f"the secret {name!r} of user {owner!r} was encrypted with another key than"
+                    " the scheduler has; give the scheduler the key of the api"
+                    " (ACCORDION_SECRETS_KEY_FILE), or set the secret again"
+                ) from None
+        return resolve_env(spec.env, values)
+
+    def _open_box(self) -> SecretBox:
+        try:
+            box = open_secret_box(self._settings)
+        except SettingsError as error:
+            raise Unavailable(str(error)) from error
+        if box is None:
+            raise Unavailable(
+                f"the scheduler has no key to decrypt secrets: {self._settings.home_secrets_key}"
+                " does not exist; give it the key of the api (ACCORDION_SECRETS_KEY_FILE)"
+            )
+        return box
+
+
+def describe_missing(user: str | None, name: str) -> str:
+    """Return that a user lacks a secret, and how to set it."""
+    return (
+        f"user {user!r} has no secret {name!r}; set it with 'accordion secret set {name}'"
+        f" (PUT /api/v1/secrets/{name})"
+    )

@@ -1,0 +1,84 @@
+"""Model files of jobs: a checkpoint's model as safetensors, exported by a process with torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from service.errors import NotFound, Unavailable
+
+EXPORT_LIMIT_S = 600.0
+"""Seconds after which an export is ended."""
+_CHUNK_BYTES = 1 << 20
+_MODULE = "workers.checkpoint.model_export"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """An open file that has no name any more, so that nothing is left when the process dies."""
+
+    checkpoint: str
+    """Name of the checkpoint."""
+    size_bytes: int
+    file: BinaryIO
+
+    def read_chunks(self) -> Iterator[bytes]:
+        """Read the file to its end, and close it."""
+        with self.file:
+            while chunk := self.file.read(_CHUNK_BYTES):
+                yield chunk
+
+
+def export_model_file(request: Mapping[str, Any], environment: Mapping[str, str]) -> ModelFile:
+    """Export the model of a checkpoint; `workers/checkpoint/model_export.py` describes the request.
+
+    Raises:
+        NotFound: none of the checkpoints is complete.
+        Unavailable: the storage cannot be reached, or the export takes too long or needs more than
+            this machine has.
+    """
+    with tempfile.TemporaryDirectory(prefix="accordion-model-") as folder:
+        done = _run_export(Path(folder), request, environment)
+        answer_file = Path(folder, "answer.json")
+        if not answer_file.exists():
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise Unavailable(
+                f"the model cannot be exported on the machine of the service ({last}), which needs"
+                " torch; install it there, or read the checkpoint from the storage of the job"
+            )
+        answer = json.loads(answer_file.read_text())
+        if "error" in answer:
+            raise (
+                Unavailable(answer["error"]) if answer["is_storage"] else NotFound(answer["error"])
+            )
+        file = Path(folder, "model.safetensors").open("rb")  # noqa: SIM115 - read_chunks closes it
+        size = os.fstat(file.fileno()).st_size
+        return ModelFile(checkpoint=answer["checkpoint"], size_bytes=size, file=file)
+
+
+def _run_export(
+    folder: Path, request: Mapping[str, Any], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    try:
+        # -P: modules in the current folder must not replace installed ones.
+        return subprocess.run(  # noqa: S603 - a module of this project
+            [sys.executable, "-P", "-m", _MODULE, str(folder)],
+            input=json.dumps(request),
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=EXPORT_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(
+            f"the model could not be exported within {EXPORT_LIMIT_S:g} s; read the checkpoint from"
+            " the storage of the job"
+        ) from error

@@ -1,0 +1,88 @@
+"""Encrypts the secrets of users with a key that the database does not contain."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from base64 import urlsafe_b64encode
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from service.home import OWNER_ONLY_FILE
+from service.settings import Settings
+
+KEY_BYTES = 32
+
+
+class WrongKeyError(Exception):
+    """A secret was encrypted with another key."""
+
+
+class SecretBox:
+    """Encrypts and decrypts with a key, by the scheme Fernet (AES-128-CBC and HMAC-SHA256).
+
+    Args:
+        key: random text of at least 32 characters.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._fernet = Fernet(urlsafe_b64encode(sha256(key.encode()).digest()))
+
+    def encrypt(self, value: str) -> str:
+        """Return the encrypted value, in ASCII."""
+        return self._fernet.encrypt(value.encode()).decode()
+
+    def decrypt(self, encrypted: str) -> str:
+        """Return the value.
+
+        Raises:
+            WrongKeyError: it was encrypted with another key.
+        """
+        try:
+            return self._fernet.decrypt(encrypted.encode()).decode()
+        except InvalidToken:
+            raise WrongKeyError from None
+
+
+def open_secret_box(settings: Settings) -> SecretBox | None:
+    """Return the box of the service's key; None while it has none.
+
+    Raises:
+        SettingsError: the key cannot be read, or is too short.
+    """
+    key = settings.secrets_key()
+    return None if key is None else SecretBox(key)
+
+
+def create_secret_box(settings: Settings) -> SecretBox:
+    """Return the box of the service's key, which is created in the home directory if there is none.
+
+    Raises:
+        SettingsError: the key cannot be read, or is too short.
+        OSError: it cannot be written.
+    """
+    box = open_secret_box(settings)
+    if box is None:
+        _create_key(settings.home_secrets_key)
+        box = open_secret_box(settings)
+    if box is None:
+        raise FileNotFoundError(settings.home_secrets_key)
+    return box
+
+
+def _create_key(path: Path) -> None:
+    """Write a new key, unless another process does so at the same time; its key then counts."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(new, flags, OWNER_ONLY_FILE), "w") as file:
+        file.write(secrets.token_hex(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):
+            path.hardlink_to(new)
+    finally:
+        new.unlink()

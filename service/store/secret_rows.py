@@ -1,0 +1,84 @@
+"""Secrets of users in the database, encrypted (`security/secret_box.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+
+from service.domain.access import Caller
+from service.errors import Conflict, NotFound
+from service.store.audit_log import append_audit
+from service.store.database import Database
+from service.store.models import SecretRow
+
+MAX_SECRETS = 100
+"""Maximum number of secrets of a user."""
+
+
+class SecretStore:
+    """Reads and writes secrets; it never sees a value."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def list_secrets(self, user: str) -> list[SecretRow]:
+        """Return the secrets of a user, by name."""
+        query = select(SecretRow).where(SecretRow.user == user).order_by(SecretRow.name)
+        with self._database.read() as session:
+            return list(session.scalars(query))
+
+    def read_encrypted(self, user: str, names: Collection[str]) -> dict[str, str]:
+        """Return the encrypted values of those of the named secrets that the user has, by name."""
+        query = select(SecretRow).where(SecretRow.user == user, SecretRow.name.in_(names))
+        with self._database.read() as session:
+            return {row.name: row.encrypted for row in session.scalars(query)}
+
+    def set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
+        """Set a secret of the caller; it replaces the previous value.
+
+        Raises:
+            Conflict: the caller has too many.
+        """
+        try:
+            return self._set_secret(caller, name, encrypted)
+        except IntegrityError:
+            # PostgreSQL runs writers concurrently: another one inserted it meanwhile.
+            return self._set_secret(caller, name, encrypted)
+
+    def remove_secret(self, caller: Caller, name: str) -> SecretRow:
+        """Remove a secret of the caller, and return it.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        with self._database.write() as session:
+            row = session.get(SecretRow, (caller.user, name), with_for_update=True)
+            if row is None:
+                raise NotFound(
+                    f"user {caller.user!r} has no secret {name!r}; 'accordion secret list'"
+                    " (GET /api/v1/secrets) lists yours"
+                )
+            session.delete(row)
+            append_audit(session, caller, "secret.removed", subject=name, now=self._clock())
+            return row
+
+    def _set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
+        now = self._clock()
+        with self._database.write() as session:
+            row = session.get(SecretRow, (caller.user, name), with_for_update=True)
+            if row is None:
+                owned = select(func.count()).where(SecretRow.user == caller.user)
+                if (count := session.scalar(owned) or 0) >= MAX_SECRETS:
+                    raise Conflict(
+                        f"user {caller.user!r} has {count} secrets, the limit is {MAX_SECRETS};"
+                        " remove one with 'accordion secret remove NAME'"
+                    )
+                row = SecretRow(user=caller.user, name=name)
+                session.add(row)
+            row.encrypted, row.set_at = encrypted, now
+            session.flush()
+            append_audit(session, caller, "secret.set", subject=name, now=now)
+            return row

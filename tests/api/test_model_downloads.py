@@ -1,0 +1,90 @@
+"""Downloads of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from safetensors.torch import load
+
+from service.domain.jobs import Status
+from tests.api.team import ADMIN, JOBS, Team
+from tests.api.world import World
+from workers.checkpoint.async_save import SHARED_FILE
+from workers.checkpoint.checkpoint_files import Manifest, write_manifest, write_part
+from workers.checkpoint.storage import LocalStorage
+
+LONG = {"training": {"epochs": 400}}
+
+
+def save_reported(world: World, job_id: str) -> list[str]:
+    """Write the checkpoints that the scripted job reported, the values being their number; return
+    their names.
+    """
+    storage = LocalStorage(Path(world.settings.storage_of(job_id), "checkpoints"))
+    rows = world.repository.checkpoints(job_id)
+    for number, row in enumerate(rows):
+        model = {"model": {"weight": torch.full((2, 3), float(number))}}
+        part = write_part(storage, f"{row.name}/{SHARED_FILE}", model)
+        manifest = Manifest(
+            job_id=job_id,
+            name=row.name,
+            epoch=row.epoch,
+            step=row.step,
+            world_size=1,
+            files=(part,),
+        )
+        write_manifest(storage, manifest)
+    return [row.name for row in rows]
+
+
+@pytest.fixture
+def job_id(world: World) -> str:
+    job_id = world.submit(**LONG, name="a/b")
+    world.turn_until(lambda: len(world.repository.checkpoints(job_id)) >= 3)
+    return job_id
+
+
+def model_of(client: TestClient, job_id: str, **params: Any) -> Any:
+    return client.get(f"{JOBS}/{job_id}/model", params=params)
+
+
+def test_a_running_job_gives_the_newest_or_a_named_model(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    names = save_reported(world, job_id)
+    answer = model_of(client, job_id)
+    assert answer.status_code == 200
+    assert load(answer.content)["weight"].tolist() == [[len(names) - 1.0] * 3] * 2
+    assert answer.headers["Accordion-Checkpoint"] == names[-1]
+    assert answer.headers["Content-Length"] == str(len(answer.content))
+    assert answer.headers["Content-Disposition"] == "attachment; filename=a-b.safetensors"
+    first = model_of(client, job_id, checkpoint=names[0])
+    assert load(first.content)["weight"].tolist() == [[0.0] * 3] * 2
+    assert world.job(job_id).status == Status.RUNNING
+
+
+def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, job_id: str) -> None:
+    queued = world.submit(**LONG)
+    for id_, status, detail in (
+        (queued, 409, "has not saved a checkpoint yet; try again when it has"),
+        (job_id, 404, "they were removed, because the job keeps only its newest ones"),
+        ("nobody", 404, "there is no job with the ID nobody"),
+    ):
+        answer = model_of(client, id_)
+        assert (answer.status_code, detail in answer.json()["detail"]) == (status, True), (
+            answer.text
+        )
+    unknown = model_of(client, job_id, checkpoint="../g1")
+    assert unknown.status_code == 404
+    assert "has no checkpoint '../g1'; GET /api/v1/jobs/" in unknown.json()["detail"]
+
+
+def test_the_model_of_a_hidden_job_is_not_found(team: Team) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    job_id = team.submit(ada)
+    assert team.call(bob, "GET", f"{JOBS}/{job_id}/model").status_code == 404
+    assert team.call(ADMIN, "GET", f"{JOBS}/{job_id}/model").status_code == 409

@@ -1,0 +1,218 @@
+"""Secrets of users, and the environment variables that jobs get from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.domain.jobs import Status
+from service.security.secret_box import SecretBox
+from service.settings import load_settings
+from service.store.secret_rows import MAX_SECRETS
+from tests.api.conftest import LOCAL
+from tests.api.team import ADMIN, JOBS, PLAN, Team
+from tests.api.world import DIGITS, World
+
+pytestmark = pytest.mark.each_database
+SECRETS = "/api/v1/secrets"
+VALUE = "hf_nobody-may-see-this"
+TOKEN = {"env": {"HF_HOME": "/mnt/hf", "HF_TOKEN": {"secret": "hf-token"}}}
+PATHS = (SECRETS, JOBS, "/api/v1/audit", "/metrics", "/api/v1/queue", "/cluster")
+
+
+def put(client: TestClient, value: str = VALUE, name: str = "hf-token") -> Any:
+    return client.put(f"{SECRETS}/{name}", json={"value": value})
+
+
+def launched_env(world: World, job_id: str) -> dict[str, str]:
+    return world.runtime.jobs[job_id].launch.env
+
+
+def files_below(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def test_workers_get_the_value_and_nobody_else_sees_it(
+    client: TestClient, world: World, tmp_path: Path
+) -> None:
+    assert put(client).json()["name"] == "hf-token"
+    job_id = client.post(JOBS, json={**DIGITS, **TOKEN}).json()["id"]
+    world.train(job_id)
+    assert launched_env(world, job_id) == {"HF_HOME": "/mnt/hf", "HF_TOKEN": VALUE}
+    shown = client.get(f"{JOBS}/{job_id}").json()["spec"]["env"]
+    assert shown == TOKEN["env"]
+    page = client.get(f"/jobs/{job_id}").text
+    answers = [client.get(path).text for path in PATHS]
+    assert "hf-token" in page + "".join(answers)
+    assert VALUE not in page + "".join(answers)
+    assert VALUE.encode() not in files_below(tmp_path), "neither the database nor a file has it"
+    assert world.settings.home_secrets_key.stat().st_mode & 0o077 == 0
+
+
+def test_secrets_are_listed_replaced_and_removed(client: TestClient, world: World) -> None:
+    put(client, name="b")
+    put(client, name="a")
+    world.clock.now += 60
+    new = put(client, "another value", name="b").json()
+    listed = client.get(SECRETS).json()["items"]
+    assert [one["name"] for one in listed] == ["a", "b"]
+    assert listed[1] == new
+    assert listed[0]["set_at"] < listed[1]["set_at"]
+    assert client.delete(f"{SECRETS}/a").json() == listed[0]
+    gone = client.delete(f"{SECRETS}/a")
+    assert (gone.status_code, gone.json()["detail"]) == (
+        404,
+        "user 'admin' has no secret 'a'; 'accordion secret list' (GET /api/v1/secrets) lists yours",
+    )
+
+
+def test_an_attempt_gets_the_value_at_its_start(client: TestClient, world: World) -> None:
+    put(client, "value of the first attempt")
+    job_id = client.post(JOBS, json={**DIGITS, **TOKEN, "training": {"epochs": 400}}).json()["id"]
+    world.train(job_id)
+    put(client, "value of the second attempt")
+    world.pause(job_id)
+    world.turn_until(lambda: world.job(job_id).status == Status.PAUSED)
+    world.resume(job_id)
+    world.train(job_id)
+    assert launched_env(world, job_id)["HF_TOKEN"] == "value of the second attempt"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        (JOBS, {**DIGITS, **TOKEN}, "/env/HF_TOKEN/secret"),
+        (f"{JOBS}?dry_run=true", {**DIGITS, **TOKEN}, "/env/HF_TOKEN/secret"),
+        (
+            "/api/v1/plans",
+            {**PLAN, "spec": {**PLAN["spec"], **TOKEN}},
+            "/spec/env/HF_TOKEN/secret",
+        ),
+    ],
+)
+def test_a_spec_with_an_unknown_secret_is_refused(
+    client: TestClient, path: str, body: dict[str, Any], pointer: str
+) -> None:
+    refused = client.post(path, json=body)
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error["pointer"].endswith(pointer)
+    assert error["detail"] == (
+        "user 'admin' has no secret 'hf-token'; set it with 'accordion secret set hf-token'"
+        " (PUT /api/v1/secrets/hf-token)"
+    )
+
+
+def test_secrets_belong_to_their_user(team: Team) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    assert team.call(ada, "PUT", f"{SECRETS}/hf-token", json={"value": VALUE}).status_code == 200
+    for other in (bob, ADMIN):
+        assert team.call(other, "GET", SECRETS).json()["items"] == []
+        assert team.call(other, "DELETE", f"{SECRETS}/hf-token").status_code == 404
+        assert team.call(other, "POST", JOBS, json={**DIGITS, **TOKEN}).status_code == 422
+    job = team.call(ada, "POST", JOBS, json={**DIGITS, **TOKEN})
+    assert job.status_code == 201
+    clone = team.call(ADMIN, "POST", f"{JOBS}/{job.json()['id']}/clone", json={})
+    assert clone.status_code == 422, "a clone has the secrets of its own owner"
+    assert "user 'admin' has no secret" in clone.text
+    [entry] = team.audit(action="secret.set")
+    assert (entry["user"], entry["subject"]) == ("ada", "hf-token")
+    assert VALUE not in json.dumps(team.audit())
+
+
+def test_a_job_whose_secret_was_removed_fails_and_is_retried(
+    client: TestClient, world: World
+) -> None:
+    put(client)
+    job_id = client.post(JOBS, json={**DIGITS, **TOKEN}).json()["id"]
+    client.delete(f"{SECRETS}/hf-token")
+    world.turn_until(lambda: world.job(job_id).status == Status.FAILED)
+    assert world.job(job_id).message == (
+        "user 'admin' has no secret 'hf-token'; set it with 'accordion secret set hf-token'"
+        " (PUT /api/v1/secrets/hf-token), then retry the job"
+    )
+    put(client)
+    assert client.post(f"{JOBS}/{job_id}/retry").status_code == 202
+    world.train(job_id)
+    assert launched_env(world, job_id)["HF_TOKEN"] == VALUE
+
+
+@pytest.mark.parametrize("key", [None, "another key that is long enough for it"])
+def test_a_scheduler_without_the_right_key_waits_and_says_so(
+    client: TestClient, world: World, key: str | None
+) -> None:
+    put(client)
+    right = world.settings.home_secrets_key.read_text()
+    job_id = client.post(JOBS, json={**DIGITS, **TOKEN}).json()["id"]
+    world.settings.home_secrets_key.unlink()
+    if key is not None:
+        world.settings.home_secrets_key.write_text(key)
+    world.turn_until(lambda: "ACCORDION_SECRETS_KEY_FILE" in world.job(job_id).message)
+    assert world.job(job_id).status == Status.STARTING
+    world.settings.home_secrets_key.write_text(right)
+    world.train(job_id)
+    assert launched_env(world, job_id)["HF_TOKEN"] == VALUE
+
+
+def test_a_plan_is_measured_with_the_variables(client: TestClient, world: World) -> None:
+    put(client)
+    made = client.post("/api/v1/plans", json={**PLAN, "spec": {**PLAN["spec"], **TOKEN}})
+    assert made.status_code == 202, made.text
+    world.turn(2)
+    [measured] = world.runtime.measured
+    assert measured.env == {"HF_HOME": "/mnt/hf", "HF_TOKEN": VALUE}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "detail"),
+    [
+        ("hf-token", {}, "value"),
+        ("hf-token", {"value": ""}, "at least 1 character"),
+        ("hf-token", {"value": "x" * 32_769}, "at most 32768 characters"),
+        ("hf-token", {"value": "a\0b"}, "NUL"),
+        ("hf token", {"value": "x"}, "pattern"),
+        ("x" * 64, {"value": "x"}, "63"),
+    ],
+)
+def test_a_wrong_secret_is_refused(
+    client: TestClient, name: str, body: dict[str, Any], detail: str
+) -> None:
+    refused = client.put(f"{SECRETS}/{name}", json=body)
+    assert refused.status_code == 422
+    assert detail in refused.text
+
+
+def test_a_user_has_a_limited_number_of_secrets(client: TestClient) -> None:
+    for number in range(MAX_SECRETS):
+        assert put(client, name=f"s{number}").status_code == 200
+    full = put(client, name="one-more")
+    assert full.status_code == 409
+    assert "has 100 secrets, the limit is 100" in full.json()["detail"]
+    assert put(client, "a new value", name="s0").status_code == 200
+
+
+def test_a_key_that_cannot_be_written_or_is_too_short_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("short")
+    settings = load_settings(home=tmp_path, secrets_key_file=tmp_path / "key")
+    app = create_app(settings)
+    with TestClient(app, base_url=LOCAL) as client:
+        answer = put(client)
+    app.state.accordion.database.close()
+    assert answer.status_code == 503
+    assert "ACCORDION_SECRETS_KEY has 5 characters, at least 32 are needed" in answer.text
+
+
+def test_a_key_in_a_variable_is_used(
+    monkeypatch: pytest.MonkeyPatch, client: TestClient, world: World
+) -> None:
+    key = "a key of the operators, in a variable"
+    monkeypatch.setenv("ACCORDION_SECRETS_KEY", key)
+    assert load_settings().secrets_key() == key
+    box = SecretBox(key)
+    assert box.decrypt(box.encrypt("ä\n")) == "ä\n"
+    assert box.encrypt("x") != box.encrypt("x"), "equal values cannot be told by what is stored"

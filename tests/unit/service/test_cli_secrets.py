@@ -1,0 +1,65 @@
+"""`accordion secret`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.client import Client
+from tests.api.conftest import Live
+from tests.unit.service.conftest import Accordion
+
+
+@pytest.fixture(autouse=True)
+def _without_secrets(service: Live) -> Iterator[None]:
+    """No secret outlives a test."""
+    yield
+    with Client(service.url) as client:
+        for secret in client.secrets().items:
+            client.remove_secret(secret.name)
+
+
+def test_a_secret_is_set_listed_and_removed(
+    accordion: Accordion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hf_abcdef\n"))
+    said = accordion("secret", "set", "hf-token")
+    assert said.out == "secret hf-token is set; jobs refer to it as {secret: hf-token}\n"
+    assert accordion("secret", "list").out.splitlines()[1].split()[0] == "hf-token"
+    [listed] = accordion("secret", "list", "--json").json()["items"]
+    assert listed.keys() == {"name", "set_at"}
+    assert accordion("secret", "remove", "hf-token").out == "removed secret hf-token\n"
+    assert accordion("secret", "list", "--json").json() == {"items": []}
+
+
+@pytest.mark.parametrize(("text", "value"), [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n")])
+def test_a_value_in_a_file_loses_one_line_break(
+    accordion: Accordion, service: Live, spec: Path, tmp_path: Path, text: str, value: str
+) -> None:
+    file = tmp_path / "value"
+    file.write_bytes(text.encode())
+    assert accordion("secret", "set", "from-file", "--file", file).code == 0
+    options = ("--set", "env.VALUE.secret=from-file", "--set", "env.NUMBER=3", "--json")
+    job = accordion("submit", spec, *options).json()
+    while job["id"] not in service.runtime.jobs:
+        pass  # pytest's time limit ends it
+    assert service.runtime.jobs[job["id"]].launch.env == {"VALUE": value, "NUMBER": "3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "detail"),
+    [
+        (["set", "empty", "--file", "/dev/null"], "the value is empty"),
+        (["set", "gone", "--file", "/no/file"], "/no/file cannot be read (No such file"),
+        (["remove", "a/b"], "there is no route /api/v1/secrets/a/b"),
+        (["remove", "nothing"], "user 'admin' has no secret 'nothing'"),
+    ],
+)
+def test_a_wrong_secret_is_refused(accordion: Accordion, options: list[str], detail: str) -> None:
+    said = accordion("secret", *options)
+    assert said.code == 2
+    assert detail in " ".join(said.err.replace("│", " ").split())

@@ -1,0 +1,120 @@
+"""Models of checkpoints as safetensors files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from service.errors import NotFound, Unavailable
+from service.model_files import export_model_file
+from workers.checkpoint.async_save import SHARED_FILE
+from workers.checkpoint.checkpoint_files import (
+    Manifest,
+    checkpoint_name,
+    write_manifest,
+    write_part,
+)
+from workers.checkpoint.model_export import export_model
+from workers.checkpoint.storage import LocalStorage
+from workers.contract import Position
+from workers.errors import CheckpointError
+
+JOB = "job-1"
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, a buffer, and state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("count", torch.tensor(7))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def save(root: Path, epoch: int, model: nn.Module) -> str:
+    """Write a checkpoint; return its name."""
+    storage, name = LocalStorage(root), checkpoint_name(1, Position(epoch=epoch))
+    part = write_part(storage, f"{name}/{SHARED_FILE}", {"model": model.state_dict()})
+    manifest = Manifest(
+        job_id=JOB, name=name, epoch=epoch, step=10 * epoch, world_size=1, files=(part,)
+    )
+    write_manifest(storage, manifest)
+    return name
+
+
+def test_a_model_is_loaded_from_the_file(tmp_path: Path) -> None:
+    model, file = Tied(), tmp_path / "model.safetensors"
+    name = save(tmp_path / "job", 3, model)
+    assert export_model(LocalStorage(tmp_path / "job"), [name], job_id=JOB, file=file).name == name
+    other = Tied()
+    other.load_state_dict(load_file(file), strict=False)
+    assert torch.equal(other.first.weight, model.first.weight)
+    assert torch.equal(other.second.weight, model.first.weight)
+    with safe_open(file, "pt") as opened:
+        assert sorted(opened.keys()) == ["count", "first.weight", "second.weight"]
+        assert opened.metadata() == {
+            "format": "pt",
+            "job_id": JOB,
+            "checkpoint": name,
+            "epoch": "3",
+            "step": "30",
+        }
+
+
+def test_a_damaged_or_removed_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    good, damaged = (save(tmp_path, epoch, Tied()) for epoch in (1, 2))
+    (tmp_path / damaged / SHARED_FILE).write_bytes(b"torn")
+    storage, file = LocalStorage(tmp_path), tmp_path / "model.safetensors"
+    names = [checkpoint_name(1, Position(epoch=9)), damaged, good]
+    assert export_model(storage, names, job_id=JOB, file=file).name == good
+    with pytest.raises(CheckpointError, match=f"nothing can be read of {damaged} in .*damaged"):
+        export_model(storage, [damaged], job_id=JOB, file=file)
+    with pytest.raises(CheckpointError, match="the job keeps only its newest ones"):
+        export_model(storage, names[:1], job_id=JOB, file=file)
+    with pytest.raises(CheckpointError, match="nothing can be read of the 2 checkpoints"):
+        export_model(storage, [damaged, good], job_id="another-job", file=file)
+
+
+def request(root: Path, *names: str) -> dict[str, Any]:
+    return {"job_id": JOB, "url": None, "directory": str(root), "names": list(names)}
+
+
+def test_a_process_of_its_own_exports_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = tmp_path / "tmp"
+    drafts.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(drafts))
+    name = save(tmp_path / "job", 1, Tied())
+    found = export_model_file(request(tmp_path / "job", name), os.environ)
+    assert list(drafts.iterdir()) == []
+    content = b"".join(found.read_chunks())
+    assert (found.checkpoint, found.size_bytes) == (name, len(content))
+    assert found.file.closed
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["first.weight"]["shape"] == [3, 3]
+    with pytest.raises(NotFound, match="the job keeps only its newest ones"):
+        export_model_file(request(tmp_path / "job", "g1"), os.environ)
+
+
+def test_an_export_that_cannot_run_is_reported(tmp_path: Path) -> None:
+    away = {**request(tmp_path, "g1"), "url": "no-such-filesystem://bucket"}
+    with pytest.raises(Unavailable, match="no-such-filesystem"):
+        export_model_file(away, os.environ)
+    with pytest.raises(Unavailable, match="cannot be exported on the machine of the service"):
+        export_model_file({"job_id": JOB}, os.environ)

@@ -1,0 +1,95 @@
+"""Writes the model of a checkpoint as a safetensors file, in a process of its own, because the
+caller does not load torch: `python -m workers.checkpoint.model_export FOLDER`.
+
+Reads a request as JSON from standard input: `job_id`, `url` (`checkpoint.storage` of the spec, or
+null), `directory` (the job's checkpoints without a URL) and `names` (checkpoints, the preferred one
+first). Writes `model.safetensors` and `answer.json` into FOLDER. The answer has `checkpoint`, or
+`error`, a sentence for users, and `is_storage`, whether the storage was unreachable.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workers.checkpoint.async_save import SHARED_FILE
+from workers.checkpoint.checkpoint_files import Manifest, read_manifest, read_part
+from workers.checkpoint.storage import Storage, open_storage
+from workers.errors import CheckpointError
+
+MODEL_FILE = "model.safetensors"
+ANSWER_FILE = "answer.json"
+
+
+def export_model(storage: Storage, names: Sequence[str], *, job_id: str, file: Path) -> Manifest:
+    """Write the model of the first of these checkpoints that is complete; return its manifest.
+
+    The file has all tensors of the model's `state_dict`, on the CPU; tensors that share memory are
+    written several times. Its metadata has `job_id`, `checkpoint`, `epoch` and `step`.
+
+    Raises:
+        CheckpointError: none is complete.
+        OSError: the storage cannot be reached, or the file cannot be written.
+    """
+    existing = set(storage.names())
+    reason = "they were removed, because the job keeps only its newest ones"
+    for name in names:
+        if name not in existing:
+            continue
+        try:
+            manifest = read_manifest(storage, name, job_id)
+            shared = read_part(storage, manifest, SHARED_FILE)
+        except CheckpointError:
+            reason = f"{name} is incomplete or damaged"
+            continue
+        _write_tensors(file, shared["model"], manifest)
+        return manifest
+    shown = names[0] if len(names) == 1 else f"the {len(names)} checkpoints of the job"
+    raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
+
+
+def _write_tensors(file: Path, model: Mapping[str, Any], manifest: Manifest) -> None:
+    # Copies: safetensors refuses tensors that share memory, such as tied weights.
+    tensors = {
+        name: value.detach().clone().contiguous()
+        for name, value in model.items()
+        if isinstance(value, Tensor)
+    }
+    metadata = {
+        "format": "pt",
+        "job_id": manifest.job_id,
+        "checkpoint": manifest.name,
+        "epoch": str(manifest.epoch),
+        "step": str(manifest.step),
+    }
+    save_file(tensors, file, metadata=metadata)
+
+
+def main(folder: Path, request: Mapping[str, Any]) -> None:
+    """Answer a request; see the module."""
+    try:
+        storage = open_storage(
+            request["url"], job_id=request["job_id"], directory=Path(request["directory"])
+        )
+        manifest = export_model(
+            storage, request["names"], job_id=request["job_id"], file=folder / MODEL_FILE
+        )
+        answer: dict[str, Any] = {"checkpoint": manifest.name}
+    except CheckpointError as error:
+        answer = {"error": str(error), "is_storage": False}
+    except OSError as error:
+        answer = {"error": str(error), "is_storage": True}
+    (folder / ANSWER_FILE).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.load(sys.stdin))
+
+
+__all__ = ["ANSWER_FILE", "MODEL_FILE", "export_model", "main"]
