@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from service.errors import NotFound, Unavailable
+from service.errors import ApiError, Conflict, NotFound, Unavailable
 
 EXPORT_LIMIT_S = 600.0
 """Seconds after which an export is ended."""
 _CHUNK_BYTES = 1 << 20
 _MODULE = "workers.checkpoint.model_export"
+_ERRORS: dict[str, type[ApiError]] = {
+    "missing": NotFound,
+    "unsupported": Conflict,
+    "unavailable": Unavailable,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,7 @@ def export_model_file(request: Mapping[str, Any], environment: Mapping[str, str]
 
     Raises:
         NotFound: none of the checkpoints is complete.
+        Conflict: the model has a tensor that safetensors cannot represent.
         Unavailable: the storage cannot be reached, or the export takes too long or needs more than
             this machine has.
     """
@@ -48,16 +55,10 @@ def export_model_file(request: Mapping[str, Any], environment: Mapping[str, str]
         done = _run_export(Path(folder), request, environment)
         answer_file = Path(folder, "answer.json")
         if not answer_file.exists():
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise Unavailable(
-                f"the model cannot be exported on the machine of the service ({last}), which needs"
-                " torch; install it there, or read the checkpoint from the storage of the job"
-            )
+            raise Unavailable(_describe_crash(done))
         answer = json.loads(answer_file.read_text())
         if "error" in answer:
-            raise (
-                Unavailable(answer["error"]) if answer["is_storage"] else NotFound(answer["error"])
-            )
+            raise _ERRORS[answer["kind"]](answer["error"])
         file = Path(folder, "model.safetensors").open("rb")  # noqa: SIM115 - read_chunks closes it
         size = os.fstat(file.fileno()).st_size
         return ModelFile(checkpoint=answer["checkpoint"], size_bytes=size, file=file)
@@ -82,3 +83,16 @@ def _run_export(
             f"the model could not be exported within {EXPORT_LIMIT_S:g} s; read the checkpoint from"
             " the storage of the job"
         ) from error
+
+
+def _describe_crash(done: subprocess.CompletedProcess[str]) -> str:
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    advice = ""
+    if last.startswith("ModuleNotFoundError"):
+        advice = "install torch there, or "
+    elif done.returncode == -signal.SIGKILL:
+        advice = "give it more memory, or "
+    return (
+        f"the model cannot be exported on the machine of the service ({last}); {advice}read the"
+        " checkpoint from the storage of the job"
+    )

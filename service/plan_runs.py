@@ -74,10 +74,10 @@ class PlanRuns:
             self._fail(row, _describe_limit(row))
             self._end(row.id)
             return
+        is_measuring = self._runtime.is_measuring(row.id)
         try:
-            task = _task_of(row, self._env)
-            has_code = task.spec.code is not None and not self._runtime.is_measuring(row.id)
-            code = self._code.read(task.spec.code) if has_code and task.spec.code else None
+            task = _task_of(row, None if is_measuring else self._env)
+            code = self._code.read(task.spec.code) if task.spec.code and not is_measuring else None
         except (ValidationError, KeyError, NotFound, Unavailable, OSError) as error:
             self._fail(row, f"the plan cannot be measured: {error}")
             return
@@ -101,7 +101,8 @@ class PlanRuns:
             _log.warning("cluster", error=str(error))
 
 
-def _task_of(row: PlanRow, env: JobEnv) -> PlanTask:
+def _task_of(row: PlanRow, env: JobEnv | None) -> PlanTask:
+    """Return the task of a plan, without variables if `env` is None."""
     link, spec = row.request["link"], JobSpec.model_validate(row.request["spec"])
     return PlanTask(
         id=row.id,
@@ -109,7 +110,7 @@ def _task_of(row: PlanRow, env: JobEnv) -> PlanTask:
         latency_s=link["latency_ms"] / 1e3,
         bytes_per_s=link["mbit_per_s"] * 1e6 / 8,
         measure_s=row.request["measure_s"],
-        env=env.resolve(spec, row.owner),
+        env={} if env is None else env.resolve(spec, row.owner),
     )
 
 

@@ -409,8 +409,7 @@ class Launch(Strict):
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""
-        names = list_secret_names(self.spec.env)
-        return [value for name, value in self.env.items() if name in names]
+        return _list_secret_values(self.spec, self.env)
 
 
 class Guest(Strict):
@@ -450,7 +449,18 @@ class PlanTask(Strict):
     measure_s: float
     """Seconds for which steps of one worker are measured."""
     env: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Environment variables of the measuring process, with the values of secrets."""
+    """Environment variables of the measuring process, with the values of secrets; empty once it
+    has started.
+    """
+
+    def list_secret_values(self) -> list[str]:
+        """Return the values of variables that refer to a secret."""
+        return _list_secret_values(self.spec, self.env)
+
+
+def _list_secret_values(spec: JobSpec, env: dict[str, str]) -> list[str]:
+    names = list_secret_names(spec.env)
+    return [value for name, value in env.items() if name in names]
 
 
 class PlanResult(Strict):

@@ -26,6 +26,8 @@ class SecretMask:
         lines = {line.strip() for value in values for line in value.splitlines()}
         # The longest first: a value may begin with another one.
         kept = sorted((line for line in lines if len(line) >= MIN_LENGTH), key=len, reverse=True)
+        self.longest = max(map(len, kept), default=0)
+        """Characters of the longest line of a value; 0 without values."""
         self._pattern = re.compile("|".join(map(re.escape, kept))) if kept else None
 
     def apply(self, text: str) -> str:

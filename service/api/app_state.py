@@ -27,7 +27,11 @@ find a free one.
 NUM_UPLOAD_CHECKS = 2
 """Maximum number of uploads checked concurrently; the others wait without holding a thread."""
 NUM_MODEL_EXPORTS = 1
-"""Maximum number of models exported concurrently: each takes twice the memory of the model."""
+"""Maximum number of models exported concurrently: each takes up to twice the memory of the model
+and its optimizer.
+"""
+MAX_WAITING_EXPORTS = 4
+"""Maximum number of exports that wait for another one; more are refused."""
 _SLOT_WAIT_S = 10.0
 """Maximum wait for a write slot. A write takes milliseconds, so hundreds finish in this time."""
 
@@ -80,6 +84,10 @@ class AppState:
     model_exports: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_MODEL_EXPORTS)
     )
+    export_places: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(NUM_MODEL_EXPORTS + MAX_WAITING_EXPORTS)
+    )
+    """Places of the exports that run or wait."""
     upload_checks: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS)
     )

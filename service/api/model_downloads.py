@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
@@ -11,7 +14,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from service.api.app_state import AppState
+from service.api.app_state import MAX_WAITING_EXPORTS, AppState
 from service.api.callers import require_scope
 from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import describe_problems
@@ -19,7 +22,7 @@ from service.api.schemas import PLAIN
 from service.child_processes import inherit_environment
 from service.domain.access import Scope
 from service.domain.jobs import Kind
-from service.errors import Conflict, NotFound
+from service.errors import Conflict, NotFound, Unavailable
 from service.model_files import export_model_file
 from service.store.models import JobRow
 from service.store.stored_spec import spec_of
@@ -64,8 +67,11 @@ async def get_model(
     The job may still train. Of a script, it is the model that was passed to `session.attach`.
     """
     request = await anyio.to_thread.run_sync(_build_request, job, query.checkpoint, state)
-    export = partial(export_model_file, request, inherit_environment(lambda _: True))
-    model = await anyio.to_thread.run_sync(export, limiter=state.model_exports)
+    # The process reads files that jobs wrote, so it gets no setting of the service.
+    environment = inherit_environment(lambda name: not name.startswith("ACCORDION_"))
+    export = partial(export_model_file, request, environment)
+    with _hold_place(state):
+        model = await anyio.to_thread.run_sync(export, limiter=state.model_exports)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", job.name)
     return StreamingResponse(
         model.read_chunks(),
@@ -78,12 +84,32 @@ async def get_model(
     )
 
 
+@contextmanager
+def _hold_place(state: AppState) -> Iterator[None]:
+    """Hold one of the places of exports inside the block.
+
+    Raises:
+        Unavailable: all are taken.
+    """
+    try:
+        state.export_places.acquire_nowait()
+    except anyio.WouldBlock:
+        raise Unavailable(
+            f"one model is being exported and {MAX_WAITING_EXPORTS} wait; try again in a minute"
+        ) from None
+    try:
+        yield
+    finally:
+        state.export_places.release()
+
+
 def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict[str, Any]:
     """Return the request of an export.
 
     Raises:
         Conflict: the job has no checkpoint.
         NotFound: it has none of this name.
+        Unavailable: the service does not see the storage of jobs.
     """
     if job.kind == Kind.GUEST:
         raise Conflict(
@@ -98,9 +124,15 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
             f"job {job.id} has no checkpoint {checkpoint!r};"
             f" GET /api/v1/jobs/{job.id}/checkpoints lists all"
         )
+    url, folder = spec_of(job).checkpoint.storage, Path(state.settings.storage_of(job.id))
+    if url is None and not folder.parent.is_dir():
+        raise Unavailable(
+            f"the service does not see the storage of jobs, {folder.parent}; mount it there, or"
+            " give its place in ACCORDION_STORAGE"
+        )
     return {
         "job_id": job.id,
-        "url": spec_of(job).checkpoint.storage,
-        "directory": f"{state.settings.storage_of(job.id)}/checkpoints",
+        "url": url,
+        "directory": str(folder / "checkpoints"),
         "names": names if checkpoint is None else [checkpoint],
     }

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from service.api.known_keys import body_type, describe_no_mapping, describe_unknown, known_keys
-from service.api.rejected_values import describe_rejected
+from service.api.rejected_values import describe_hidden, describe_rejected
 from service.api.schemas import EventView, Problem, ProblemItem
 from service.errors import ApiError, Invalid, TooManyRequests
 from service.store.file_guard import is_damage
@@ -144,6 +144,8 @@ def _describe_item(item: dict[str, Any], kind: Any) -> str:
     if item["type"] == "missing":
         return "is missing and has no default"
     inner = item["loc"][1:]
+    if getattr(kind, "model_config", {}).get("hide_input_in_errors"):
+        return describe_hidden(item)
     known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
     if known:
         return describe_no_mapping(item.get("input"), known)

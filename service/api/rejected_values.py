@@ -43,3 +43,12 @@ def describe_rejected(item: Mapping[str, Any]) -> str:
     if len(value) > _MAX_SHOWN:
         return f"the value {known}" if known else message
     return f"{value} {known or f'is rejected: {message[:1].lower()}{message[1:]}'}"
+
+
+def describe_hidden(item: Mapping[str, Any]) -> str:
+    """Describe one validation error about a value that no response may show."""
+    message = str(item["msg"])
+    # pydantic's own messages do not quote the value; ours may.
+    if not item["type"].startswith("string_"):
+        return "the value is refused, and not shown because it is secret; give text without NUL"
+    return f"the value is rejected: {message[:1].lower()}{message[1:]}"

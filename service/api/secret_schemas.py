@@ -11,14 +11,16 @@ from workers.contract import MAX_VALUE_LENGTH
 
 
 class SecretRequest(Request):
-    """A secret. No response contains its value, except one that refuses it as malformed."""
+    """A secret. No response contains its value."""
 
     value: str = Field(min_length=1, max_length=MAX_VALUE_LENGTH)
-    """Value that a job's variable gets, such as an access token. Any text of up to 32,768
+    """Value that a job's variable gets, such as an access token. Any text of up to 32,000
     characters.
     """
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"value": "hf_..."}]})
+    model_config = ConfigDict(
+        hide_input_in_errors=True, json_schema_extra={"examples": [{"value": "hf_..."}]}
+    )
 
 
 class SecretView(Answer):

@@ -15,7 +15,7 @@ from service.api.secret_schemas import SecretList, SecretRequest, SecretView
 from service.domain.access import Caller, Scope
 from service.errors import Invalid, SettingsError, Unavailable
 from service.job_env import describe_missing
-from service.security.secret_box import SecretBox, create_secret_box
+from service.security.secret_box import SecretBox, WrongKeyError, create_secret_box
 from service.store.models import SecretRow
 from service.store.secret_rows import SecretStore
 from workers.contract import SECRET_NAME_PATTERN, JobSpec, list_secret_names
@@ -66,15 +66,26 @@ def check_secrets(state: AppState, caller: Caller, spec: JobSpec, *, pointer: st
     """Check that the caller has the secrets that a spec refers to.
 
     Raises:
-        Invalid: one is missing.
+        Invalid: one is missing, or was encrypted with another key.
+        Unavailable: the key of the service cannot be read or written.
     """
     names = list_secret_names(spec.env)
     if not names:
         return
     known = _store_of(state).read_encrypted(caller.user, set(names.values()))
+    box = _create_box(state)
     for variable, name in names.items():
+        place = f"{pointer}/{variable}/secret"
         if name not in known:
-            raise Invalid(describe_missing(caller.user, name), f"{pointer}/{variable}/secret")
+            raise Invalid(describe_missing(caller.user, name), place)
+        try:
+            box.decrypt(known[name])
+        except WrongKeyError:
+            raise Invalid(
+                f"the secret {name!r} was encrypted with another key than the service has now; set"
+                f" it again with 'accordion secret set {name}' (PUT /api/v1/secrets/{name})",
+                place,
+            ) from None
 
 
 def _store_of(state: AppState) -> SecretStore:

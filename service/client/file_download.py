@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -25,18 +24,14 @@ def download_file(
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with (
+            draft.open("wb") as opened,  # first: an export takes long
             translate_errors(url),
             http.stream("GET", path, params=params, timeout=DOWNLOAD_TIMEOUT_S) as response,
         ):
             raise_for_status(response)
-            _write_chunks(draft, response.iter_bytes())
+            for chunk in response.iter_bytes():
+                opened.write(chunk)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
     return response.headers.get("Accordion-Checkpoint", "")
-
-
-def _write_chunks(file: Path, chunks: Iterator[bytes]) -> None:
-    with file.open("wb") as opened:
-        for chunk in chunks:
-            opened.write(chunk)

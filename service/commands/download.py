@@ -35,6 +35,8 @@ def download(
     with connect_client(url) as client:
         found = client.find(job)
         file = to or Path(f"{re.sub(r'[^A-Za-z0-9._-]', '-', found.name)}.safetensors")
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a directory; give a file with --to")
         if file.exists() and not force:
             raise typer.BadParameter(f"{file} exists; give another file with --to, or --force")
         try:

@@ -122,13 +122,21 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
     from service.errors import SettingsError
     from workers.planning.planner_process import run_planner
 
-    # A secret is known to the service only; here the caller's own variable takes its place.
-    plain = {k: v for k, v in request["spec"].get("env", {}).items() if isinstance(v, str)}
-    environment = inherit_environment(lambda _: True) | plain
+    environment = inherit_environment(lambda _: True) | _read_variables(request["spec"])
     answer = run_planner(request, code=archive, environment=environment)
     if "error" in answer:
         raise SettingsError(answer["error"])
     return answer
+
+
+def _read_variables(spec: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a spec that nobody has checked yet, without references to secrets:
+    the service alone knows these, and here the caller's own variables take their place.
+    """
+    env = spec.get("env")
+    if not isinstance(env, dict):
+        return {}
+    return {name: str(value) for name, value in env.items() if isinstance(value, str | int)}
 
 
 def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def _read_value(file: Path | None) -> str:
     """Return the value without the line break at its end."""
     if file is not None:
         try:
-            text = file.read_text()
+            text = file.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise typer.BadParameter(f"{file} cannot be read ({reason})") from error

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from accordion.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
@@ -156,6 +157,7 @@ class FakeRuntime(FakePlans, FakeGuests):
             if old is not None and old.alive:
                 return
             self.started.append((launch.job_id, launch.attempt))
+            Path(launch.storage).mkdir(parents=True, exist_ok=True)
             job = FakeJob(
                 launch=launch,
                 controller=controller_of(launch),

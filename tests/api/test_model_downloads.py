@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ import torch
 from fastapi.testclient import TestClient
 from safetensors.torch import load
 
+from service.api import model_downloads
+from service.api.app_state import MAX_WAITING_EXPORTS
 from service.domain.jobs import Status
+from service.errors import Conflict
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import World
 from workers.checkpoint.async_save import SHARED_FILE
@@ -81,6 +86,59 @@ def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, jo
     unknown = model_of(client, job_id, checkpoint="../g1")
     assert unknown.status_code == 404
     assert "has no checkpoint '../g1'; GET /api/v1/jobs/" in unknown.json()["detail"]
+
+
+def test_a_storage_that_the_service_does_not_see_is_reported(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    names, root = save_reported(world, job_id), Path(world.settings.storage_of(job_id)).parent
+    moved = root.rename(root.with_name("not mounted"))
+    away = model_of(client, job_id)
+    assert away.status_code == 503
+    assert f"does not see the storage of jobs, {root}; mount it there" in away.json()["detail"]
+    moved.rename(root)
+    assert model_of(client, job_id).headers["Accordion-Checkpoint"] == names[-1]
+
+
+def test_more_exports_than_wait_are_refused(
+    client: TestClient, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def export(*_: Any) -> None:
+        begun.set()
+        end.wait()
+        raise Conflict("the test has ended")
+
+    monkeypatch.setattr(model_downloads, "export_model_file", export)
+    with ThreadPoolExecutor(MAX_WAITING_EXPORTS + 2) as pool:
+        waiting = [pool.submit(model_of, client, job_id)]
+        begun.wait()
+        waiting += [pool.submit(model_of, client, job_id) for _ in range(MAX_WAITING_EXPORTS + 1)]
+        try:
+            refused = next(as_completed(waiting)).result()
+        finally:
+            end.set()
+        statuses = sorted(answer.result().status_code for answer in waiting)
+    assert statuses == [409] * (MAX_WAITING_EXPORTS + 1) + [503]
+    assert "one model is being exported and 4 wait; try again in a minute" in refused.text
+
+
+def test_the_export_gets_no_setting_of_the_service(
+    client: TestClient, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: dict[str, str] = {}
+
+    def export(_: Any, environment: dict[str, str]) -> None:
+        got.update(environment)
+        raise Conflict("the test has ended")
+
+    monkeypatch.setattr(model_downloads, "export_model_file", export)
+    monkeypatch.setenv("ACCORDION_SECRETS_KEY", "a key of the operators, in a variable")
+    monkeypatch.setenv("AWS_PROFILE", "training")
+    assert model_of(client, job_id).status_code == 409
+    assert got["AWS_PROFILE"] == "training"
+    assert not [name for name in got if name.startswith("ACCORDION_")]
 
 
 def test_the_model_of_a_hidden_job_is_not_found(team: Team) -> None:

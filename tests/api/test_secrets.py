@@ -108,6 +108,20 @@ def test_a_spec_with_an_unknown_secret_is_refused(
     )
 
 
+def test_a_secret_of_another_key_is_refused_at_submission(client: TestClient, world: World) -> None:
+    put(client)
+    world.settings.home_secrets_key.write_text("another key that is long enough for it")
+    refused = client.post(JOBS, json={**DIGITS, **TOKEN})
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error["pointer"].endswith("/env/HF_TOKEN/secret")
+    assert (
+        "was encrypted with another key than the service has now; set it again" in (error["detail"])
+    )
+    put(client)
+    assert client.post(JOBS, json={**DIGITS, **TOKEN}).status_code == 201
+
+
 def test_secrets_belong_to_their_user(team: Team) -> None:
     ada, bob = team.user("ada"), team.user("bob")
     assert team.call(ada, "PUT", f"{SECRETS}/hf-token", json={"value": VALUE}).status_code == 200
@@ -168,13 +182,27 @@ def test_a_plan_is_measured_with_the_variables(client: TestClient, world: World)
     assert measured.env == {"HF_HOME": "/mnt/hf", "HF_TOKEN": VALUE}
 
 
+def test_a_plan_that_is_measured_needs_its_secrets_no_more(
+    client: TestClient, world: World
+) -> None:
+    put(client)
+    plan = client.post("/api/v1/plans", json={**PLAN, "spec": {**PLAN["spec"], **TOKEN}}).json()
+    world.turn_until(lambda: bool(world.runtime.measured))
+    client.delete(f"{SECRETS}/hf-token")
+    world.turn(2)
+    measured = client.get(f"/api/v1/plans/{plan['id']}").json()
+    assert measured["status"] == "SUCCEEDED", measured
+
+
 @pytest.mark.parametrize(
     ("name", "body", "detail"),
     [
         ("hf-token", {}, "value"),
         ("hf-token", {"value": ""}, "at least 1 character"),
-        ("hf-token", {"value": "x" * 32_769}, "at most 32768 characters"),
-        ("hf-token", {"value": "a\0b"}, "NUL"),
+        ("hf-token", {"value": "x" * 32_001}, "at most 32000 characters"),
+        ("hf-token", {"value": "seen\0"}, "NUL"),
+        ("hf-token", {"value": ["seen"]}, "should be a valid string"),
+        ("hf-token", {"value": "x", "note": "seen"}, "unknown key 'note'"),
         ("hf token", {"value": "x"}, "pattern"),
         ("x" * 64, {"value": "x"}, "63"),
     ],
@@ -185,6 +213,7 @@ def test_a_wrong_secret_is_refused(
     refused = client.put(f"{SECRETS}/{name}", json=body)
     assert refused.status_code == 422
     assert detail in refused.text
+    assert "seen" not in refused.text
 
 
 def test_a_user_has_a_limited_number_of_secrets(client: TestClient) -> None:

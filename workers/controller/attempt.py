@@ -48,6 +48,7 @@ from workers.controller.start_failures import (
 )
 from workers.controller.worker_pool import WorkerPool
 from workers.errors import ProcessLost
+from workers.secret_mask import SecretMask
 from workers.training.context import PreviousGroup
 
 TICK_S = 0.1
@@ -151,7 +152,9 @@ class Attempt:
             while (end := self._run_once()) is None:
                 self.pool.poll(TICK_S)
         finally:
-            self.pool.close(end)
+            # An engine may show the outcome to everybody, as Ray Train does on Ray's dashboard.
+            mask = SecretMask(self.launch.list_secret_values())
+            self.pool.close(end and mask.apply_to_record(end))
         return end
 
     def _run_once(self) -> EndRecord | PausedRecord | None:

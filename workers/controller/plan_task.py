@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import ray
 
 from workers.contract import PlanResult, PlanTask
 from workers.planning.planner_process import run_planner
+from workers.secret_mask import SecretMask
 
 MEASURE_LIMIT_S = 300.0
 """Longest time, in seconds, to load the task and its data, and to measure."""
@@ -55,12 +57,23 @@ def _start(plan: PlanTask, code: bytes | None) -> Any:
     if workers.memory is not None:
         reserved["memory"] = int(workers.memory)
     task = ray.remote(max_retries=0, **reserved)(_measure)
-    return task.remote(_request_of(plan), code, plan.env)
+    secrets = plan.list_secret_values()
+    return task.remote(_request_of(plan), code, env=plan.env, secrets=secrets)
 
 
-def _measure(request: dict[str, Any], code: bytes | None, env: dict[str, str]) -> dict[str, Any]:
+def _measure(
+    request: dict[str, Any], code: bytes | None, *, env: dict[str, str], secrets: list[str]
+) -> dict[str, Any]:
     environment = {**os.environ, **env}
-    return run_planner(request, code=code, environment=environment, timeout_s=MEASURE_LIMIT_S)
+    answer = run_planner(request, code=code, environment=environment, timeout_s=MEASURE_LIMIT_S)
+    return mask_error(answer, secrets)
+
+
+def mask_error(answer: dict[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
+    """Return a planner's answer without the values of secrets, which its error may contain."""
+    if "error" not in answer:
+        return answer
+    return {**answer, "error": SecretMask(secrets).apply(answer["error"])}
 
 
 def _request_of(plan: PlanTask) -> dict[str, Any]:
@@ -73,4 +86,4 @@ def _request_of(plan: PlanTask) -> dict[str, Any]:
     }
 
 
-__all__ = ["MEASURE_LIMIT_S", "PlanTasks"]
+__all__ = ["MEASURE_LIMIT_S", "PlanTasks", "mask_error"]

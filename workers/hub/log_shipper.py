@@ -160,12 +160,13 @@ class LogShipper:
 
 class _Tee(io.TextIOBase):
     """Forwards text to a stream, and its lines to a function; a carriage return or the maximum
-    length ends a line too.
+    length ends a line too, but not within a secret that `mask` knows.
     """
 
-    def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
+    def __init__(self, stream: TextIO, take: Callable[[str], None], mask: SecretMask) -> None:
         self._stream = stream
         self._take = take
+        self._mask = mask
         self._rest = ""
         self._begun = False
         """Whether the open line has text, so that its end is not an empty line."""
@@ -193,10 +194,19 @@ class _Tee(io.TextIOBase):
             is_end = piece in "\r\n"
             self._rest += "" if is_end else piece
             is_blank = piece == "\n" and not self._begun
-            if is_blank or (self._rest and (is_end or len(self._rest) > LINE_BYTES)):
+            if is_blank or (self._rest and is_end):
                 yield self._rest
                 self._rest = ""
+            elif len(self._rest) > LINE_BYTES + self._mask.longest:
+                yield self._cut_rest()
             self._begun = piece != "\n"
+
+    def _cut_rest(self) -> str:
+        """Return what is held of a long line, but keep its end, which may begin a secret."""
+        masked = self._mask.apply(self._rest)
+        end = max(len(masked) - self._mask.longest, 0)
+        self._rest = masked[end:]
+        return masked[:end]
 
     def isatty(self) -> bool:
         return False
@@ -218,13 +228,15 @@ class _Handler(logging.Handler):
 
 
 @contextmanager
-def capture_output(take: Callable[[str], None]) -> Iterator[None]:
-    """Pass everything that this process prints or logs inside the block to `take`, line by line."""
+def capture_output(take: Callable[[str], None], mask: SecretMask | None = None) -> Iterator[None]:
+    """Pass everything that this process prints or logs inside the block to `take`, line by line. A
+    line that is too long is cut into several, but not within a secret that `mask` knows.
+    """
     root, handler = logging.getLogger(), _Handler(take)
     level, handlers = root.level, root.handlers
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
-            tee = _Tee(stream, take)
+            tee = _Tee(stream, take, mask or SecretMask())
             stack.callback(tee.pass_rest)
             stack.enter_context(redirect(tee))
         # The only handler: another one that writes to stderr would repeat every line.
@@ -245,7 +257,7 @@ def ship_logs(
     shipper = LogShipper(source, client, time.time, mask=mask)
     shipper.start()
     try:
-        with capture_output(shipper.write):
+        with capture_output(shipper.write, mask):
             yield shipper
     finally:
         shipper.flush(LOG_FLUSH_S)

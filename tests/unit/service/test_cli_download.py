@@ -38,6 +38,18 @@ def test_a_model_is_written_beside_the_caller(
     assert said.out.endswith("from checkpoint g1\n")
 
 
+@pytest.mark.usefixtures("served")
+def test_a_directory_is_refused_before_anything_is_read(
+    accordion: Accordion, running: str, tmp_path: Path
+) -> None:
+    for options in ((), ("--force",)):
+        said = accordion("download", running, "--to", tmp_path, *options)
+        assert said.code == 2
+        assert "is a directory; give a file with --to" in " ".join(
+            said.err.replace("│", " ").split()
+        )
+
+
 def test_a_job_without_files_says_so(accordion: Accordion, running: str, tmp_path: Path) -> None:
     said = accordion("download", running, "--to", tmp_path / "model")
     assert said.code == 2

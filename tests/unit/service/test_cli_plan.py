@@ -18,6 +18,7 @@ from tests.api.conftest import Live
 from tests.api.fake_plans import FOUND
 from tests.unit.service.conftest import Accordion
 from workers.contract import PlanResult
+from workers.planning import planner_process
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,29 @@ def test_why_a_plan_failed_on_the_cluster_is_printed(
     said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
     assert (said.code, said.out) == (2, "")
     assert "no data at /data" in said.err
+
+
+def test_a_plan_on_this_machine_gets_the_variables_that_are_known_here(
+    accordion: Accordion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: dict[str, str] = {}
+
+    def run_planner(request: object, *, code: object, environment: dict[str, str]) -> object:
+        del request, code
+        got.update(environment)
+        return {"error": "the test has ended"}
+
+    monkeypatch.setattr(planner_process, "run_planner", run_planner)
+    monkeypatch.setenv("HF_TOKEN", "of the caller")
+    file = tmp_path / "job.yaml"
+    for env, known in (
+        ("{THREADS: 3, HF_TOKEN: {secret: t}}", {"THREADS": "3", "HF_TOKEN": "of the caller"}),
+        ("null", {"HF_TOKEN": "of the caller"}),
+    ):
+        file.write_text(f"task: {{name: digits-mlp}}\nenv: {env}\n")
+        said = accordion("plan", file, "--workers", "2", "--link", "1Gbit")
+        assert (said.code, "the test has ended" in said.err) == (2, True)
+        assert got.items() >= known.items()
 
 
 def test_ctrl_c_cancels_the_plan(

@@ -36,7 +36,9 @@ def test_a_secret_is_set_listed_and_removed(
     assert accordion("secret", "list", "--json").json() == {"items": []}
 
 
-@pytest.mark.parametrize(("text", "value"), [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n")])
+@pytest.mark.parametrize(
+    ("text", "value"), [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a\r\nb", "a\r\nb")]
+)
 def test_a_value_in_a_file_loses_one_line_break(
     accordion: Accordion, service: Live, spec: Path, tmp_path: Path, text: str, value: str
 ) -> None:

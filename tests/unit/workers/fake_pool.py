@@ -58,6 +58,8 @@ class FakePool:
     hired_when: list[float] = field(default_factory=list)
     step: int = 0
     closed: bool = False
+    outcome: EndRecord | PausedRecord | None = None
+    """What `close` was given."""
     members: dict[int, Process] = field(default_factory=dict)
     back: dict[int, str | BaseException] = field(default_factory=dict)
     hired_at: float = 0.0
@@ -166,3 +168,4 @@ class FakePool:
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
         self.closed = True
+        self.outcome = outcome

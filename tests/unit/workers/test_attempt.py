@@ -17,6 +17,7 @@ from workers.controller.attempt import RETURN_S
 from workers.controller.failure_policy import FIRST_PAUSE_S, MAX_PAUSE_S
 from workers.controller.scaling_policy import LEAVE_PATIENCE_S
 from workers.controller.start_failures import FailedStart
+from workers.env_spec import SecretRef
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
 from workers.training.context import PreviousGroup, RankProgress
 
@@ -199,6 +200,28 @@ def test_a_task_that_was_built_before_the_supervisor_died_can_be_built(
     attempt = replace(here.attempt, previous_group=before)
     assert attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert here.pool.interruptions[0] == before
+
+
+def test_the_engine_gets_the_outcome_without_secrets(world: Callable[..., World]) -> None:
+    secret = "hf_nobody-may-see-this"
+    here = world({0: TaskRaised(None, None, f"ValueError: {secret} is no token")}, least=2)
+    here.host.makes_progress = False
+    launch = here.attempt.launch
+    env = {"HF_TOKEN": SecretRef(secret="token")}
+    attempt = replace(
+        here.attempt,
+        launch=launch.model_copy(
+            update={
+                "env": {"HF_TOKEN": secret},
+                "spec": launch.spec.model_copy(update={"env": env}),
+            }
+        ),
+    )
+    end = attempt.run()
+    assert isinstance(end, EndRecord)
+    assert secret in end.message, "the journal masks what is stored"
+    assert here.pool.outcome is not None
+    assert "ValueError: *** is no token" in here.pool.outcome.message
 
 
 def test_a_task_that_was_never_built_ends_the_job(world: Callable[..., World]) -> None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from service.errors import NotFound, Unavailable
+from service.errors import Conflict, NotFound, Unavailable
 from service.model_files import export_model_file
 from workers.checkpoint.async_save import SHARED_FILE
 from workers.checkpoint.checkpoint_files import (
@@ -22,7 +22,7 @@ from workers.checkpoint.checkpoint_files import (
     write_manifest,
     write_part,
 )
-from workers.checkpoint.model_export import export_model
+from workers.checkpoint.model_export import UnsupportedTensorError, export_model
 from workers.checkpoint.storage import LocalStorage
 from workers.contract import Position
 from workers.errors import CheckpointError
@@ -90,6 +90,34 @@ def test_a_damaged_or_removed_checkpoint_is_passed_over(tmp_path: Path) -> None:
         export_model(storage, [damaged, good], job_id="another-job", file=file)
 
 
+def test_a_tensor_that_safetensors_cannot_represent_is_named(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.register_buffer("links", torch.eye(3).to_sparse())
+    name, file = save(tmp_path / "job", 1, model), tmp_path / "model.safetensors"
+    with pytest.raises(UnsupportedTensorError, match=f"links of checkpoint {name} is a sparse"):
+        export_model(LocalStorage(tmp_path / "job"), [name], job_id=JOB, file=file)
+    with pytest.raises(Conflict, match="read the checkpoint from the storage of the job"):
+        export_model_file(request(tmp_path / "job", name), os.environ)
+
+
+def test_views_of_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:
+    model, whole = nn.Module(), torch.arange(12.0).reshape(3, 4)
+    for name, view in (("whole", whole), ("row", whole[1]), ("turned", whole.T)):
+        model.register_buffer(name, view)
+    name, file = save(tmp_path / "job", 1, model), tmp_path / "model.safetensors"
+    export_model(LocalStorage(tmp_path / "job"), [name], job_id=JOB, file=file)
+    loaded = load_file(file)
+    assert torch.equal(loaded["whole"], whole)
+    assert torch.equal(loaded["row"], whole[1])
+    assert torch.equal(loaded["turned"], whole.T)
+
+
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    name = save(tmp_path / "job", 1, Tied())
+    with pytest.raises(OSError, match="free some space there"):
+        export_model(LocalStorage(tmp_path / "job"), [name], job_id=JOB, file=tmp_path / "no/dir")
+
+
 def request(root: Path, *names: str) -> dict[str, Any]:
     return {"job_id": JOB, "url": None, "directory": str(root), "names": list(names)}
 
@@ -118,3 +146,19 @@ def test_an_export_that_cannot_run_is_reported(tmp_path: Path) -> None:
         export_model_file(away, os.environ)
     with pytest.raises(Unavailable, match="cannot be exported on the machine of the service"):
         export_model_file({"job_id": JOB}, os.environ)
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("raise ModuleNotFoundError('no torch')", "torch.; install torch there, or read"),
+        ("import os; os.kill(os.getpid(), 9)", "exit code -9.; give it more memory, or read"),
+        ("raise ValueError('odd')", "ValueError: odd.; read the checkpoint from the storage"),
+    ],
+)
+def test_the_advice_fits_the_crash(tmp_path: Path, module: str, advice: str) -> None:
+    package = tmp_path / "workers" / "checkpoint"
+    package.mkdir(parents=True)
+    (package / "model_export.py").write_text(module)
+    with pytest.raises(Unavailable, match=advice):
+        export_model_file(request(tmp_path, "g1"), {**os.environ, "PYTHONPATH": str(tmp_path)})

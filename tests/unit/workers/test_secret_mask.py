@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workers.world import JOB, FakeCluster
 from workers.contract import EndRecord, EpochRecord, FailureRecord
+from workers.controller.plan_task import mask_error
 from workers.hub.journal import Journal, claim_generation, read_records
-from workers.hub.log_shipper import LogSource, ship_logs
+from workers.hub.log_shipper import LINE_BYTES, LogSource, ship_logs
 from workers.secret_mask import MASK, MIN_LENGTH, SecretMask
 
 TOKEN = "hf_abcdef"
@@ -41,6 +43,24 @@ def test_output_of_a_process_is_sent_without_secrets(cluster: FakeCluster) -> No
     with ship_logs(LogSource(job_id=JOB, attempt=1, rank=0), cluster, SecretMask([TOKEN])):
         print(f"logged in with {TOKEN}")
     assert [line.text for line in cluster.drain().logs] == [f"logged in with {MASK}"]
+
+
+@pytest.mark.parametrize("shift", range(-2 * len(TOKEN), 2 * len(TOKEN)))
+def test_a_secret_that_is_printed_in_two_writes_is_not_cut(
+    cluster: FakeCluster, shift: int
+) -> None:
+    with ship_logs(LogSource(job_id=JOB, attempt=1, rank=0), cluster, SecretMask([TOKEN])):
+        text = "x" * (LINE_BYTES + len(TOKEN) + shift)
+        for piece in (text, TOKEN[:4], TOKEN[4:], text, "\n"):
+            print(piece, end="")
+    lines = [line.text for line in cluster.drain().logs]
+    assert "".join(lines).strip("x*") == ""
+
+
+def test_the_error_of_a_planner_has_no_secret() -> None:
+    masked = mask_error({"error": f"401 for {TOKEN}"}, [TOKEN])
+    assert masked == {"error": f"401 for {MASK}"}
+    assert mask_error({"choices": []}, [TOKEN]) == {"choices": []}
 
 
 def test_messages_of_records_are_stored_without_secrets(tmp_path: Path) -> None:
