@@ -17,6 +17,7 @@ from workers.env_spec import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
 from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
 from workers.env_spec import list_secret_names as list_secret_names
 from workers.env_spec import resolve_env as resolve_env
+from workers.objective_spec import ObjectiveSpec as ObjectiveSpec
 from workers.plain_text import clean_texts
 from workers.spec import LABEL_PATTERN as LABEL_PATTERN
 from workers.spec import MAX_PRIORITY as MAX_PRIORITY
@@ -202,6 +203,8 @@ class CheckpointRecord(Reported):
     """Epoch in which training resumes."""
     step: int
     size_bytes: int
+    objective: float | None = None
+    """Value of the objective's metric after the epoch that ends here; None within an epoch."""
     seconds: float
     """Seconds from the step boundary to the manifest."""
     blocked_s: float = 0.0
@@ -241,6 +244,7 @@ class PausedRecord(Strict):
 
 EndReason = Literal[
     "COMPLETED",
+    "STOPPED_IMPROVING",
     "CANCELLED_BY_USER",
     "TASK_RAISED",
     "LOSS_NOT_FINITE",

@@ -24,6 +24,7 @@ from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
 from workers.env_spec import Env
+from workers.objective_spec import ObjectiveSpec, check_metric
 from workers.plain_text import check_texts
 from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
 from workers.spec_types import Label as Label
@@ -282,7 +283,7 @@ class CheckpointSpec(Strict):
     every_seconds: Number | None = Field(default=None, gt=0)
     """Seconds between additional saves, each at the next step. Null: none."""
     keep: Whole = Field(default=2, ge=1, le=100)
-    """Complete checkpoints to keep; older ones are removed."""
+    """Complete checkpoints to keep; older ones are removed, except the best by `objective`."""
     storage: str | None = Field(default=None, max_length=1000)
     """URL of an fsspec filesystem, such as `s3://bucket/path` or `file:///mnt/shared`; each job
     gets a directory named by its ID there. A plain path is rejected. Null: the job's own directory
@@ -344,6 +345,8 @@ class JobSpec(Strict):
     """How compression levels are chosen."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When and where the state is saved."""
+    objective: ObjectiveSpec | None = None
+    """Metric by which the best checkpoint is kept, and training may end early. Null: none."""
     limits: LimitsSpec = LimitsSpec()
     """Time limits of the job and for hung workers."""
     start_at: AwareDatetime | None = None
@@ -421,6 +424,8 @@ class JobSpec(Strict):
                 f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give"
                 " workers.gpus 1 and more workers, or a script of your own that uses several"
             )
+        if self.task.name in TASKS:
+            check_metric(self.objective, TASKS[self.task.name].metrics, f"task {self.task.name}")
         self._unify_batch_sizes()
         self.config()
         size, micro = self.training.global_batch, self.training.micro_batch

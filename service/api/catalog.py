@@ -12,7 +12,15 @@ from accordion.compressors import COMPRESSORS
 from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.callers import CallerDep, require_scope
-from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
+from service.api.cluster_schemas import (
+    ClusterView,
+    Named,
+    NamedList,
+    QueueEntry,
+    QueueView,
+    TaskList,
+    TaskView,
+)
 from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
 from service.api.views import cluster_view
@@ -37,15 +45,20 @@ router = APIRouter(
 
 
 @router.get("/tasks")
-def get_tasks() -> NamedList:
-    """List the built-in tasks, each with the JSON schema of its options.
+def get_tasks() -> TaskList:
+    """List the built-in tasks, each with the JSON schema of its options and its metrics.
 
     A spec may also name your own class as `module:Class`, with any options.
     """
     rows = {**TASKS, SCRIPT: SCRIPT_ROW}.items()
-    return NamedList(
+    return TaskList(
         items=[
-            Named(name=name, summary=row.summary, options=options_schema(row.options))
+            TaskView(
+                name=name,
+                summary=row.summary,
+                options=options_schema(row.options),
+                metrics=list(row.metrics),
+            )
             for name, row in rows
         ]
     )

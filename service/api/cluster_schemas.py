@@ -10,7 +10,7 @@ from service.domain.jobs import Reason
 
 
 class Named(Answer):
-    """A task, method or policy that a spec can name."""
+    """A method or policy that a spec can name, or a task."""
 
     name: str
     """Name to use in a spec."""
@@ -20,8 +20,24 @@ class Named(Answer):
     """JSON schema of its options, with a description, default and range for each."""
 
 
+class TaskView(Named):
+    """A task that a spec can name."""
+
+    metrics: list[str]
+    """Metrics of its evaluation, one of which can be the objective; empty for a script, which
+    measures its own.
+    """
+
+
+class TaskList(Answer):
+    """Tasks that a spec can name."""
+
+    items: list[TaskView]
+    """The tasks."""
+
+
 class NamedList(Answer):
-    """Tasks, methods or policies that a spec can name."""
+    """Methods or policies that a spec can name."""
 
     items: list[Named]
     """The entries."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,13 @@ from service.domain.access import Scope
 from service.domain.jobs import Kind
 from service.errors import Conflict, NotFound, Unavailable
 from service.model_files import export_model_file
-from service.store.models import JobRow
+from service.store.models import CheckpointRow, JobRow
 from service.store.stored_spec import spec_of
+from workers.contract import ObjectiveSpec
 
 MEDIA_TYPE = "application/octet-stream"
+BEST = "best"
+"""In place of a name: the checkpoint with the best value of the objective."""
 router = APIRouter(
     prefix="/jobs/{job_id}/model", tags=["history"], dependencies=[require_scope(Scope.READ)]
 )
@@ -51,7 +54,8 @@ class ModelQuery(QueryParams):
         default=None,
         max_length=128,
         pattern=PLAIN,
-        description="name of a checkpoint of the job (default: the newest one that is complete)",
+        description="name of a checkpoint of the job, or `best`: the one with the best value of the"
+        " job's objective (default: the newest one that is complete)",
     )
 
 
@@ -115,16 +119,9 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
         raise Conflict(
             f"job {job.id} is a guest run, whose checkpoints its own script keeps; read them there"
         )
-    rows = state.repository.checkpoints(job.id)
-    names = [row.name for row in sorted(rows, key=lambda row: (row.generation, row.step))][::-1]
-    if not names:
-        raise Conflict(f"job {job.id} has not saved a checkpoint yet; try again when it has")
-    if checkpoint is not None and checkpoint not in names:
-        raise NotFound(
-            f"job {job.id} has no checkpoint {checkpoint!r};"
-            f" GET /api/v1/jobs/{job.id}/checkpoints lists all"
-        )
-    url, folder = spec_of(job).checkpoint.storage, Path(state.settings.storage_of(job.id))
+    spec = spec_of(job)
+    names = _choose_checkpoints(state.repository.checkpoints(job.id), checkpoint, spec.objective)
+    url, folder = spec.checkpoint.storage, Path(state.settings.storage_of(job.id))
     if url is None and not folder.parent.is_dir():
         raise Unavailable(
             f"the service does not see the storage of jobs, {folder.parent}; mount it there, or"
@@ -134,5 +131,48 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
         "job_id": job.id,
         "url": url,
         "directory": str(folder / "checkpoints"),
-        "names": names if checkpoint is None else [checkpoint],
+        "names": names,
     }
+
+
+def _choose_checkpoints(
+    rows: Sequence[CheckpointRow], checkpoint: str | None, objective: ObjectiveSpec | None
+) -> list[str]:
+    """Return the names of the checkpoints to read, the preferred one first.
+
+    Raises:
+        Conflict: the job has none, or none with an objective.
+        NotFound: it has none of this name.
+    """
+    if not rows:
+        raise Conflict("the job has not saved a checkpoint yet; try again when it has")
+    oldest_first = sorted(rows, key=lambda row: (row.generation, row.step))
+    if checkpoint is None:
+        return [row.name for row in reversed(oldest_first)]
+    if checkpoint == BEST:
+        return _sort_by_objective(oldest_first, objective)
+    if checkpoint not in {row.name for row in rows}:
+        raise NotFound(
+            f"the job has no checkpoint {checkpoint!r}; GET /api/v1/jobs/{rows[0].job_id}"
+            "/checkpoints lists all"
+        )
+    return [checkpoint]
+
+
+def _sort_by_objective(
+    oldest_first: Sequence[CheckpointRow], objective: ObjectiveSpec | None
+) -> list[str]:
+    """Return names, the best first, and the older one of equal ones.
+
+    Raises:
+        Conflict: no checkpoint has an objective.
+    """
+    values = {row.name: row.objective for row in oldest_first if row.objective is not None}
+    if objective is None:
+        raise Conflict(
+            "the job has no objective, by which a checkpoint could be the best; leave out"
+            " 'checkpoint' for the newest one, or give a name"
+        )
+    if not values:
+        raise Conflict("the job has not saved a checkpoint at the end of an epoch; try again later")
+    return sorted(values, key=values.__getitem__, reverse=objective.mode == "max")

@@ -305,7 +305,9 @@ class AttemptList(Answer):
 
 
 class CheckpointView(Answer):
-    """One checkpoint. Only the newest `checkpoint.keep` of a job still exist."""
+    """One checkpoint. Only the newest `checkpoint.keep` of a job still exist, and the one with the
+    best objective.
+    """
 
     name: str
     """Name of its folder in the job's storage."""
@@ -323,6 +325,10 @@ class CheckpointView(Answer):
     """Seconds from the step boundary until it was complete on storage."""
     blocked_s: float
     """Part of `seconds` during which training was blocked."""
+    objective: float | None
+    """Value of the metric of the job's `objective` after the epoch that ends here; null within an
+    epoch, and without an objective.
+    """
     time: datetime
     """Time at which it was complete."""
 

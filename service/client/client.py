@@ -24,7 +24,7 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from service.api.batch_schemas import BatchView
-from service.api.cluster_schemas import ClusterView, NamedList, QueueView
+from service.api.cluster_schemas import ClusterView, NamedList, QueueView, TaskList
 from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.login_schemas import LoginLinkView
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
@@ -354,8 +354,8 @@ class Client(AccountRequests):
         return self._request(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
 
     def download_model(self, job_id: str, file: Path, *, checkpoint: str | None = None) -> str:
-        """Write the model of a checkpoint (by default the newest) to a safetensors file; return the
-        name of the checkpoint.
+        """Write the model of a checkpoint (the newest, or `best` by the job's objective) to a
+        safetensors file; return the name of the checkpoint.
         """
         params = {"checkpoint": checkpoint} if checkpoint else {}
         path = f"/api/v1/jobs/{job_id}/model"
@@ -387,9 +387,9 @@ class Client(AccountRequests):
         """Cancel an override; its layers return to the policy."""
         return self._request(OverrideView, "DELETE", f"/jobs/{job_id}/overrides/{override_id}")
 
-    def tasks(self) -> NamedList:
+    def tasks(self) -> TaskList:
         """Get the tasks that a spec can name."""
-        return self._request(NamedList, "GET", "/tasks")
+        return self._request(TaskList, "GET", "/tasks")
 
     def methods(self) -> NamedList:
         """Get the compression methods that a spec can name."""

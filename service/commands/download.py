@@ -21,7 +21,11 @@ def download(
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", metavar="NAME", help="checkpoint (default: the newest)"),
+        typer.Option(
+            "--checkpoint",
+            metavar="NAME",
+            help="checkpoint; best: the best one by the job's objective (default: the newest)",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     url: UrlOption = "",

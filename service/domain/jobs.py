@@ -87,6 +87,8 @@ class Reason(StrEnum):
     - `RETRIED`: a user retried a job that had failed or was cancelled.
     - `CANCEL_REQUESTED`: a user cancelled the job; the workers save a checkpoint.
     - `COMPLETED`: all epochs are trained.
+    - `STOPPED_IMPROVING`: training ended early because the metric of its objective stopped
+      improving.
     - `CANCELLED_BY_USER`: cancelled.
     - `TASK_RAISED`: the task or script raised an exception.
     - `LOSS_NOT_FINITE`: the loss was infinite or no number.
@@ -124,6 +126,7 @@ class Reason(StrEnum):
     RETRIED = "RETRIED"
     CANCEL_REQUESTED = "CANCEL_REQUESTED"
     COMPLETED = "COMPLETED"
+    STOPPED_IMPROVING = "STOPPED_IMPROVING"
     CANCELLED_BY_USER = "CANCELLED_BY_USER"
     TASK_RAISED = "TASK_RAISED"
     LOSS_NOT_FINITE = "LOSS_NOT_FINITE"

@@ -232,6 +232,7 @@ class CheckpointRow(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     seconds: Mapped[float]
     blocked_s: Mapped[float] = mapped_column(default=0.0)
+    objective: Mapped[float | None]
     time: Mapped[float]
 
 

@@ -444,6 +444,8 @@ class FakeRuntime(FakePlans, FakeGuests):
             epoch=job.epoch, tick=job.tick, step=job.step, epoch_step=job.epoch_step, state=state
         )
         where = {"name": f"epoch-{job.epoch:05d}", "epoch": job.epoch, "step": job.step}
+        objective = None if job.launch.spec.objective is None or job.tick else -float(job.epoch)
+        where = {**where, "objective": objective}
         self._post(
             job, CheckpointRecord(**where, size_bytes=1 << 20, seconds=0.02, blocked_s=0.005)
         )

@@ -88,6 +88,28 @@ def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, jo
     assert "has no checkpoint '../g1'; GET /api/v1/jobs/" in unknown.json()["detail"]
 
 
+@pytest.mark.parametrize(("mode", "number"), [("min", -1), ("max", 0)])
+def test_the_best_model_is_that_of_the_objective(
+    client: TestClient, world: World, mode: str, number: int
+) -> None:
+    job_id = world.submit(**LONG, objective={"metric": "loss", "mode": mode})
+    world.turn_until(lambda: len(world.repository.checkpoints(job_id)) >= 3)
+    names = save_reported(world, job_id)
+    listed = client.get(f"{JOBS}/{job_id}/checkpoints").json()["items"]
+    assert [one["objective"] for one in listed] == [-float(one["epoch"]) for one in listed]
+    best = model_of(client, job_id, checkpoint="best")
+    assert best.headers["Accordion-Checkpoint"] == names[number]
+
+
+def test_without_an_objective_no_model_is_the_best(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    save_reported(world, job_id)
+    refused = model_of(client, job_id, checkpoint="best")
+    assert refused.status_code == 409
+    assert "has no objective, by which a checkpoint could be the best" in refused.json()["detail"]
+
+
 def test_a_storage_that_the_service_does_not_see_is_reported(
     client: TestClient, world: World, job_id: str
 ) -> None:

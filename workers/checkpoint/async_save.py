@@ -28,6 +28,7 @@ from workers.checkpoint.checkpoint_files import (
 )
 from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from workers.checkpoint.storage import Storage, storage_advice
+from workers.objective_spec import Mode
 
 SHARED_FILE = "shared.pt"
 """Name of the file in a checkpoint that holds the state shared by all ranks."""
@@ -67,6 +68,8 @@ class Snapshot:
     """State by file name."""
     keep: int
     """Complete checkpoints to keep; used on rank 0."""
+    keep_best: Mode | None = None
+    """Which value of the objective is better; the checkpoint with the best one is kept too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +247,7 @@ class AsyncSave:
             prune_checkpoints(
                 self._storage,
                 keep=self._snapshot.keep,
+                keep_best=self._snapshot.keep_best,
                 newest_name=self.name,
                 survivors=self._survivors,
             )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import IO, Any, BinaryIO, Self, cast
 
 import torch
@@ -20,6 +21,7 @@ from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from workers.checkpoint.storage import Storage
 from workers.contract import Position
 from workers.errors import CheckpointError
+from workers.objective_spec import Mode
 
 _FORMAT = 2
 _MANIFEST = "manifest.json"
@@ -51,6 +53,8 @@ class Manifest(BaseModel):
     epoch: int
     step: int
     world_size: int
+    objective: float | None = None
+    """Value of the objective's metric after the epoch that ends here; None within an epoch."""
     files: tuple[FileChecksum, ...] = ()
 
     @property
@@ -107,7 +111,9 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     Raises:
         OSError: the storage cannot be written.
     """
-    storage.put(f"{manifest.name}/{_MANIFEST}", manifest.model_dump_json(indent=1).encode())
+    # Versions before `objective` refuse manifests with it, so it is left out where it is None.
+    text = manifest.model_dump_json(indent=1, exclude_none=True)
+    storage.put(f"{manifest.name}/{_MANIFEST}", text.encode())
 
 
 def find_candidates(
@@ -147,8 +153,9 @@ def _check_history(manifest: Manifest, lineage: Lineage) -> None:
         )
 
 
-def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
-    """Read a checkpoint's manifest; its files are checked when they are read.
+def read_manifest(storage: Storage, name: str, job_id: str | None) -> Manifest:
+    """Read a checkpoint's manifest, of any job if `job_id` is None; its files are checked when they
+    are read.
 
     Raises:
         CheckpointError: the manifest is missing or unreadable, or of another format or job.
@@ -169,7 +176,7 @@ def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
             f"checkpoint {name} has format {manifest.format}, this version reads {_FORMAT}; it is"
             " left alone"
         )
-    if manifest.job_id != job_id:
+    if job_id not in (None, manifest.job_id):
         raise CheckpointError(
             f"checkpoint {name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone"
         )
@@ -182,8 +189,10 @@ def prune_checkpoints(
     keep: int,
     newest_name: str,
     survivors: SurvivorFilter = newest_first,
+    keep_best: Mode | None = None,
 ) -> None:
-    """Remove all but the newest `keep` complete checkpoints on the surviving line, up to this one.
+    """Remove all but the newest `keep` complete checkpoints on the surviving line, up to this one,
+    and the one with the best objective if `keep_best` tells which value is better.
 
     Older incomplete checkpoints and those of worker groups that were given up are removed as well.
     Checkpoints newer than `newest_name` belong to a later generation and stay.
@@ -193,8 +202,26 @@ def prune_checkpoints(
     """
     ours = [name for name in storage.names() if name <= newest_name]
     complete = [name for name in survivors(ours) if storage.holds(f"{name}/{_MANIFEST}")]
-    for name in set(ours) - set(complete[:keep]):
+    kept = {*complete[:keep], *(_find_best(storage, complete, keep_best) if keep_best else ())}
+    for name in set(ours) - kept:
         discard_checkpoint(storage, name)
+
+
+def _find_best(storage: Storage, names: Iterable[str], mode: Mode) -> list[str]:
+    """Return the name of the checkpoint with the best objective, the oldest of equal ones; empty if
+    no manifest has an objective.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    values = {}
+    for name in sorted(names):
+        with suppress(CheckpointError):
+            manifest = read_manifest(storage, name, job_id=None)
+            if manifest.objective is not None:
+                values[name] = manifest.objective
+    choose = min if mode == "min" else max
+    return [choose(values, key=values.__getitem__)] if values else []
 
 
 def discard_checkpoint(storage: Storage, name: str) -> None:

@@ -48,6 +48,7 @@ from workers.controller.start_failures import (
 )
 from workers.controller.worker_pool import WorkerPool
 from workers.errors import ProcessLost
+from workers.objective_spec import describe_early_end
 from workers.secret_mask import SecretMask
 from workers.training.context import PreviousGroup
 
@@ -290,6 +291,9 @@ class Attempt:
         previous_group = self._close_group(group, "resize")
         if outcome == "completed":
             return EndRecord(status="SUCCEEDED", reason="COMPLETED")
+        if outcome == "ended early":
+            message = describe_early_end(self.launch.spec.objective)
+            return EndRecord(status="SUCCEEDED", reason="STOPPED_IMPROVING", message=message)
         if outcome in {"stopped", "unsaved"}:
             return self._end_stopped(self.host.requested_stop(), previous_group.step)
         return None

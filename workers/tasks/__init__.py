@@ -42,12 +42,15 @@ class TaskRow:
     task: str
     """`module:Class`, loaded in the worker."""
     options: Mapping[str, Option] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ("loss",)
+    """Names of the metrics of its evaluation; empty if only its own code knows them."""
 
 
 TASKS: Mapping[str, TaskRow] = {
     "digits-mlp": TaskRow(
         summary="a perceptron with one hidden layer on scikit-learn's 1,797 handwritten digits",
         task="workers.tasks.digits:DigitsMlp",
+        metrics=("loss", "accuracy"),
         options={
             "hidden": Option(
                 default=512, minimum=1, maximum=65536, help="units of the hidden layer"
@@ -58,6 +61,7 @@ TASKS: Mapping[str, TaskRow] = {
     "cifar-resnet18": TaskRow(
         summary="ResNet-18 on CIFAR-10, or on any labelled 32 x 32 images",
         task="workers.tasks.cifar:CifarResnet18",
+        metrics=("loss", "accuracy"),
         options={
             "data": Option(
                 default="",
@@ -80,6 +84,7 @@ TASKS: Mapping[str, TaskRow] = {
     "lm-lstm": TaskRow(
         summary="an LSTM language model over characters or words",
         task="workers.tasks.language:LmLstm",
+        metrics=("loss", "perplexity"),
         options={
             **_TEXT,
             "sequence": Option(default=30, minimum=1, maximum=100_000, help="tokens per sample"),
@@ -104,6 +109,7 @@ TASKS: Mapping[str, TaskRow] = {
     "lm-transformer": TaskRow(
         summary="a transformer language model over characters or words",
         task="workers.tasks.language:LmTransformer",
+        metrics=("loss", "perplexity"),
         options={
             **_TEXT,
             "sequence": Option(
@@ -164,6 +170,7 @@ SCRIPT = "script"
 SCRIPT_ROW = TaskRow(
     summary="your own training script from uploaded code; it calls workers.session",
     task="workers.training.script_runner:run_script",
+    metrics=(),
     options={
         "file": Option(default="train.py", help="path of the script inside the uploaded code"),
         "args": Option(default="", help="command line of the script, in shell syntax"),

@@ -5,14 +5,14 @@ that both make the same records, checks and checkpoints.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from accordion.session import StepResult
 from accordion.step_signals import Signal
 from workers.contract import Position
-from workers.errors import LossNotFinite
+from workers.errors import LossNotFinite, TaskRaised
 from workers.training.balancing import OWN_WORK, balance_workers
 from workers.training.checkpointing import (
     is_due_after_epoch,
@@ -22,11 +22,13 @@ from workers.training.checkpointing import (
 )
 from workers.training.evaluation import (
     MetricSums,
+    Summary,
     gather_summaries,
     mean_loss,
     mean_metrics,
     sync_drifted_parameters,
 )
+from workers.training.objective import read_objective
 from workers.training.reports import (
     epoch_record,
     report_progress,
@@ -43,9 +45,10 @@ from workers.training.train_state import LossSum, TrainState
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal["completed", "stopped", "resized", "unsaved"]
-"""`stopped`: a user stopped the job; `resized`: another group continues from the saved state;
-`unsaved`: a user cancelled the job while its storage could not take its state.
+Outcome = Literal["completed", "ended early", "stopped", "resized", "unsaved"]
+"""`ended early`: the objective stopped improving; `stopped`: a user stopped the job; `resized`:
+another group continues from the saved state; `unsaved`: a user cancelled the job while its storage
+could not take its state.
 """
 
 MAX_SKIPPED_IN_A_ROW = 10
@@ -129,6 +132,9 @@ def finish_epoch(
 
     Returns:
         False if the job was cancelled and its final state could not be saved.
+
+    Raises:
+        TaskRaised: the metrics lack the objective's.
     """
     epoch, decision = state.position.epoch, state.session.decision
     state.context.control.enter_phase("epoch end", epoch=epoch, step=state.session.steps)
@@ -138,13 +144,15 @@ def finish_epoch(
         sync_drifted_parameters(state, summaries)
     with state.phases("decide"):
         switch = state.session.end_epoch(lr=rates.epoch, next_lr=rates.next_epoch)
+    loss, metrics = mean_loss(summaries), mean_metrics(summaries)
+    follow_objective(state, metrics, summaries)
+    is_last = is_last or state.ends_early
     if not is_last:
         balance_workers(state)
     if state.context.rank == 0:
         logger.info(
             "epoch %d ends after step %d; %s", epoch, state.session.steps, switch.decision.reason
         )
-    loss, metrics = mean_loss(summaries), mean_metrics(summaries)
     state.context.link.post(
         epoch_record(state, decision, loss=loss, metrics=metrics, lr=rates.last_step)
     )
@@ -156,6 +164,30 @@ def finish_epoch(
     if is_due_after_epoch(state, epoch, is_last=is_last):
         return save_checkpoint(state, wait=is_last) or not is_last
     return True
+
+
+def follow_objective(
+    state: TrainState, metrics: Mapping[str, float], summaries: Sequence[Summary]
+) -> None:
+    """Note the objective's value after an epoch, and log on rank 0 if training ends with it.
+
+    Raises:
+        TaskRaised: the metrics lack the objective's.
+    """
+    objective, epoch = state.spec.objective, state.position.epoch
+    if objective is None:
+        return
+    measured = {name for part in summaries for name in part.metric_totals}
+    try:
+        value = read_objective(objective, metrics, measured=measured)
+    except ValueError as error:
+        raise TaskRaised(state.session.steps, epoch, str(error)) from error
+    state.objective = state.objective.after(objective, value)
+    if state.ends_early and state.context.rank == 0:
+        state.context.link.log(
+            f"training ends after epoch {epoch}: {objective.metric} has not improved on"
+            f" {state.objective.best} for {state.objective.stale_epochs} epochs"
+        )
 
 
 def open_epoch(state: TrainState, epoch: int) -> None:
@@ -201,6 +233,7 @@ __all__ = [
     "Outcome",
     "finish_epoch",
     "finish_step",
+    "follow_objective",
     "follow_signals",
     "open_epoch",
     "start_training",

@@ -66,7 +66,8 @@ def is_due_after_step(state: TrainState, signals: Container[Signal]) -> bool:
 
 def is_due_after_epoch(state: TrainState, epoch: int, *, is_last: bool) -> bool:
     """Return whether a checkpoint is to be taken at the end of this epoch."""
-    return is_last or (epoch + 1) % state.spec.checkpoint.every_epochs == 0
+    by_epochs = (epoch + 1) % state.spec.checkpoint.every_epochs == 0
+    return is_last or by_epochs or state.objective.has_improved
 
 
 def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
@@ -263,10 +264,17 @@ def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
         epoch=state.position.epoch,
         step=state.session.steps,
         world_size=state.context.world_size,
+        objective=None if state.position.samples else state.objective.newest,
     )
+    objective = state.spec.objective
     blocked_s = None if wait else state.phases.clock.elapsed() - start
     return AsyncSave(
-        Snapshot(manifest=manifest, parts=parts, keep=state.spec.checkpoint.keep),
+        Snapshot(
+            manifest=manifest,
+            parts=parts,
+            keep=state.spec.checkpoint.keep,
+            keep_best=objective.mode if objective is not None else None,
+        ),
         _open_storage(state),
         SaveGroup.of_group(name, state.save_status.begun),
         done=partial(_post_record, state, start=start, blocked_s=blocked_s),
@@ -290,6 +298,7 @@ def _post_record(
         epoch=manifest.epoch,
         step=manifest.step,
         size_bytes=manifest.size_bytes,
+        objective=manifest.objective,
         seconds=seconds,
         blocked_s=seconds if blocked_s is None else blocked_s,
     )

@@ -58,13 +58,13 @@ def train_job(context: WorkerContext, clock: Clock | None = None) -> Outcome:
 
 def train_epochs(state: TrainState) -> Outcome:
     """Train the remaining epochs."""
-    while state.position.epoch < state.spec.training.epochs:
+    while state.position.epoch < state.spec.training.epochs and not state.ends_early:
         outcome = train_epoch(state)
         if outcome is not None:
             return outcome
         if not close_epoch(state):
             return "unsaved"
-    return "completed"
+    return "ended early" if state.ends_early else "completed"
 
 
 def train_epoch(state: TrainState) -> Outcome | None:

@@ -167,7 +167,7 @@ def _run_to_outcome(context: WorkerContext) -> Outcome:
         session.close()
     except ScriptExit as leave:
         return leave.outcome
-    return "completed"
+    return "ended early" if session.state.ends_early else "completed"
 
 
 def _locate_script(launch: Launch) -> tuple[Path, list[str]]:

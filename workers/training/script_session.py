@@ -255,7 +255,7 @@ class ScriptSession:
         state = self.state
         self._epochs = state.spec.training.epochs if self._in_job else number
         standalone.log_if_done(state, self._epochs)
-        while state.position.epoch < self._epochs:
+        while state.position.epoch < self._epochs and not state.ends_early:
             epoch = state.position.epoch
             if self._batches is None and state.position.samples:
                 open_epoch(state, epoch)
@@ -317,7 +317,11 @@ class ScriptSession:
         """Report the epoch, decide on the next one, and save; on all workers, after the learning
         rate scheduler's step.
 
-        A metric becomes its mean over the workers that give it.
+        A metric becomes its mean over the workers that give it. If the job's `objective` stopped
+        improving, `epochs` ends; a script with a loop of its own ends here by SystemExit.
+
+        Raises:
+            TaskRaised: the metric of the job's `objective` is not given.
         """
         state = self.state
         rate = float(state.optimizer.param_groups[0]["lr"])
@@ -336,6 +340,9 @@ class ScriptSession:
             state.phases.start_step()
             if not is_saved:
                 raise ScriptExit("unsaved")
+            if state.ends_early and self._epochs is None:
+                state.context.link.flush(FLUSH_TIMEOUT_S)
+                raise ScriptExit("ended early")
 
     def checkpoint(self) -> None:
         """Save everything now, in addition to the checkpoints that the job asks for; on all

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from accordion.saved_states import MeanState
 from workers.contract import Bytes, Position
+from workers.training.objective import ObjectiveProgress
 from workers.training.schedule import BatchChange
 from workers.training.train_state import EpochBaseline, TrainState
 
@@ -29,6 +30,7 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
     state.overrides = None
     state.skipped_in_a_row = shared["skipped_in_a_row"]
     state.batch_change = BatchChange(**shared["batch_change"])
+    state.objective = ObjectiveProgress(**shared.get("objective", {}))
     if state.scaler is not None and shared.get("scaler"):
         state.scaler.load_state_dict(shared["scaler"])
     # older checkpoints hold neither rank nor size, and merged parts serve every rank.
@@ -79,6 +81,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "position": asdict(state.position),
         "skipped_in_a_row": state.skipped_in_a_row,
         "batch_change": asdict(state.batch_change),
+        "objective": asdict(state.objective),
     }
 
 

@@ -31,6 +31,7 @@ from workers.tasks.base import Task
 from workers.training.balancing import Division, OwnWork, can_balance
 from workers.training.clock import Clock, Phases
 from workers.training.context import Link, WorkerContext
+from workers.training.objective import ObjectiveProgress
 from workers.training.sampler import derive_seed, num_batches
 from workers.training.schedule import (
     BatchChange,
@@ -141,6 +142,7 @@ class TrainState:
     epoch_baseline: EpochBaseline = field(default_factory=EpochBaseline)
     scaler: GradScaler | None = None
     """Loss scaler for fp16; None in other precisions."""
+    objective: ObjectiveProgress = field(default_factory=ObjectiveProgress)
     skipped_in_a_row: int = 0
     overrides: tuple[Override, ...] | None = ()
     """Overrides last ordered by users; None if a checkpoint may hold others."""
@@ -168,9 +170,16 @@ class TrainState:
     @property
     def num_steps(self) -> int:
         """Steps of the whole job at the present batch size."""
+        if self.ends_early:
+            return self.session.steps
         later = self.spec.training.epochs - self.position.epoch - 1
         here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
         return self.session.steps + here + later * self.steps_per_epoch
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether no further epoch is trained because the objective stopped improving."""
+        return self.objective.is_exhausted(self.spec.objective)
 
     @property
     def model(self) -> nn.Module:

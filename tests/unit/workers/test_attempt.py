@@ -19,6 +19,7 @@ from workers.controller.scaling_policy import LEAVE_PATIENCE_S
 from workers.controller.start_failures import FailedStart
 from workers.env_spec import SecretRef
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
+from workers.objective_spec import ObjectiveSpec
 from workers.training.context import PreviousGroup, RankProgress
 
 DEAD = ActorDiedError()
@@ -28,6 +29,16 @@ def test_an_attempt_that_nothing_disturbs_has_one_group(world: Callable[..., Wor
     here = world()
     assert here.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert (here.pool.seated, here.pool.interruptions, here.pool.closed) == ([(0, 1)], [None], True)
+
+
+def test_an_attempt_that_stopped_improving_has_succeeded(world: Callable[..., World]) -> None:
+    here = world("ended early")
+    objective = ObjectiveSpec(metric="accuracy", mode="max", patience=3)
+    launch = here.attempt.launch
+    spec = launch.spec.model_copy(update={"objective": objective})
+    end = replace(here.attempt, launch=launch.model_copy(update={"spec": spec})).run()
+    message = "training ended early: accuracy did not improve for 3 epochs"
+    assert end == EndRecord(status="SUCCEEDED", reason="STOPPED_IMPROVING", message=message)
 
 
 def test_a_survivor_goes_on_alone_and_takes_the_replacement_in(world: Callable[..., World]) -> None:

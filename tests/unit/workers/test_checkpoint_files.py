@@ -24,7 +24,13 @@ FILES = ("rank-0.pt", "rank-1.pt", "shared.pt")
 
 
 def write(
-    root: Path, epoch: int, *, generation: int = 1, job_id: str = "job-1", finished: bool = True
+    root: Path,
+    epoch: int,
+    *,
+    generation: int = 1,
+    job_id: str = "job-1",
+    objective: float | None = None,
+    finished: bool = True,
 ) -> Manifest:
     storage, name = LocalStorage(root), checkpoint_name(generation, Position(epoch=epoch))
     parts = [
@@ -32,7 +38,13 @@ def write(
         for file in FILES
     ]
     manifest = Manifest(
-        job_id=job_id, name=name, epoch=epoch, step=0, world_size=2, files=tuple(parts)
+        job_id=job_id,
+        name=name,
+        epoch=epoch,
+        step=0,
+        world_size=2,
+        objective=objective,
+        files=tuple(parts),
     )
     if finished:
         write_manifest(storage, manifest)
@@ -162,6 +174,24 @@ def test_only_the_newest_complete_ones_are_kept(tmp_path):
     names = [write(tmp_path, epoch).name for epoch in range(5)]
     prune_checkpoints(LocalStorage(tmp_path), keep=2, newest_name=names[-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == names[-2:]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 1), ("min", 0), (None, None)])
+def test_the_best_one_is_kept_too(tmp_path, mode, best):
+    values = [0.1, 0.5, 0.5, 0.3, None]
+    names = [write(tmp_path, epoch, objective=value).name for epoch, value in enumerate(values)]
+    torn = write(tmp_path, 5, objective=9.0, finished=False)
+    for _ in range(2):
+        prune_checkpoints(LocalStorage(tmp_path), keep=1, newest_name=torn.name, keep_best=mode)
+        kept = sorted(path.name for path in tmp_path.iterdir())
+        assert kept == [*([] if best is None else [names[best]]), names[-1]]
+
+
+def test_a_damaged_manifest_is_not_the_best(tmp_path):
+    names = [write(tmp_path, epoch, objective=float(epoch)).name for epoch in range(3)]
+    (tmp_path / names[1] / "manifest.json").write_text("{")
+    prune_checkpoints(LocalStorage(tmp_path), keep=1, newest_name=names[-1], keep_best="min")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [names[0], names[2]]
 
 
 def test_a_torn_one_neither_counts_nor_stays(tmp_path):

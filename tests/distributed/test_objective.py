@@ -1,0 +1,140 @@
+"""The best checkpoint, and training that ends when a metric stops improving."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.code_jobs import run_own_script
+from tests.distributed.loop_jobs import RecordingLink, run_job, synthetic
+from tests.distributed.test_own_code import SPEC, order_of, script
+from workers.checkpoint.checkpoint_files import find_candidates, read_manifest
+from workers.checkpoint.storage import LocalStorage
+from workers.contract import DesiredState, JobSpec
+from workers.errors import TaskRaised
+from workers.objective_spec import ObjectiveSpec
+
+
+def comparing(epochs: int = 9, *, keep: int = 1, every: int = 1, **objective: Any) -> JobSpec:
+    """A job whose held-out loss falls with every epoch."""
+    job = synthetic(epochs)
+    return job.model_copy(
+        update={
+            "objective": ObjectiveSpec.model_validate({"metric": "loss", **objective}),
+            "checkpoint": job.checkpoint.model_validate({"keep": keep, "every_epochs": every}),
+        }
+    )
+
+
+def objectives(storage: Path) -> dict[int, float | None]:
+    """The objectives of the checkpoints that exist, by epoch."""
+    found = find_candidates(LocalStorage(storage / "checkpoints"), "job-1", lambda _: None)
+    return {manifest.epoch: manifest.objective for manifest in found}
+
+
+def epochs_of(link: RecordingLink) -> list[int]:
+    return [record.epoch for record in link.of("epoch")]
+
+
+def test_training_ends_early_and_keeps_the_best_checkpoint(run_group, tmp_path):
+    job = comparing(mode="max", patience=2)
+    results = run_group(2, run_job, tmp_path, job)
+    assert [result.outcome for result in results] == ["ended early"] * 2
+    link = results[0].link
+    losses = [record.metrics["loss"] for record in link.of("epoch")]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 3
+    assert objectives(tmp_path) == {1: losses[0], 3: losses[2]}
+    assert [record.objective for record in link.of("checkpoint")] == losses
+    assert (link.progresses[-1].step, link.progresses[-1].steps) == (12, 12)
+    assert [line for line in link.lines if "training ends after epoch 2" in line]
+    again = run_group(2, run_job, tmp_path, job, RecordingLink(), 2)
+    assert {result.outcome for result in again} == {"ended early"}
+    assert epochs_of(again[0].link) == [], "its newest checkpoint has the end"
+
+
+@pytest.mark.parametrize("stop_after", [0, 1])
+def test_a_pause_does_not_change_when_training_ends(run_group, tmp_path, stop_after):
+    job = comparing(mode="max", patience=2)
+    pause = RecordingLink(DesiredState(version=1, stop="pause"), ("epoch", stop_after))
+    [first, _] = run_group(2, run_job, tmp_path, job, pause)
+    assert first.outcome == "stopped"
+    [second] = run_group(1, run_job, tmp_path, job, RecordingLink(), 2)
+    assert second.outcome == "ended early"
+    assert epochs_of(first.link) + epochs_of(second.link) == [0, 1, 2]
+    assert set(objectives(tmp_path)) == {1, 3}
+
+
+def test_every_improvement_is_saved_and_one_best_is_kept(run_group, tmp_path):
+    job = comparing(5, mode="min", every=100)
+    [result, _] = run_group(2, run_job, tmp_path, job)
+    assert result.outcome == "completed"
+    assert [record.epoch for record in result.link.of("checkpoint")] == [1, 2, 3, 4, 5]
+    assert set(objectives(tmp_path)) == {5}
+
+
+def test_a_checkpoint_within_an_epoch_has_no_objective(run_group, tmp_path):
+    job = comparing(2, mode="max", keep=100)
+    steps = job.model_copy(
+        update={"checkpoint": job.checkpoint.model_copy(update={"every_steps": 1})}
+    )
+    [result, _] = run_group(2, run_job, tmp_path, steps)
+    saved = {record.step: record.objective for record in result.link.of("checkpoint")}
+    assert [step for step, value in saved.items() if value is not None] == [4, 8]
+
+
+def test_manifests_without_an_objective_are_those_of_earlier_versions(run_group, tmp_path):
+    [result, _] = run_group(2, run_job, tmp_path, synthetic(1))
+    [record] = result.link.of("checkpoint")
+    storage = LocalStorage(tmp_path / "checkpoints")
+    assert "objective" not in storage.read(f"{record.name}/manifest.json").decode()
+    assert read_manifest(storage, record.name, "job-1").objective is None
+
+
+PATIENT = {"objective": {"metric": "accuracy", "mode": "max", "patience": 1}}
+
+
+def ending(value: str) -> dict[str, str]:
+    """The script, giving a metric at the end of each epoch."""
+    text = script()["train.py"]
+    return {"train.py": text.replace('print("end"', f"    session.end_epoch({value})\nprint('end'")}
+
+
+def test_the_epochs_of_a_script_end_early(run_group, tmp_path):
+    training = {**SPEC["training"], "epochs": 9}
+    for number, value in enumerate(("accuracy=0.5", "accuracy=epoch * -1.0")):
+        (folder := tmp_path / str(number)).mkdir()
+        job = order_of(folder, ending(value), training=training, **PATIENT)
+        [result, _] = run_group(2, run_own_script, job)
+        assert result.outcome == "ended early"
+        assert epochs_of(result.link) == [0, 1]
+        assert "end" in result.said, "what follows the loop is run"
+
+
+def test_a_script_with_its_own_loop_ends_there(run_group, tmp_path):
+    text = ending("accuracy=0.5")["train.py"].replace("session.epochs(99)", "range(99)")
+    job = order_of(tmp_path, {"train.py": text}, **PATIENT)
+    [result, _] = run_group(2, run_own_script, job)
+    assert result.outcome == "ended early"
+    assert epochs_of(result.link) == [0, 1]
+    assert "end" not in result.said
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [("", r"give it to session.end_epoch\(accuracy=...\)"), ("f1=0.5", "the evaluation has f1")],
+)
+def test_a_script_without_the_metric_fails(run_group, tmp_path, value, sentence):
+    job = order_of(tmp_path, ending(value), **PATIENT)
+    with pytest.raises(TaskRaised, match=sentence):
+        run_group(2, run_own_script, job)
+
+
+def test_a_metric_that_is_not_finite_is_no_improvement(run_group, tmp_path):
+    job = order_of(tmp_path, ending("accuracy=float('nan')"), **PATIENT)
+    [result, _] = run_group(2, run_own_script, job)
+    assert (result.outcome, epochs_of(result.link)) == ("ended early", [0])
+    assert all(not math.isnan(value or 0.0) for value in objectives(tmp_path / "storage").values())
