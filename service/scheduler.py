@@ -58,6 +58,7 @@ from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import UnreadableSpec, spec_of
 from service.time_limits import TimeLimits
+from service.warm_starts import find_initial_model
 from workers.contract import Drained, EndRecord, Launch, PausedRecord
 
 Clock = Callable[[], float]
@@ -359,6 +360,9 @@ class Scheduler:
             retried_attempt=job.retried_attempt or 0,
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
             env=self._env.resolve(spec, job.owner),
+            warm_start=find_initial_model(
+                job, spec, repository=self._repository, settings=self._settings
+            ),
         )
         self._lease.confirm(token)
         self._runtime.start(launch)

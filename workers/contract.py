@@ -16,6 +16,7 @@ from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.env_spec import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
 from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
 from workers.env_spec import list_secret_names as list_secret_names
+from workers.env_spec import list_secret_values
 from workers.env_spec import resolve_env as resolve_env
 from workers.objective_spec import ObjectiveSpec as ObjectiveSpec
 from workers.plain_text import clean_texts
@@ -25,6 +26,8 @@ from workers.spec import MAX_SAMPLES as MAX_SAMPLES
 from workers.spec import JobSpec as JobSpec
 from workers.spec import Label as Label
 from workers.spec import Strict
+from workers.warm_start_spec import ModelSource as ModelSource
+from workers.warm_start_spec import WarmStartSpec as WarmStartSpec
 
 GUEST_ATTEMPT = 1
 """Attempt of every guest run: Ray Train restarts it, so only its generation grows."""
@@ -410,10 +413,12 @@ class Launch(Strict):
     """
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """Environment variables of the worker processes, with the values of secrets."""
+    warm_start: ModelSource | None = None
+    """Model to start with if the job has no checkpoint yet."""
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""
-        return _list_secret_values(self.spec, self.env)
+        return list_secret_values(self.spec.env, self.env)
 
 
 class Guest(Strict):
@@ -459,12 +464,7 @@ class PlanTask(Strict):
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""
-        return _list_secret_values(self.spec, self.env)
-
-
-def _list_secret_values(spec: JobSpec, env: dict[str, str]) -> list[str]:
-    names = list_secret_names(spec.env)
-    return [value for name, value in env.items() if name in names]
+        return list_secret_values(self.spec.env, self.env)
 
 
 class PlanResult(Strict):

@@ -77,8 +77,8 @@ def _check_reference(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return value
 
 
-EnvName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-EnvValue = Annotated[
+_EnvName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_EnvValue = Annotated[
     Annotated[str, Field(max_length=MAX_VALUE_LENGTH)] | SecretRef, BeforeValidator(_check_value)
 ]
 
@@ -97,12 +97,19 @@ def _describe_refusal(name: str) -> str | None:
     return _REFUSED_NAMES.get(name) or next(prefixes, None)
 
 
-Env = Annotated[dict[EnvName, EnvValue], AfterValidator(_check_variables)]
+Env = Annotated[dict[_EnvName, _EnvValue], AfterValidator(_check_variables)]
 
 
 def list_secret_names(env: Mapping[str, str | SecretRef]) -> dict[str, str]:
     """Return the names of the secrets that variables refer to, by variable."""
     return {name: value.secret for name, value in env.items() if isinstance(value, SecretRef)}
+
+
+def list_secret_values(
+    env: Mapping[str, str | SecretRef], resolved: Mapping[str, str]
+) -> list[str]:
+    """Return the values of the variables that refer to a secret."""
+    return [value for name, value in resolved.items() if isinstance(env.get(name), SecretRef)]
 
 
 def resolve_env(env: Mapping[str, str | SecretRef], secrets: Mapping[str, str]) -> dict[str, str]:

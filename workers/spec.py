@@ -32,6 +32,7 @@ from workers.spec_types import Number, Sha256, Whole
 from workers.spec_types import Strict as Strict
 from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
+from workers.warm_start_spec import WarmStartSpec
 from workers.workers_spec import WorkersSpec as WorkersSpec
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -347,6 +348,8 @@ class JobSpec(Strict):
     """When and where the state is saved."""
     objective: ObjectiveSpec | None = None
     """Metric by which the best checkpoint is kept, and training may end early. Null: none."""
+    warm_start: WarmStartSpec | None = None
+    """Model of another job to start with. Null: a random one, made from `training.seed`."""
     limits: LimitsSpec = LimitsSpec()
     """Time limits of the job and for hung workers."""
     start_at: AwareDatetime | None = None

@@ -22,6 +22,7 @@ from service.api.problems import describe_problems
 from service.api.schemas import PLAIN, CloneRequest, DryRun, JobPage, JobView
 from service.api.user_secrets import check_secrets
 from service.api.views import job_view
+from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Kind, Reason, Status
@@ -135,6 +136,7 @@ def submit(
     check_code(state, spec)
     check_priority(state, caller, spec.priority, pointer="/priority")
     check_secrets(state, caller, spec)
+    check_warm_start(state, caller, spec)
     if query.dry_run:
         found = _dry_run(state, caller, spec)
         return Response(found.model_dump_json(), 200, media_type="application/json")
@@ -183,6 +185,7 @@ def clone(
     check_code(state, spec, "/spec/code")
     check_priority(state, caller, spec.priority, pointer="/spec/priority")
     check_secrets(state, caller, spec, pointer="/spec/env")
+    check_warm_start(state, caller, spec, pointer="/spec/warm_start")
     scope = f"clone {job.id} for {caller.user}"
     key = _check_idempotency_key(idempotency_key, scope, body.model_dump(mode="json"))
     submission = JobSubmission(state.database, state.clock, caller)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,16 @@ from service.api.callers import require_scope
 from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
+from service.checkpoint_choice import choose_checkpoints
 from service.child_processes import inherit_environment
 from service.domain.access import Scope
 from service.domain.jobs import Kind
-from service.errors import Conflict, NotFound, Unavailable
+from service.errors import Conflict, Unavailable
 from service.model_files import export_model_file
-from service.store.models import CheckpointRow, JobRow
+from service.store.models import JobRow
 from service.store.stored_spec import spec_of
-from workers.contract import ObjectiveSpec
 
 MEDIA_TYPE = "application/octet-stream"
-BEST = "best"
-"""In place of a name: the checkpoint with the best value of the objective."""
 router = APIRouter(
     prefix="/jobs/{job_id}/model", tags=["history"], dependencies=[require_scope(Scope.READ)]
 )
@@ -120,7 +118,7 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
             f"job {job.id} is a guest run, whose checkpoints its own script keeps; read them there"
         )
     spec = spec_of(job)
-    names = _choose_checkpoints(state.repository.checkpoints(job.id), checkpoint, spec.objective)
+    names = choose_checkpoints(state.repository.checkpoints(job.id), checkpoint, spec.objective)
     url, folder = spec.checkpoint.storage, Path(state.settings.storage_of(job.id))
     if url is None and not folder.parent.is_dir():
         raise Unavailable(
@@ -133,46 +131,3 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
         "directory": str(folder / "checkpoints"),
         "names": names,
     }
-
-
-def _choose_checkpoints(
-    rows: Sequence[CheckpointRow], checkpoint: str | None, objective: ObjectiveSpec | None
-) -> list[str]:
-    """Return the names of the checkpoints to read, the preferred one first.
-
-    Raises:
-        Conflict: the job has none, or none with an objective.
-        NotFound: it has none of this name.
-    """
-    if not rows:
-        raise Conflict("the job has not saved a checkpoint yet; try again when it has")
-    oldest_first = sorted(rows, key=lambda row: (row.generation, row.step))
-    if checkpoint is None:
-        return [row.name for row in reversed(oldest_first)]
-    if checkpoint == BEST:
-        return _sort_by_objective(oldest_first, objective)
-    if checkpoint not in {row.name for row in rows}:
-        raise NotFound(
-            f"the job has no checkpoint {checkpoint!r}; GET /api/v1/jobs/{rows[0].job_id}"
-            "/checkpoints lists all"
-        )
-    return [checkpoint]
-
-
-def _sort_by_objective(
-    oldest_first: Sequence[CheckpointRow], objective: ObjectiveSpec | None
-) -> list[str]:
-    """Return names, the best first, and the older one of equal ones.
-
-    Raises:
-        Conflict: no checkpoint has an objective.
-    """
-    values = {row.name: row.objective for row in oldest_first if row.objective is not None}
-    if objective is None:
-        raise Conflict(
-            "the job has no objective, by which a checkpoint could be the best; leave out"
-            " 'checkpoint' for the newest one, or give a name"
-        )
-    if not values:
-        raise Conflict("the job has not saved a checkpoint at the end of an epoch; try again later")
-    return sorted(values, key=values.__getitem__, reverse=objective.mode == "max")

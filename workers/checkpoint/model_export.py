@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workers.checkpoint.async_save import SHARED_FILE
-from workers.checkpoint.checkpoint_files import Manifest, read_manifest, read_part
+from workers.checkpoint.checkpoint_files import Manifest
+from workers.checkpoint.saved_model import read_model
 from workers.checkpoint.storage import Storage, open_storage
 from workers.errors import CheckpointError
 
@@ -46,21 +46,9 @@ def export_model(storage: Storage, names: Sequence[str], *, job_id: str, file: P
         UnsupportedTensorError: a tensor is sparse or quantized.
         OSError: the storage cannot be reached, or the file cannot be written.
     """
-    existing = set(storage.names())
-    reason = "they were removed, because the job keeps only its newest ones"
-    for name in names:
-        if name not in existing:
-            continue
-        try:
-            manifest = read_manifest(storage, name, job_id)
-            model = read_part(storage, manifest, SHARED_FILE)["model"]
-        except CheckpointError:
-            reason = f"{name} is incomplete or damaged"
-            continue
-        _write_tensors(file, model, manifest)
-        return manifest
-    shown = names[0] if len(names) == 1 else f"the {len(names)} checkpoints of the job"
-    raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
+    manifest, model = read_model(storage, names, job_id=job_id)
+    _write_tensors(file, model, manifest)
+    return manifest
 
 
 def _write_tensors(file: Path, model: Mapping[str, Any], manifest: Manifest) -> None:

@@ -40,6 +40,7 @@ from workers.training.slow_work import (
 )
 from workers.training.snapshot import copy_to_cpu, load_state, rank_state, shared_state
 from workers.training.train_state import TrainState
+from workers.training.warm_start import load_initial_model
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +151,8 @@ def _wait_for_results(
 
 
 def restore_checkpoint(state: TrainState) -> str | None:
-    """Resume from the newest valid checkpoint and return its name; None, with no change, if there
-    is none, or no storage.
+    """Resume from the newest valid checkpoint and return its name; None if there is none, or no
+    storage. Without one, the model of the launch's `warm_start` is loaded.
 
     Rank 0 picks the checkpoint. Each rank reads its own part if the group has the size of the one
     that saved it; else rank 0 reads all parts. A checkpoint that any rank finds damaged is refused
@@ -176,6 +177,8 @@ def restore_checkpoint(state: TrainState) -> str | None:
         name = manifest.name if manifest is not None else None
         if parts is not None:
             load_state(state, *parts)
+        elif state.context.launch.warm_start is not None:
+            load_initial_model(state, state.context.launch.warm_start)
         state.save_status.lineage = lineage.begin(state.context.generation, name)
         state.save_status.newest = name
         return name
