@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from pydantic import Field
+
 from service.api.schemas import Answer
 from service.domain.jobs import Reason
 
@@ -23,7 +25,7 @@ class Named(Answer):
 class TaskView(Named):
     """A task that a spec can name."""
 
-    metrics: list[str]
+    metrics: list[str] = Field(default=[])
     """Metrics of its evaluation, one of which can be the objective; empty for a script, which
     measures its own.
     """

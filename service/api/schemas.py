@@ -325,7 +325,7 @@ class CheckpointView(Answer):
     """Seconds from the step boundary until it was complete on storage."""
     blocked_s: float
     """Part of `seconds` during which training was blocked."""
-    objective: float | None
+    objective: float | None = None
     """Value of the metric of the job's `objective` after the epoch that ends here; null within an
     epoch, and without an objective.
     """

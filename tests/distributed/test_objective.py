@@ -76,6 +76,14 @@ def test_every_improvement_is_saved_and_one_best_is_kept(run_group, tmp_path):
     assert set(objectives(tmp_path)) == {5}
 
 
+def test_an_improvement_does_not_replace_the_checkpoints_after_steps(run_group, tmp_path):
+    job = comparing(3, mode="max", every=100)
+    checkpoint = job.checkpoint.model_copy(update={"keep": 100, "every_steps": 4})
+    job = job.model_copy(update={"checkpoint": checkpoint})
+    [result, _] = run_group(2, run_job, tmp_path, job)
+    assert [record.step for record in result.link.of("checkpoint")] == [4, 4, 8, 12]
+
+
 def test_a_checkpoint_within_an_epoch_has_no_objective(run_group, tmp_path):
     job = comparing(2, mode="max", keep=100)
     steps = job.model_copy(

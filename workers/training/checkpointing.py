@@ -66,9 +66,14 @@ def is_due_after_step(state: TrainState, signals: Container[Signal]) -> bool:
 
 
 def is_due_after_epoch(state: TrainState, epoch: int, *, is_last: bool) -> bool:
-    """Return whether a checkpoint is to be taken at the end of this epoch."""
-    by_epochs = (epoch + 1) % state.spec.checkpoint.every_epochs == 0
-    return is_last or by_epochs or state.objective.has_improved
+    """Return whether a checkpoint is to be taken at the end of this epoch, whose objective is
+    known.
+    """
+    return state.objective.has_improved or _is_planned(state, epoch, is_last=is_last)
+
+
+def _is_planned(state: TrainState, epoch: int, *, is_last: bool) -> bool:
+    return is_last or (epoch + 1) % state.spec.checkpoint.every_epochs == 0
 
 
 def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
@@ -346,9 +351,9 @@ def _open_storage(state: TrainState) -> Storage:
 
 
 def _is_saved_at_end(state: TrainState) -> bool:
-    """Return whether the end of this epoch takes a checkpoint by itself."""
+    """Return whether the end of this epoch takes a checkpoint, whatever its objective."""
     epoch = state.position.epoch
-    return is_due_after_epoch(state, epoch, is_last=epoch + 1 == state.spec.training.epochs)
+    return _is_planned(state, epoch, is_last=epoch + 1 == state.spec.training.epochs)
 
 
 __all__ = [
