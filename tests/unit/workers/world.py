@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -91,11 +90,11 @@ class FakeCluster:
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Wait for a condition; the limit only ends a test that failed."""
-    deadline = time.monotonic() + timeout_s
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for a condition. pytest's time limit ends a test that hangs, and prints where each
+    thread stands.
+    """
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
         threading.Event().wait(0.005)
 
 
