@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.broadcast import broadcast_state
-from workers.checkpoint.checkpoint_files import Manifest
 from workers.checkpoint.saved_model import read_model
 from workers.checkpoint.storage import open_storage
 from workers.contract import ModelSource
@@ -51,7 +50,6 @@ def load_initial_model(state: TrainState, source: ModelSource) -> None:
 
 def _read(source: ModelSource) -> tuple[str, Mapping[str, Any]]:
     storage = open_storage(source.url, job_id=source.job_id, directory=Path(source.directory))
-    manifest: Manifest
     manifest, model = read_model(storage, source.names, job_id=source.job_id)
     return manifest.name, model
 
