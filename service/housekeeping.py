@@ -1,4 +1,6 @@
-"""What the scheduler removes now and then: uploads, ended jobs and files that nothing needs."""
+"""What the scheduler removes now and then: uploads, ended jobs, old rows, and files that
+nothing needs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable
 from service.code_pruning import CodePruning
 from service.code_store import CodeStore
 from service.file_removal import FileRemoval
-from service.retention import Retention
+from service.retention import Retention, RowRetention
 from service.runtime.protocol import Runtime
 from service.settings import Settings
 from service.store.database import Database
@@ -31,6 +33,7 @@ class Housekeeping:
         kept_s = settings.code_retention_s
         self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
+        self._rows = RowRetention(database, settings, clock=clock, monotonic=monotonic)
         self._files = FileRemoval(
             DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
         )
@@ -39,4 +42,5 @@ class Housekeeping:
         """Remove what is due."""
         self._uploads.prune_if_due()
         self._jobs.delete_if_due()
+        self._rows.delete_if_due()
         self._files.start_if_due()

@@ -49,6 +49,7 @@ from service.report_drain import ReportDrain
 from service.runtime.protocol import Runtime, SupervisorState
 from service.settings import Settings, load_settings
 from service.store.database import Database
+from service.store.history_limits import HistoryLimits
 from service.store.leases import Lease, LeaseLost
 from service.store.migrations import upgrade
 from service.store.models import JobRow
@@ -88,7 +89,8 @@ class Scheduler:
         self._settings = settings
         self._monotonic = monotonic
         self._repository = Repository(database)
-        self._writes = SchedulerWrites(database, clock)
+        limits = HistoryLimits(events=settings.max_events, log_bytes=settings.max_log_bytes)
+        self._writes = SchedulerWrites(database, clock, limits)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
         self._lease = Lease(
             database, owner=owner, clock=clock, monotonic=monotonic, lease_s=settings.lease_s

@@ -115,6 +115,14 @@ class Settings(BaseSettings):
     """
     max_ended_jobs: int = Field(default=0, ge=0)
     """How many ended jobs are kept; those that ended first are deleted. 0 keeps all."""
+    max_log_bytes: int = Field(default=67_108_864, ge=0)
+    """Bytes of output that are kept of each job, counted as JSON; the oldest are removed. 0 keeps
+    all.
+    """
+    max_events: int = Field(default=100_000, ge=0)
+    """Events that are kept of each job; the oldest are removed. 0 keeps all."""
+    audit_retention_s: float = Field(default=0.0, ge=0)
+    """How long an entry of the audit log is kept, in seconds. 0 keeps all."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     """How long a start may take while no worker process is placed before it is retried. Loading has
     its own limit in the job's spec.

@@ -18,7 +18,8 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=255,
-        description="key of your choice, under which a repeated request has no effect",
+        description="key of your choice, under which a repeated request has no effect; kept for a"
+        " week",
     ),
 ]
 

@@ -132,21 +132,18 @@ def submit(
     Repeating a request with the same `Idempotency-Key` returns 200 and the job that the first one
     created; the same key with another body is rejected with 422.
     """
-    _refuse_guest(spec, "/task/name")
-    check_code(state, spec)
-    check_priority(state, caller, spec.priority, pointer="/priority")
-    check_secrets(state, caller, spec)
-    check_warm_start(state, caller, spec)
     if query.dry_run:
+        _check_spec(state, caller, spec)
         found = _dry_run(state, caller, spec)
         return Response(found.model_dump_json(), 200, media_type="application/json")
+    submission = JobSubmission(state.database, state.clock, caller)
     scope = f"POST /jobs of {caller.user}"
-    key = _check_idempotency_key(idempotency_key, scope, spec.model_dump(mode="json"))
-    job, replayed = JobSubmission(state.database, state.clock, caller).submit(spec, key)
-    response.status_code = 200 if replayed else 201
-    response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
-    response.headers["ETag"] = format_etag(job)
-    return job_view(job)
+    key = _parse_idempotency_key(idempotency_key, scope, spec.model_dump(mode="json"))
+    job, replayed = submission.find_replay(key), True
+    if job is None:
+        _check_spec(state, caller, spec)
+        job, replayed = submission.submit(spec, key)
+    return _show_submitted(job, request=request, response=response, replayed=replayed)
 
 
 @router.post(
@@ -180,20 +177,15 @@ def clone(
         raise Conflict(
             f"job {job.id} is a guest run, whose script is not known here; start the script again"
         )
-    spec = _merge_spec(job, body.spec)
-    _refuse_guest(spec, "/spec/task/name")
-    check_code(state, spec, "/spec/code")
-    check_priority(state, caller, spec.priority, pointer="/spec/priority")
-    check_secrets(state, caller, spec, pointer="/spec/env")
-    check_warm_start(state, caller, spec, pointer="/spec/warm_start")
-    scope = f"clone {job.id} for {caller.user}"
-    key = _check_idempotency_key(idempotency_key, scope, body.model_dump(mode="json"))
     submission = JobSubmission(state.database, state.clock, caller)
-    new, replayed = submission.submit(spec, key, cloned_from=job.id)
-    response.status_code = 200 if replayed else 201
-    response.headers["Location"] = request.app.url_path_for("get_one", job_id=new.id)
-    response.headers["ETag"] = format_etag(new)
-    return job_view(new)
+    scope = f"clone {job.id} for {caller.user}"
+    key = _parse_idempotency_key(idempotency_key, scope, body.model_dump(mode="json"))
+    new, replayed = submission.find_replay(key), True
+    if new is None:
+        spec = _merge_spec(job, body.spec)
+        _check_spec(state, caller, spec, place="/spec")
+        new, replayed = submission.submit(spec, key, cloned_from=job.id)
+    return _show_submitted(new, request=request, response=response, replayed=replayed)
 
 
 @router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems())
@@ -286,6 +278,26 @@ def _merge_patch(document: Any, patch: Any) -> Any:
     return merged
 
 
+def _check_spec(state: AppState, caller: Caller, spec: JobSpec, *, place: str = "") -> None:
+    """Check what a new job needs beside a valid spec. A repeated request is not checked: what the
+    first one needed may be deleted by now.
+    """
+    _refuse_guest(spec, f"{place}/task/name")
+    check_code(state, spec, f"{place}/code")
+    check_priority(state, caller, spec.priority, pointer=f"{place}/priority")
+    check_secrets(state, caller, spec, pointer=f"{place}/env")
+    check_warm_start(state, caller, spec, pointer=f"{place}/warm_start")
+
+
+def _show_submitted(
+    job: JobRow, *, request: Request, response: Response, replayed: bool
+) -> JobView:
+    response.status_code = 200 if replayed else 201
+    response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
+    response.headers["ETag"] = format_etag(job)
+    return job_view(job)
+
+
 def _refuse_guest(spec: JobSpec, pointer: str) -> None:
     if spec.task.name == GUEST:
         raise Invalid(
@@ -296,7 +308,7 @@ def _refuse_guest(spec: JobSpec, pointer: str) -> None:
         )
 
 
-def _check_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotency | None:
+def _parse_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotency | None:
     return Idempotency(key=key, scope=scope, body_hash=body_hash(body)) if key else None
 
 

@@ -19,6 +19,7 @@ from service.api.views import event_document, progress_view
 from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
+from service.domain.removed_output import describe_removed
 from service.errors import ApiError
 from service.store.account_rows import AccountStore
 from service.store.models import EventRow, JobRow, LogChunkRow
@@ -139,20 +140,26 @@ class LogReader:
     def read(self, after: int) -> StreamPage:
         """Read the chunks above that number."""
         job = self._repository.job(self.job_id)
-        return (
-            _GONE
-            if job is None
-            else self.build_page(job, self._repository.logs(self.job_id, after=after))
-        )
+        if job is None:
+            return _GONE
+        rows = self._repository.logs(self.job_id, after=after)
+        removed = job.log_bytes_removed if rows and rows[0].number > after + 1 else 0
+        return self.build_page(job, rows, removed_bytes=removed)
 
-    def build_page(self, job: JobRow, rows: Sequence[LogChunkRow] = ()) -> StreamPage:
+    def build_page(
+        self, job: JobRow, rows: Sequence[LogChunkRow] = (), *, removed_bytes: int = 0
+    ) -> StreamPage:
         """Build the page of a job from its row and these chunks; the end follows after all of
-        them.
+        them. `removed_bytes` is shown in the first chunk.
         """
+        frames = (
+            Frame(number=row.number, text=self._frame(row, 0 if index else removed_bytes))
+            for index, row in enumerate(rows)
+        )
         return StreamPage(
             version=job.version,
             newest=max(job.log_number, rows[-1].number if rows else 0),
-            frames=tuple(Frame(number=row.number, text=self._frame(row)) for row in rows),
+            frames=tuple(frames),
             has_ended=Status(job.status) in ENDED,
             closing=format_frame(
                 "end", {"status": job.status, "reason": job.reason, "message": job.message}
@@ -160,14 +167,17 @@ class LogReader:
         )
 
     def text(self) -> Iterable[str]:
-        """Yield all lines so far as text."""
-        after = 0
+        """Yield all lines that are kept as text; the first one says if older ones were removed."""
+        job, after = self._repository.job(self.job_id), 0
+        if job is not None and job.log_bytes_removed:
+            yield f"[accordion] {describe_removed(job.log_bytes_removed)}\n"
         while rows := self._repository.logs(self.job_id, after=after):
             after = rows[-1].number
             yield "".join(log_text(line) for row in rows for line in self._of_attempt(row.lines))
 
-    def _frame(self, row: LogChunkRow) -> str:
+    def _frame(self, row: LogChunkRow, removed_bytes: int) -> str:
         data = {"number": row.number, "lines": self._of_attempt(row.lines), "dropped": row.dropped}
+        data["removed_bytes"] = removed_bytes
         return format_frame("log", data, row.number)
 
     def _of_attempt(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

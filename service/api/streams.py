@@ -39,9 +39,11 @@ _EVENT_DATA = {
 _LOG_DATA = {
     "type": "string",
     "description": (
-        "JSON: of type `log`, `number`, `dropped` (lines that were not kept) and `lines`, each with"
-        " `attempt`, `rank` (null for the supervisor), `time` (Unix seconds) and `text`; of type"
-        " `end`, the job's `status`, `reason` and `message`"
+        "JSON: of type `log`, `number`, `dropped` (lines that were not kept),"
+        " `removed_bytes` (older output of the job that was removed, if the chunk does not follow"
+        " the one before it; else 0) and `lines`, each with `attempt`, `rank` (null for the"
+        " supervisor), `time` (Unix seconds) and `text`; of type `end`, the job's `status`,"
+        " `reason` and `message`"
     ),
     "contentMediaType": "application/json",
 }
@@ -115,7 +117,9 @@ def get_events(
     `checkpoint` and `log`; the stream closes after the event `end`.
 
     IDs increase by one without gaps. A client that reconnects with `Last-Event-ID` receives every
-    event exactly once. `progress` events have no ID and may be skipped: only the newest matters.
+    event exactly once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): a
+    stream that starts before them begins with the oldest one that is kept. `progress` events have
+    no ID and may be skipped: only the newest matters.
     """
     after = last_event_id(last_event_id_, job.event_seq)
     after = query.first_after(job.event_seq) if after is None else after

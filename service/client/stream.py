@@ -54,6 +54,8 @@ class LogChunk(BaseModel):
     dropped: int
     """Number of lines lost before these because they were written faster than they can be stored.
     """
+    removed_bytes: int = 0
+    """Bytes of the job's older output that was removed, if it is missing before these lines."""
 
 
 @dataclass(slots=True, kw_only=True)

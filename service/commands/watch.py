@@ -19,6 +19,7 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.domain.jobs import Kind
+from service.domain.removed_output import describe_removed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,6 +132,8 @@ def _print_events(client: Client, job: JobView) -> str:
 
 def _follow_logs(client: Client, job_id: str, *, attempt: int | None, json: bool) -> None:
     for chunk in client.follow_logs(job_id, attempt=attempt):
+        if chunk.removed_bytes:
+            _print_line(f"[accordion] {describe_removed(chunk.removed_bytes)}", json=json)
         if chunk.dropped:
             _print_line(
                 f"[accordion] {chunk.dropped} lines came too fast and were dropped", json=json

@@ -77,6 +77,18 @@ class JobSubmission:
             # now visible.
             return self._submit(spec, idempotency, cloned_from)
 
+    def find_replay(self, idempotency: Idempotency | None) -> JobRow | None:
+        """Return the job that the key created before; None if it created none.
+
+        Raises:
+            Invalid: the key was used with another body.
+        """
+        if idempotency is None:
+            return None
+        with self._database.read() as session:
+            known = find_replay(session, idempotency)
+            return None if known is None else session.get(JobRow, known)
+
     def _submit(
         self, spec: JobSpec, idempotency: Idempotency | None, cloned_from: str | None
     ) -> tuple[JobRow, bool]:

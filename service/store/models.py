@@ -100,7 +100,12 @@ class JobRow(Base):
     trained_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds of training in the attempts that have ended."""
     event_seq: Mapped[int] = mapped_column(default=0)
+    events_removed: Mapped[int] = mapped_column(default=0)
+    """Events that are no longer kept: those numbered up to this."""
     log_number: Mapped[int] = mapped_column(default=0)
+    log_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Sum of `size_bytes` of the chunks that are kept."""
+    log_bytes_removed: Mapped[int] = mapped_column(BigInteger, default=0)
     override_number: Mapped[int] = mapped_column(default=0)
     orders_version: Mapped[int] = mapped_column(default=0)
     orders_confirmed: Mapped[int] = mapped_column(default=0)
@@ -237,7 +242,7 @@ class CheckpointRow(Base):
 
 
 class EventRow(Base):
-    """Events of a job, numbered from 1 without gaps."""
+    """Events of a job, numbered without gaps; only the newest are kept."""
 
     __tablename__ = "events"
 
@@ -249,7 +254,7 @@ class EventRow(Base):
 
 
 class LogChunkRow(Base):
-    """One batch of output lines."""
+    """One batch of output lines; only the newest are kept."""
 
     __tablename__ = "log_chunks"
 
@@ -257,6 +262,8 @@ class LogChunkRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     time: Mapped[float]
     lines: Mapped[list[Any]]
+    size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Size of `lines` as JSON."""
     dropped: Mapped[int] = mapped_column(default=0)
 
 

@@ -4,6 +4,7 @@ transaction.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
@@ -144,13 +145,16 @@ class _Intake:
         kept = [line.model_dump(mode="json") for line in lines]
         if not kept and not dropped:
             return
+        size_bytes = len(json.dumps(kept))
         self._job.log_number += 1
+        self._job.log_bytes += size_bytes
         self._session.add(
             LogChunkRow(
                 job_id=self._job.id,
                 number=self._job.log_number,
                 time=now,
                 lines=kept,
+                size_bytes=size_bytes,
                 dropped=dropped,
             )
         )

@@ -25,6 +25,7 @@ from service.runtime.protocol import Node
 from service.store.database import Database
 from service.store.events import append_end_event, append_event
 from service.store.guest_rows import insert_guest, update_guest
+from service.store.history_limits import HistoryLimits, trim_history
 from service.store.leases import is_newest_token
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.record_ingest import ingest_records, mark_training, update_overrides
@@ -59,9 +60,12 @@ _log = structlog.get_logger()
 class SchedulerWrites:
     """Writes of one scheduler."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, clock: Callable[[], float], limits: HistoryLimits
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._limits = limits
         self._repository = Repository(database)
 
     def admit(self, seen: JobRow, token: int, *, workers: int, timeout_s: float) -> bool:
@@ -207,7 +211,7 @@ class SchedulerWrites:
         """
         now = self._clock()
         return self._write(
-            seen.id, token, lambda session, job: ingest_records(session, job, drained, now=now)
+            seen.id, token, lambda session, job: self._ingest(session, job, drained, now=now)
         )
 
     def confirm_orders(self, seen: JobRow, token: int, version: int) -> bool:
@@ -234,7 +238,7 @@ class SchedulerWrites:
         reason, message = action.reason, action.message
 
         def change(session: Session, job: JobRow) -> None:
-            ingest_records(session, job, history, now=now)
+            self._ingest(session, job, history, now=now)
             _close_attempt(session, job, reason, message=message, now=now)
             job.lost_attempts += 1
             if job.lost_attempts > budget:
@@ -258,7 +262,7 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            ingest_records(session, job, history, now=now)
+            self._ingest(session, job, history, now=now)
             _close_attempt(session, job, Reason.NOT_PLACED, message=message, now=now)
             job.workers, job.world_size, job.deadline = 0, 0, None
             text = f"{message}; it waits for capacity again, and the attempt does not count as lost"
@@ -320,7 +324,7 @@ class SchedulerWrites:
 
         def change(session: Session, job: JobRow) -> None:
             was_preempted = job.reason == Reason.PREEMPTED
-            ingest_records(session, job, drained, now=now)
+            self._ingest(session, job, drained, now=now)
             message = _pause_message(drained)
             why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
             _close_attempt(session, job, why_ended, message=message, now=now)
@@ -348,7 +352,7 @@ class SchedulerWrites:
 
         def change(session: Session, job: JobRow) -> None:
             was_timed_out = job.reason == Reason.TIMED_OUT
-            ingest_records(session, job, drained, now=now)
+            self._ingest(session, job, drained, now=now)
             status, reason = Status(end.status), Reason(end.reason)
             message = end.message or _end_message(job, end)
             if was_timed_out and status is Status.CANCELLED:
@@ -392,6 +396,10 @@ class SchedulerWrites:
             stop=_STOPS.get(Status(job.status)),
             size=_group_size(job),
         )
+
+    def _ingest(self, session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
+        ingest_records(session, job, drained, now=now)
+        trim_history(session, job, self._limits)
 
     def _write_if_unchanged(self, seen: JobRow, token: int, change: Change) -> bool:
         return self._write(seen.id, token, change, version=seen.version)

@@ -8,6 +8,7 @@ import pytest
 
 from service.domain.jobs import Reason, Status
 from service.runtime.protocol import Node
+from service.store.history_limits import HistoryLimits
 from service.store.leases import Lease
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -164,7 +165,7 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_starts(
 
 def test_a_write_of_a_lease_that_was_taken_over_is_dropped(world: World) -> None:
     job_id = world.submit()
-    writes = SchedulerWrites(world.database, world.clock)
+    writes = SchedulerWrites(world.database, world.clock, HistoryLimits())
     assert not writes.admit(world.job(job_id), 99, workers=1, timeout_s=1)
     assert not writes.record_cluster(99, nodes=[])
     assert world.job(job_id).status == Status.QUEUED
@@ -173,7 +174,8 @@ def test_a_write_of_a_lease_that_was_taken_over_is_dropped(world: World) -> None
 def test_a_decision_on_a_row_that_changed_meanwhile_is_dropped(world: World) -> None:
     job_id = world.submit()
     token = Lease(world.database, owner="me", clock=world.clock, lease_s=3).hold() or 0
-    writes, seen = SchedulerWrites(world.database, world.clock), world.job(job_id)
+    writes = SchedulerWrites(world.database, world.clock, HistoryLimits())
+    seen = world.job(job_id)
     world.override(job_id)
     assert not writes.admit(seen, token, workers=1, timeout_s=1)
     assert writes.admit(world.job(job_id), token, workers=1, timeout_s=1)

@@ -54,6 +54,26 @@ def test_workers_get_the_value_and_nobody_else_sees_it(
     assert world.settings.home_secrets_key.stat().st_mode & 0o077 == 0
 
 
+def test_a_repeated_submission_needs_its_secret_no_more(client: TestClient, world: World) -> None:
+    put(client)
+    key = {"Idempotency-Key": "once"}
+    spec = {**DIGITS, **TOKEN}
+    job_id = client.post(JOBS, json=spec, headers=key).json()["id"]
+    clone_key, path = {"Idempotency-Key": "again"}, f"{JOBS}/{job_id}/clone"
+    clone_id = client.post(path, json={}, headers=clone_key).json()["id"]
+    for one in (job_id, clone_id):
+        world.train(one)
+    assert client.delete(f"{SECRETS}/hf-token").status_code == 200
+    for answer, made in (
+        (client.post(JOBS, json=spec, headers=key), job_id),
+        (client.post(path, json={}, headers=clone_key), clone_id),
+    ):
+        assert (answer.status_code, answer.json().get("id")) == (200, made), answer.text
+    assert client.post(JOBS, json=spec).status_code == 422
+    changed = client.post(JOBS, json={**spec, "priority": 1}, headers=key)
+    assert changed.json()["errors"][0]["pointer"] == "header/idempotency-key"
+
+
 def test_secrets_are_listed_replaced_and_removed(client: TestClient, world: World) -> None:
     put(client, name="b")
     put(client, name="a")

@@ -1,9 +1,13 @@
-"""`accordion delete` and `retry`."""
+"""`accordion delete` and `retry`, and logs whose beginning was removed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
+from tests.api.conftest import serve_live
 from tests.unit.service.conftest import LONG, Accordion
 
 
@@ -40,3 +44,17 @@ def test_a_cancelled_job_is_retried(accordion: Accordion, spec: Path) -> None:
     assert said.code == 0
     assert said.out.endswith(f"({job_id}) is QUEUED: retried; waits for the scheduler\n")
     accordion("cancel", job_id)
+
+
+def test_logs_tell_that_older_output_was_removed(
+    alone: Accordion, spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in serve_live(tmp_path / "small", max_log_bytes=2000):
+        monkeypatch.setenv("ACCORDION_URL", service.url)
+        many = ("--set", "training.epochs=60")
+        made = alone("submit", spec, *many, "--follow", "--json").out.splitlines()[0]
+        job_id = json.loads(made)["id"]
+        for arguments in ((), ("--follow",)):
+            first, *_, last = alone("logs", job_id, *arguments).out.splitlines()
+            assert "MB of older output were removed" in first
+            assert last == "[rank 0] epoch 59 ended"

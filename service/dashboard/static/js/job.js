@@ -332,6 +332,7 @@ function followLogs(source) {
     const chunk = JSON.parse(data);
     if (chunk.number <= newestChunk) return;
     newestChunk = chunk.number;
+    if (chunk.removed_bytes) seen.lines.push(`… ${bytes(chunk.removed_bytes)} of older output were removed`);
     seen.lines.push(...chunk.lines.map(logLine));
     if (chunk.dropped) seen.lines.push(`… ${chunk.dropped} lines came too fast and were dropped`);
     seen.lines.splice(0, seen.lines.length - MAX_LOG_LINES);
