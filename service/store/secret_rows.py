@@ -11,7 +11,7 @@ from service.domain.access import Caller
 from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
-from service.store.models import SecretRow
+from service.store.models import SecretRow, UserRow
 
 MAX_SECRETS = 100
 """Maximum number of secrets of a user."""
@@ -70,6 +70,8 @@ class SecretStore:
         with self._database.write() as session:
             row = session.get(SecretRow, (caller.user, name), with_for_update=True)
             if row is None:
+                # Locked, so that two requests at once do not both take the last place.
+                session.get(UserRow, caller.user, with_for_update=True)
                 owned = select(func.count()).where(SecretRow.user == caller.user)
                 if (count := session.scalar(owned) or 0) >= MAX_SECRETS:
                     raise Conflict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,15 @@ def test_a_user_has_a_limited_number_of_secrets(client: TestClient) -> None:
     assert full.status_code == 409
     assert "has 100 secrets, the limit is 100" in full.json()["detail"]
     assert put(client, "a new value", name="s0").status_code == 200
+
+
+def test_secrets_that_are_set_at_once_stay_within_the_limit(client: TestClient) -> None:
+    for number in range(MAX_SECRETS - 1):
+        put(client, name=f"s{number}")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: put(client, name=f"t{number}"), range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 7
+    assert len(client.get(SECRETS).json()["items"]) == MAX_SECRETS
 
 
 def test_a_key_that_cannot_be_written_or_is_too_short_is_reported(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from workers.errors import CheckpointError, StorageError, TaskRaised
 from workers.training.resume import wait_for_storage
 from workers.training.train_state import TrainState
 
+_MAX_DIFFERENCES = 3
+"""Differences between two models that a message names; more are counted."""
+
 
 def load_initial_model(state: TrainState, source: ModelSource) -> None:
     """Replace the parameters and buffers of the model before the first step; rank 0 reads them for
@@ -36,16 +39,25 @@ def load_initial_model(state: TrainState, source: ModelSource) -> None:
     try:
         state.model.load_state_dict(model)
     except RuntimeError as error:
-        difference = " ".join(str(error).split())
         raise TaskRaised(
             None,
             None,
-            f"the model of checkpoint {name} of job {source.job_id} does not fit: {difference}",
+            f"the model of checkpoint {name} of job {source.job_id} does not fit:"
+            f" {_describe_misfit(error)}",
         ) from error
     if is_first:
         state.context.link.log(
             f"training starts with the model of checkpoint {name} of job {source.job_id}"
         )
+
+
+def _describe_misfit(error: RuntimeError) -> str:
+    """Return the first differences that torch found between the models, and count the others."""
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines()]
+    differences = lines[1:] or lines  # the first line names the class of the model
+    more = len(differences) - _MAX_DIFFERENCES
+    shown = differences[:_MAX_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
+    return "; ".join(shown)
 
 
 def _read(source: ModelSource) -> tuple[str, Mapping[str, Any]]:
