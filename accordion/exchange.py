@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accordion.direct_collectives import DirectCollectives
+from accordion.executors import backend_name
 from accordion.link_model import WHOLE_BUCKET, CollectiveKind, CollectiveTiming
 from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
 
@@ -93,6 +95,7 @@ def advance_flows(
 class GroupNetwork:
     """Network over a process group, with blocking collectives in the same order on all workers.
 
+    With gloo on CPUs they are direct messages (`DirectCollectives`), elsewhere the backend's own.
     Without a group the process has no peers, and nothing is sent.
     """
 
@@ -107,6 +110,10 @@ class GroupNetwork:
         self._scratch = Scratch(device)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
+        self._direct: DirectCollectives | None = None
+        """None where the backend's own collectives are used."""
+        if group is not None and self.world_size > 1 and _is_gloo_on_cpu(group, device):
+            self._direct = DirectCollectives(group, self._scratch)
         self.seconds = 0.0
         """Seconds spent in collectives so far, waiting for slower workers included."""
         self._began_s: float | None = None
@@ -122,15 +129,20 @@ class GroupNetwork:
         gathers = {
             index: request for index, request in requests.items() if isinstance(request, Gather)
         }
-        chosen = self._piggybacked_means(means) if gathers else {}
+        # An announced sum has its own message, and is the next one.
+        expected = None if self._direct is None else self._direct.announced_dtype
+        chosen = self._piggybacked_means(means) if gathers and expected is None else {}
         piggybacked = {index: _as_gather(mean) for index, mean in chosen.items()}
         for index, request in {**requests, **piggybacked}.items():
             on_request(index, request)
         answers: Answers = {}
         alone = {index: mean for index, mean in means.items() if index not in piggybacked}
-        for dtype in dict.fromkeys(mean.buffer.dtype for mean in alone.values()):
+        dtypes = dict.fromkeys(mean.buffer.dtype for mean in alone.values())
+        # The only sum of its round is followed by one of the next round.
+        announces = len(dtypes) == 1 and not gathers
+        for dtype in sorted(dtypes, key=lambda dtype: dtype != expected):
             of_dtype = {index: mean for index, mean in alone.items() if mean.buffer.dtype == dtype}
-            answers |= self._answer_means(of_dtype, f"mean {round_number}")
+            answers |= self._answer_means(of_dtype, f"mean {round_number}", announces=announces)
         if gathers:
             answers |= self._answer_gathers(
                 {**gathers, **piggybacked}, f"gather {round_number}", on_request
@@ -139,16 +151,22 @@ class GroupNetwork:
             index: _mean_of_payloads_(answers[index], means[index].buffer) for index in piggybacked
         }
 
-    def all_reduce_mean_(self, buffer: Tensor, name: str = WHOLE_BUCKET) -> None:
+    def all_reduce_mean_(
+        self, buffer: Tensor, name: str = WHOLE_BUCKET, *, next_values: int = 0
+    ) -> None:
         """Replace a contiguous buffer by its mean over the workers.
 
-        It is scaled before the sum, as DDP does. `name` identifies the collective in its timing.
+        It is scaled before the sum, as DDP does. `name` identifies the collective in its timing,
+        `next_values` is the number of values that the next call has at least, 0 if not known.
         """
         if self._group is None:
             return
         buffer.mul_(1.0 / self.world_size)
         with self._timed("all-reduce", name, buffer):
-            dist.all_reduce(buffer, group=self._group)
+            if self._direct is None:
+                dist.all_reduce(buffer, group=self._group)
+            else:
+                self._direct.sum_(buffer, name, next_values=next_values)
 
     def seconds_until_now(self) -> float:
         """Return `seconds` with the part of a collective that is running in another thread."""
@@ -195,7 +213,7 @@ class GroupNetwork:
         extra = (self.world_size - 1) * (self.world_size - 2) * size // self.world_size
         return dict(means) if size <= PIGGYBACK_MAX_BYTES and extra <= PIGGYBACK_EXTRA_BYTES else {}
 
-    def _answer_means(self, requests: Mapping[int, Mean], name: str) -> Answers:
+    def _answer_means(self, requests: Mapping[int, Mean], name: str, *, announces: bool) -> Answers:
         buffers = [request.buffer for request in requests.values()]
         if len(buffers) == 1 and buffers[0].is_contiguous():
             packed = buffers[0].view(-1)
@@ -204,7 +222,8 @@ class GroupNetwork:
                 name, (sum(buffer.numel() for buffer in buffers),), buffers[0].dtype
             )
             torch.cat([buffer.reshape(-1) for buffer in buffers], out=packed)
-        self.all_reduce_mean_(packed, f"{name} {packed.dtype}")
+        next_values = sum(request.next_values for request in requests.values() if announces)
+        self.all_reduce_mean_(packed, f"{name} {packed.dtype}", next_values=next_values)
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {
             index: part.view(b.shape)
@@ -253,7 +272,10 @@ class GroupNetwork:
             gathered.copy_(row)
             return
         with self._timed("all-gather", name, row):
-            _gather_rows(gathered.view(-1), row, group=self._group)
+            if self._direct is None:
+                _gather_rows(gathered.view(-1), row, group=self._group)
+            else:
+                self._direct.gather_rows(gathered, row)
 
     @contextmanager
     def _timed(self, kind: CollectiveKind, name: str, payload: Tensor) -> Iterator[None]:
@@ -269,6 +291,10 @@ class GroupNetwork:
             )
 
 
+def _is_gloo_on_cpu(group: dist.ProcessGroup, device: torch.device) -> bool:
+    return device.type == "cpu" and backend_name(group, device) == "gloo"
+
+
 def _as_gather(mean: Mean) -> Gather:
     return Gather(as_bytes(mean.buffer.contiguous()), equal=True)
 
@@ -277,7 +303,8 @@ def _mean_of_payloads_(payloads: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return the mean in the memory of the first payload; the others are scaled in theirs.
 
     It is summed in rank order, so that all workers get the same bits. Every payload is rounded
-    after it is scaled, as before an all-reduce: two workers get the bits of `all_reduce_mean_`.
+    after it is scaled, as before an all-reduce: with direct messages, or two workers, the mean has
+    the bits of `all_reduce_mean_`.
     """
     total, *others = (payload.view(like.dtype).mul_(1.0 / len(payloads)) for payload in payloads)
     for other in others:

@@ -29,7 +29,7 @@ class ByteCount:
     wire: int = 0
     """Estimate of the bytes that the network interface sends, averaged over the workers.
 
-    It is 2(W-1)/W times the payload of a ring all-reduce, W-1 times that of an all-gather and
+    It is 2(W-1)/W times the payload of an all-reduce, W-1 times that of an all-gather and
     (W-1)/W times that of a broadcast.
     """
     dense: int = 0

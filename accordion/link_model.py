@@ -1,7 +1,7 @@
 """Time that collectives take on a measured link; stdlib only.
 
-In a ring, a worker sends one message after the other. Each takes the link's latency, and all of
-them together take their bytes divided by the bandwidth.
+A collective takes the link's latency for each of its trips that follow each other, and its bytes
+divided by the bandwidth (`direct_collectives.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CollectiveTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
-    """Measured link between workers that send in a ring, where all wait for the slowest link."""
+    """Measured link between workers, where all wait for the slowest link."""
 
     world_size: int
     latency_s: float
@@ -76,12 +76,18 @@ def format_link(latency_s: float, bytes_per_s: float) -> str:
 
 
 def count_messages(kind: CollectiveKind, world_size: int) -> int:
-    """Return the messages that each worker sends one after the other in a ring."""
-    return (world_size - 1) * (2 if kind == "all-reduce" else 1)
+    """Return the messages of a collective that follow each other.
+
+    The first one announces the receivers' buffers. An all-reduce of more than two workers sends
+    parts and then their sums.
+    """
+    return 3 if kind == "all-reduce" and world_size > 2 else 2
 
 
 def wire_bytes(kind: CollectiveKind, payload: float, world_size: int) -> float:
-    """Return the bytes that each worker sends in a ring, on average over the workers.
+    """Return the bytes that each worker sends, on average over the workers.
+
+    They are the same with direct messages and in a ring.
 
     `payload` is what each worker passes to the network, in bytes.
     """

@@ -33,6 +33,11 @@ class Mean:
     """Request for the mean over the workers; the answer has the same shape and dtype."""
 
     buffer: Tensor
+    next_values: int = 0
+    """Number of values of the mean of this dtype that the flow requests next; 0 for none.
+
+    Its buffers are then announced while this mean is under way, which saves a trip over the link.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ class Bytes(Strict):
     payload: int = 0
     """Bytes that the compressors passed to the network."""
     wire: int = 0
-    """Estimate of what this worker's interface sends: ring all-reduce 2(W-1)/W, all-gather W-1
-    times the payload.
+    """Estimate of what this worker's interface sends: all-reduce 2(W-1)/W, all-gather W-1 times
+    the payload.
     """
     dense: int = 0
     """Payload of the same gradients uncompressed in fp32."""

@@ -66,7 +66,9 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     layers, rows, columns = owed_BNM.shape
     rank = q_BRM.shape[1]
     sent_BNR = context.scratch.take("p", (layers, rows, rank), owed_BNM.dtype)
-    p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
+    p_BNR = yield Mean(
+        torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR), next_values=layers * rank * columns
+    )
     orthonormalize_(p_BNR)
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM))

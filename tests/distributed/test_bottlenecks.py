@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import workers.training.checkpointing
+from accordion.direct_collectives import DirectCollectives
 from service.domain.bottleneck import Cause, StepProfile, find_bottleneck
 from tests.distributed.loop_jobs import RecordingLink, context, spec
 from workers.tasks.synthetic import Synthetic
@@ -43,7 +43,7 @@ def late(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 PLANTS: dict[Cause, tuple[Any, str]] = {
     Cause.SLOW_WORKER: (Synthetic, "loss"),
-    Cause.LINK: (dist, "all_reduce"),
+    Cause.LINK: (DirectCollectives, "sum_"),
     Cause.ENCODING: (torch, "topk"),
     Cause.EVALUATION: (Synthetic, "metrics"),
     Cause.CHECKPOINTS: (workers.training.checkpointing, "rank_state"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 
 import pytest
 import torch
@@ -12,35 +11,27 @@ import torch.distributed as dist
 
 from accordion import exchange
 from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.direct_collectives import DirectCollectives
 from accordion.messages import to_json
 from accordion.wire import Gather, Mean
 from tests.distributed import small
 from tests.distributed.compose import Way, trial
 
 METHODS = sorted(COMPRESSORS)
-COLLECTIVES = ((dist, "all_reduce"), (exchange, "_gather_rows"))
 
 
 class _Counted:
-    """Collectives since the last `take`, and for every exchange the rounds by kind and dtype that
-    flows asked for.
-    """
+    """Collectives made, and the rounds by kind and dtype that flows asked for."""
 
     def __init__(self, session):
-        self.calls, self.allowed = Counter(), 0
+        self.made, self.allowed = 0, 0
         self._network = session.hook._exchange_network
         self._answer = self._network.answer_requests
         self._network.answer_requests = self._asked
-        self._originals = [(home, name, getattr(home, name)) for home, name in COLLECTIVES]
-        for home, name, call in self._originals:
-            setattr(home, name, self._counting(name, call))
+        self._network.on_collective = self._count
 
-    def _counting(self, name, call):
-        def counted(*arguments, **named):
-            self.calls[name] += 1
-            return call(*arguments, **named)
-
-        return counted
+    def _count(self, _):
+        self.made += 1
 
     def _asked(self, requests, round_number, on_request):
         asked = list(requests.values())
@@ -50,10 +41,6 @@ class _Counted:
         )
         self.allowed += bool(gathers) + any(not request.equal for request in gathers)
         return self._answer(requests, round_number, on_request)
-
-    def close(self):
-        for home, name, call in self._originals:
-            setattr(home, name, call)
 
 
 def _counts(rank):
@@ -78,14 +65,11 @@ def _counts(rank):
                 dense(*a),
             )[1]
             counted = _Counted(worker.session)
-            try:
-                worker.step(2)
-            finally:
-                counted.close()
+            worker.step(2)
             found[method, level.name] = (
                 len(buckets),
                 len(in_place),
-                sum(counted.calls.values()),
+                counted.made,
                 counted.allowed,
             )
     return found
@@ -115,11 +99,8 @@ def _count_collectives(rank, buckets_per_exchange):
     worker.step(0)
     worker.step(1)
     counted = _Counted(worker.session)
-    try:
-        worker.step(2)
-    finally:
-        counted.close()
-    return sum(counted.calls.values())
+    worker.step(2)
+    return counted.made
 
 
 def test_buckets_that_share_an_exchange_share_its_collectives(run_group):
@@ -141,9 +122,10 @@ def _means(rank, dtype):
     ]
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_a_mean_of_two_workers_has_the_same_bits_alone_and_beside_a_gather(run_group, dtype):
-    for alone, beside in run_group(2, _means, dtype):
+def test_a_mean_has_the_same_bits_alone_and_beside_a_gather(run_group, dtype, workers):
+    for alone, beside in run_group(workers, _means, dtype):
         assert torch.equal(alone, beside)
 
 
@@ -182,11 +164,11 @@ def _largest_gather(rank):
     small.train(session, ddp, rank, range(2))
     received = []
     with pytest.MonkeyPatch.context() as patch:
-        gather = exchange._gather_rows
+        gather = DirectCollectives.gather_rows
         patch.setattr(
-            exchange,
-            "_gather_rows",
-            lambda into, row, **named: (received.append(into.nbytes), gather(into, row, **named)),
+            DirectCollectives,
+            "gather_rows",
+            lambda own, into, row: (received.append(into.nbytes), gather(own, into, row)),
         )
         before = session.ledger.total.wire
         switch = session.end_epoch(lr=0.1, next_lr=0.1)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from accordion.compression_engine import Engine
 from accordion.coordination import Coordinator
+from accordion.direct_collectives import DirectCollectives
 from accordion.exchange import GroupNetwork
 from accordion.exchange_planner import SETTLING_STEPS, WINDOW_STEPS
 from accordion.ledger import Ledger
@@ -24,13 +25,13 @@ WAY = Way(ddp={"bucket_cap_mb": 0.02})
 @contextmanager
 def _slow_link():
     """Each byte takes a microsecond."""
-    original = dist.all_reduce
+    original = DirectCollectives.sum_
 
-    def all_reduce(tensor, *arguments, **keywords):
-        time.sleep(1e-6 * tensor.nbytes)
-        return original(tensor, *arguments, **keywords)
+    def sum_(collectives, buffer, name):
+        time.sleep(1e-6 * buffer.nbytes)
+        original(collectives, buffer, name)
 
-    with patch.object(dist, "all_reduce", all_reduce):
+    with patch.object(DirectCollectives, "sum_", sum_):
         yield
 
 
@@ -81,19 +82,19 @@ def _probe(rank, seconds_per_byte):
     def clock():
         return now
 
-    original = dist.all_reduce
+    original = DirectCollectives.sum_
 
-    def all_reduce(tensor, *arguments, **keywords):
+    def sum_(collectives, buffer, name):
         nonlocal now
         # Rank 1's clock differs: the ranks must still send the same sizes.
-        now += seconds_per_byte * tensor.nbytes * (1 + rank)
-        sizes.append(tensor.nbytes)
-        return original(tensor, *arguments, **keywords)
+        now += seconds_per_byte * buffer.nbytes * (1 + rank)
+        sizes.append(buffer.nbytes)
+        original(collectives, buffer, name)
 
     network = GroupNetwork(dist.group.WORLD, torch.device("cpu"), clock)
     ledger, sizes = Ledger(2), []
     coordinator = Coordinator(network, ledger, torch.device("cpu"), rank=rank)
-    with patch.object(dist, "all_reduce", all_reduce):
+    with patch.object(DirectCollectives, "sum_", sum_):
         timings = [coordinator.probe_bandwidth() for _ in range(2)]
     assert ledger.total.payload == sum(sizes) > 0, "a probe is overhead like any other message"
     return timings

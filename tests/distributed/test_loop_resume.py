@@ -59,9 +59,7 @@ def text(tmp_path) -> str:
 def test_a_resumed_job_has_the_bits_of_an_undisturbed_one_from_three_workers_on(
     run_group, tmp_path, text, workers, task
 ):
-    """Uncompressed: gloo's order of addition follows the place in a bucket, of which these models
-    have several.
-    """
+    """Uncompressed, with models of several buckets, which exchange plans group anew."""
     sizes = {
         "data": text,
         "tokens": "chars",

@@ -58,10 +58,10 @@ def test_exchanges_beside_and_inside_the_backward_pass_give_the_same_bits(run_gr
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["beside", "inside"])
-@pytest.mark.parametrize("buckets", [2, 3, "all"])
-def test_buckets_that_share_an_exchange_get_the_same_bits(run_group, overlap, buckets):
-    alone = run_group(2, _every_level, True)
-    shared = run_group(2, _every_level, overlap, buckets)
+@pytest.mark.parametrize(("workers", "buckets"), [(2, 2), (2, 3), (2, "all"), (3, 2), (3, "all")])
+def test_buckets_that_share_an_exchange_get_the_same_bits(run_group, overlap, workers, buckets):
+    alone = run_group(workers, _every_level, True)
+    shared = run_group(workers, _every_level, overlap, buckets)
     for (ends, owed, total), (other_ends, other_owed, other_total) in zip(
         alone, shared, strict=True
     ):

@@ -9,16 +9,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from accordion.compression_engine import Engine
 from accordion.compressors import COMPRESSORS
+from accordion.direct_collectives import DirectCollectives
 from accordion.exchange_planner import ExchangePlanner, Proposal
 from accordion.messages import Override, plan_digest
 from tests.distributed.compose import WAYS, Deep, Way, trial
 
 LATE_S = 0.003
-"""Seconds by which each all-reduce of a slow link is delayed."""
+"""Seconds by which each sum over a slow link is delayed."""
 MAX_STEPS = 150
 DEEP = Way(model=Deep, ddp={"bucket_cap_mb": 0.0001})
 PLANTED_AT = 3
@@ -27,13 +27,13 @@ PLANTED_AT = 3
 
 @contextmanager
 def _late_link():
-    original = dist.all_reduce
+    original = DirectCollectives.sum_
 
-    def all_reduce(*arguments, **keywords):
+    def sum_(*arguments):
         time.sleep(LATE_S)
-        return original(*arguments, **keywords)
+        original(*arguments)
 
-    with patch.object(dist, "all_reduce", all_reduce):
+    with patch.object(DirectCollectives, "sum_", sum_):
         yield
 
 
@@ -117,11 +117,12 @@ def _with_plan(rank, plan, method, override):
     return exchanges, switches, worker.parameters(), worker.session.ledger.total
 
 
+@pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("method", sorted(COMPRESSORS))
-def test_a_plan_groups_the_buckets_and_keeps_every_bit_at_two_workers(run_group, method):
+def test_a_plan_groups_the_buckets_and_keeps_every_bit(run_group, method, workers):
     plan = (1, 4, 2, 14)
-    found = run_group(2, _with_plan, plan, method, False)
-    alone = run_group(2, _with_plan, (1,) * 21, method, False)
+    found = run_group(workers, _with_plan, plan, method, False)
+    alone = run_group(workers, _with_plan, (1,) * 21, method, False)
     for (exchanges, (switch,), parameters, _), (_, _, others, _) in zip(found, alone, strict=True):
         assert exchanges == list(plan) * 3
         assert switch.decision.exchange_plan == plan

@@ -76,7 +76,7 @@ def of_two(run_group):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_loaded_and_continued_equals_never_stopped_for_every_method(run_group, world_size):
-    """Use many buckets: with three or more workers gloo's order of summation depends on them."""
+    """Use many buckets, which have another order before DDP's first backward pass than after it."""
     straight = run_group(world_size, _train_and_save, MANY, METHODS)
     resumed = run_group(world_size, _load_and_train, MANY, _states(straight, METHODS))
     for found, ends in zip(straight, resumed, strict=True):

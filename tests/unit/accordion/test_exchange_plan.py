@@ -53,15 +53,17 @@ COSTS = st.lists(
 
 
 def simulated_end(costs, plan, link: LinkModel) -> float:
-    """When the last exchange ends, if each sends a ring's messages and bytes one by one."""
+    """When the last exchange ends, if messages and bytes are sent one by one."""
     others, end, start = link.world_size - 1, 0.0, 0
     for number in plan:
         group, start = costs[start : start + number], start + number
         end = max(end, group[-1].ready_s) + sum(cost.encode_s for cost in group)
         for kind, name in {collective for cost in group for collective in cost.payloads}:
             payload = sum(cost.payloads.get((kind, name), 0.0) for cost in group)
-            turns, factor = (2, 2 / link.world_size) if kind == "all-reduce" else (1, 1)
-            end += turns * others * link.latency_s + factor * others * payload / link.bytes_per_s
+            is_sum = kind == "all-reduce"
+            trips = 3 if is_sum and link.world_size > 2 else 2
+            sent = others * payload * (2 / link.world_size if is_sum else 1)
+            end += trips * link.latency_s + sent / link.bytes_per_s
     return end
 
 
