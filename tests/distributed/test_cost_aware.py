@@ -27,9 +27,9 @@ def _slow_link():
     """Each byte takes a microsecond."""
     original = DirectCollectives.sum_
 
-    def sum_(collectives, buffer, name):
+    def sum_(collectives, buffer, name, **keywords):
         time.sleep(1e-6 * buffer.nbytes)
-        original(collectives, buffer, name)
+        original(collectives, buffer, name, **keywords)
 
     with patch.object(DirectCollectives, "sum_", sum_):
         yield
@@ -84,12 +84,12 @@ def _probe(rank, seconds_per_byte):
 
     original = DirectCollectives.sum_
 
-    def sum_(collectives, buffer, name):
+    def sum_(collectives, buffer, name, **keywords):
         nonlocal now
         # Rank 1's clock differs: the ranks must still send the same sizes.
         now += seconds_per_byte * buffer.nbytes * (1 + rank)
         sizes.append(buffer.nbytes)
-        original(collectives, buffer, name)
+        original(collectives, buffer, name, **keywords)
 
     network = GroupNetwork(dist.group.WORLD, torch.device("cpu"), clock)
     ledger, sizes = Ledger(2), []

@@ -29,9 +29,9 @@ PLANTED_AT = 3
 def _late_link():
     original = DirectCollectives.sum_
 
-    def sum_(*arguments):
+    def sum_(*arguments, **keywords):
         time.sleep(LATE_S)
-        original(*arguments)
+        original(*arguments, **keywords)
 
     with patch.object(DirectCollectives, "sum_", sum_):
         yield
