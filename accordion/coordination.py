@@ -172,7 +172,7 @@ class Coordinator:
         return mean
 
     def probe_latency(self) -> float:
-        """Return the seconds of the shortest of a few all-reduces of four bytes.
+        """Return the seconds of the shortest of a few all-reduces of one value for each worker.
 
         With more than `_PROBED_WORKERS` workers, only the first call sends anything.
         """
@@ -181,9 +181,9 @@ class Coordinator:
         seconds = []
         for _ in range(_NUM_PROBES):
             started = self._network.seconds
-            self._answer_request(
-                Mean(torch.zeros(1, dtype=torch.float32, device=self._device)), counted=False
-            )
+            # With fewer values than workers, some would have no sum to wait for.
+            values = torch.zeros(self.world_size, dtype=torch.float32, device=self._device)
+            self._answer_request(Mean(values), counted=False)
             seconds.append(self._network.seconds - started)
         self._probed_s = min(seconds)
         return self._probed_s

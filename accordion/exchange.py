@@ -1,4 +1,4 @@
-"""Runs the flows of an exchange over a process group; all gradient bytes are sent here.
+"""Runs the flows of an exchange over a process group.
 
 All flows of an exchange run together. In each round their requests are packed into one buffer per
 kind and dtype, so an exchange costs one collective per round, kind and dtype, however many buckets
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion.direct_collectives import DirectCollectives
+from accordion.errors import HookError
 from accordion.executors import backend_name
 from accordion.link_model import WHOLE_BUCKET, CollectiveKind, CollectiveTiming
 from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
@@ -129,20 +130,25 @@ class GroupNetwork:
         gathers = {
             index: request for index, request in requests.items() if isinstance(request, Gather)
         }
-        # An announced sum has its own message, and is the next one.
-        expected = None if self._direct is None else self._direct.announced_dtype
-        chosen = self._piggybacked_means(means) if gathers and expected is None else {}
+        # A posted all-reduce is the next one, and shares no message.
+        posted = None if self._direct is None else self._direct.posted_dtype
+        if posted is not None and round_number == 0:
+            raise HookError(
+                "an earlier exchange of gradients failed between its rounds, so the workers may"
+                " have different gradients; restart the workers"
+            )
+        chosen = self._piggybacked_means(means) if gathers and posted is None else {}
         piggybacked = {index: _as_gather(mean) for index, mean in chosen.items()}
         for index, request in {**requests, **piggybacked}.items():
             on_request(index, request)
         answers: Answers = {}
         alone = {index: mean for index, mean in means.items() if index not in piggybacked}
         dtypes = dict.fromkeys(mean.buffer.dtype for mean in alone.values())
-        # The only sum of its round is followed by one of the next round.
-        announces = len(dtypes) == 1 and not gathers
-        for dtype in sorted(dtypes, key=lambda dtype: dtype != expected):
+        # The only collective of its round is followed by one of the next round.
+        posts_next = len(dtypes) == 1 and not gathers
+        for dtype in sorted(dtypes, key=lambda dtype: dtype != posted):
             of_dtype = {index: mean for index, mean in alone.items() if mean.buffer.dtype == dtype}
-            answers |= self._answer_means(of_dtype, f"mean {round_number}", announces=announces)
+            answers |= self._answer_means(of_dtype, f"mean {round_number}", posts_next=posts_next)
         if gathers:
             answers |= self._answer_gathers(
                 {**gathers, **piggybacked}, f"gather {round_number}", on_request
@@ -162,11 +168,13 @@ class GroupNetwork:
         if self._group is None:
             return
         buffer.mul_(1.0 / self.world_size)
-        with self._timed("all-reduce", name, buffer):
-            if self._direct is None:
+        if self._direct is None:
+            with self._timed("all-reduce", name, buffer):
                 dist.all_reduce(buffer, group=self._group)
-            else:
-                self._direct.sum_(buffer, name, next_values=next_values)
+            return
+        is_posted = self._direct.posted_dtype is not None
+        with self._timed("posted all-reduce" if is_posted else "all-reduce", name, buffer):
+            self._direct.all_reduce_(buffer, name, next_values=next_values)
 
     def seconds_until_now(self) -> float:
         """Return `seconds` with the part of a collective that is running in another thread."""
@@ -213,7 +221,9 @@ class GroupNetwork:
         extra = (self.world_size - 1) * (self.world_size - 2) * size // self.world_size
         return dict(means) if size <= PIGGYBACK_MAX_BYTES and extra <= PIGGYBACK_EXTRA_BYTES else {}
 
-    def _answer_means(self, requests: Mapping[int, Mean], name: str, *, announces: bool) -> Answers:
+    def _answer_means(
+        self, requests: Mapping[int, Mean], name: str, *, posts_next: bool
+    ) -> Answers:
         buffers = [request.buffer for request in requests.values()]
         if len(buffers) == 1 and buffers[0].is_contiguous():
             packed = buffers[0].view(-1)
@@ -222,7 +232,7 @@ class GroupNetwork:
                 name, (sum(buffer.numel() for buffer in buffers),), buffers[0].dtype
             )
             torch.cat([buffer.reshape(-1) for buffer in buffers], out=packed)
-        next_values = sum(request.next_values for request in requests.values() if announces)
+        next_values = sum(request.next_values for request in requests.values() if posts_next)
         self.all_reduce_mean_(packed, f"{name} {packed.dtype}", next_values=next_values)
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {
@@ -275,7 +285,7 @@ class GroupNetwork:
             if self._direct is None:
                 _gather_rows(gathered.view(-1), row, group=self._group)
             else:
-                self._direct.gather_rows(gathered, row)
+                self._direct.all_gather(gathered, row)
 
     @contextmanager
     def _timed(self, kind: CollectiveKind, name: str, payload: Tensor) -> Iterator[None]:

@@ -20,7 +20,7 @@ from accordion.compression_engine import Engine
 from accordion.exchange import Answers, OnRequest
 from accordion.exchange_plan import LevelCost
 from accordion.layer_stacks import Bucket, Layer
-from accordion.link_model import WHOLE_BUCKET, Collective
+from accordion.link_model import WHOLE_BUCKET, Collective, CollectiveKind
 from accordion.messages import LayerInfo, Level
 from accordion.wire import Gather, Mean, Request, payload_bytes
 
@@ -37,18 +37,24 @@ class EchoNetwork:
         self.world_size = world_size
         self.payloads: defaultdict[Collective, float] = defaultdict(float)
         """Bytes passed so far, by the collective's kind and name."""
+        self._posts_next = False
+        """Whether the receives of the next round's mean are posted in this one."""
 
     def answer_requests(
         self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest
     ) -> Answers:
         """Implements `Network`."""
         answers: Answers = {}
+        kind: CollectiveKind = "posted all-reduce" if self._posts_next else "all-reduce"
+        self._posts_next = any(
+            isinstance(request, Mean) and request.next_values for request in requests.values()
+        )
         for index, request in requests.items():
             on_request(index, request)
             match request:
                 case Mean():
                     name = f"mean {round_number} {request.buffer.dtype}"
-                    self.payloads["all-reduce", name] += payload_bytes(request)
+                    self.payloads[kind, name] += payload_bytes(request)
                     answers[index] = request.buffer
                 case Gather():
                     self.payloads["all-gather", f"gather {round_number}"] += payload_bytes(request)

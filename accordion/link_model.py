@@ -1,7 +1,7 @@
 """Time that collectives take on a measured link; stdlib only.
 
 A collective takes the link's latency for each of its trips that follow each other, and its bytes
-divided by the bandwidth (`direct_collectives.py`).
+divided by the bandwidth. This is the model of `direct_collectives.py`, so of gloo on CPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-CollectiveKind = Literal["all-reduce", "all-gather"]
+CollectiveKind = Literal["all-reduce", "posted all-reduce", "all-gather"]
+"""A posted all-reduce is one whose receives were posted during the collective before it."""
 Collective = tuple[CollectiveKind, str]
 """Kind and name of a collective."""
 WHOLE_BUCKET = "bucket"
@@ -76,12 +77,13 @@ def format_link(latency_s: float, bytes_per_s: float) -> str:
 
 
 def count_messages(kind: CollectiveKind, world_size: int) -> int:
-    """Return the messages of a collective that follow each other.
+    """Return the trips over the link that follow each other.
 
-    The first one announces the receivers' buffers. An all-reduce of more than two workers sends
-    parts and then their sums.
+    In the first one, unless it was made before, a sender learns that its receive is posted. An
+    all-reduce of more than two workers sends parts and then their sums.
     """
-    return 3 if kind == "all-reduce" and world_size > 2 else 2
+    trips = 2 if kind == "all-gather" or world_size == 2 else 3
+    return trips - (kind == "posted all-reduce")
 
 
 def wire_bytes(kind: CollectiveKind, payload: float, world_size: int) -> float:
@@ -92,7 +94,7 @@ def wire_bytes(kind: CollectiveKind, payload: float, world_size: int) -> float:
     `payload` is what each worker passes to the network, in bytes.
     """
     others = world_size - 1
-    return 2 * others * payload / world_size if kind == "all-reduce" else others * payload
+    return others * payload if kind == "all-gather" else 2 * others * payload / world_size
 
 
 def separates_latency(timings: Sequence[CollectiveTiming]) -> bool:

@@ -34,9 +34,10 @@ class Mean:
 
     buffer: Tensor
     next_values: int = 0
-    """Number of values of the mean of this dtype that the flow requests next; 0 for none.
+    """Number of values of the mean that the flow requests next; 0 if it requests none next.
 
-    Its buffers are then announced while this mean is under way, which saves a trip over the link.
+    Its receives are then posted while this mean is under way, which saves a trip over the link. It
+    is the same on all workers, and the next mean has exactly this size and the dtype of this one.
     """
 
 

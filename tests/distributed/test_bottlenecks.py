@@ -43,7 +43,7 @@ def late(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 PLANTS: dict[Cause, tuple[Any, str]] = {
     Cause.SLOW_WORKER: (Synthetic, "loss"),
-    Cause.LINK: (DirectCollectives, "sum_"),
+    Cause.LINK: (DirectCollectives, "all_reduce_"),
     Cause.ENCODING: (torch, "topk"),
     Cause.EVALUATION: (Synthetic, "metrics"),
     Cause.CHECKPOINTS: (workers.training.checkpointing, "rank_state"),

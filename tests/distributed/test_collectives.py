@@ -164,10 +164,10 @@ def _largest_gather(rank):
     small.train(session, ddp, rank, range(2))
     received = []
     with pytest.MonkeyPatch.context() as patch:
-        gather = DirectCollectives.gather_rows
+        gather = DirectCollectives.all_gather
         patch.setattr(
             DirectCollectives,
-            "gather_rows",
+            "all_gather",
             lambda own, into, row: (received.append(into.nbytes), gather(own, into, row)),
         )
         before = session.ledger.total.wire

@@ -25,13 +25,13 @@ WAY = Way(ddp={"bucket_cap_mb": 0.02})
 @contextmanager
 def _slow_link():
     """Each byte takes a microsecond."""
-    original = DirectCollectives.sum_
+    original = DirectCollectives.all_reduce_
 
-    def sum_(collectives, buffer, name, **keywords):
+    def all_reduce_(collectives, buffer, name, **keywords):
         time.sleep(1e-6 * buffer.nbytes)
         original(collectives, buffer, name, **keywords)
 
-    with patch.object(DirectCollectives, "sum_", sum_):
+    with patch.object(DirectCollectives, "all_reduce_", all_reduce_):
         yield
 
 
@@ -82,9 +82,9 @@ def _probe(rank, seconds_per_byte):
     def clock():
         return now
 
-    original = DirectCollectives.sum_
+    original = DirectCollectives.all_reduce_
 
-    def sum_(collectives, buffer, name, **keywords):
+    def all_reduce_(collectives, buffer, name, **keywords):
         nonlocal now
         # Rank 1's clock differs: the ranks must still send the same sizes.
         now += seconds_per_byte * buffer.nbytes * (1 + rank)
@@ -94,7 +94,7 @@ def _probe(rank, seconds_per_byte):
     network = GroupNetwork(dist.group.WORLD, torch.device("cpu"), clock)
     ledger, sizes = Ledger(2), []
     coordinator = Coordinator(network, ledger, torch.device("cpu"), rank=rank)
-    with patch.object(DirectCollectives, "sum_", sum_):
+    with patch.object(DirectCollectives, "all_reduce_", all_reduce_):
         timings = [coordinator.probe_bandwidth() for _ in range(2)]
     assert ledger.total.payload == sum(sizes) > 0, "a probe is overhead like any other message"
     return timings

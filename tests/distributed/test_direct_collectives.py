@@ -32,7 +32,7 @@ def _sum_all(rank):
     for dtype in DTYPES:
         for size in SIZES:
             buffer = _values(rank, size, dtype)
-            collectives.sum_(buffer, "sum")
+            collectives.all_reduce_(buffer, "sum")
             found.append(buffer)
     return found
 
@@ -55,9 +55,9 @@ def _sum_apart_and_together(rank):
     collectives = _collectives()
     parts = [_values(rank, size, torch.float32) for size in SIZES]
     together = torch.cat(parts)
-    collectives.sum_(together, "together")
+    collectives.all_reduce_(together, "together")
     for part in parts:
-        collectives.sum_(part, "apart")
+        collectives.all_reduce_(part, "apart")
     return torch.equal(together, torch.cat(parts))
 
 
@@ -66,44 +66,70 @@ def test_what_shares_a_buffer_changes_no_bit_of_a_sum(run_group, workers):
     assert run_group(workers, _sum_apart_and_together) == [True] * workers
 
 
-def _announced_sums(rank):
-    """Return sums of which each knew the size of the next, or a part of it."""
+def _sums_in_a_row(rank, all_next_values):
     collectives, found = _collectives(), []
-    for next_values in (5, 3, 0, 0):
-        buffer = _values(rank, 5, torch.float32)
-        collectives.sum_(buffer, "sum", next_values=next_values)
+    for place, next_values in enumerate(all_next_values):
+        buffer = _values(rank, 1000 + place, torch.float32)
+        collectives.all_reduce_(buffer, "sum", next_values=next_values)
         found.append(buffer)
     return found
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_an_announced_sum_has_the_same_bits_even_if_it_is_larger(run_group, workers):
-    for found in run_group(workers, _announced_sums):
-        assert all(torch.equal(one, found[-1]) for one in found)
+def test_a_posted_sum_has_the_same_bits_even_if_it_is_larger(run_group, workers):
+    rows = [1001, 1002, 3, 1004, 7, 7, 0, 0]
+    posted = run_group(workers, _sums_in_a_row, rows)
+    plain = run_group(workers, _sums_in_a_row, [0] * len(rows))
+    for found, expected in zip(posted, plain, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def _smaller_than_announced(rank):
+def _smaller_than_said(rank):
     collectives = _collectives()
-    collectives.sum_(torch.ones(5), "sum", next_values=5)
+    collectives.all_reduce_(torch.ones(5), "sum", next_values=5)
     try:
-        collectives.sum_(torch.ones(4), "sum")
+        collectives.all_reduce_(torch.ones(4), "sum")
     except HookError as error:
         return str(error)
     return "nothing was raised"
 
 
-def test_a_sum_that_is_smaller_than_announced_names_both_sizes(run_group):
-    for error in run_group(2, _smaller_than_announced):
-        assert "a sum of 4 values" in error
-        assert "where 5 of torch.float32 had been announced" in error
+def test_a_mean_that_is_smaller_than_said_before_names_both_sizes(run_group):
+    for error in run_group(2, _smaller_than_said):
+        assert "a mean of 4 values" in error
+        assert "next_values=5 of torch.float32" in error
+
+
+def _fail_between_rounds(rank):
+    network = GroupNetwork(dist.group.WORLD, torch.device("cpu"))
+
+    def flow(fails):
+        mean = yield Mean(torch.ones(4), next_values=4)
+        if fails:
+            raise ValueError("planted")
+        yield Mean(mean)
+
+    found = []
+    for fails in (True, False):
+        try:
+            run_flows([flow(fails)], network, lambda *_: None)
+        except (HookError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def test_after_an_exchange_that_failed_between_its_rounds_none_begins(run_group):
+    for first, second in run_group(2, _fail_between_rounds):
+        assert first == "planted"
+        assert "failed between its rounds" in second
 
 
 def _second_means(rank):
-    """Return the second means of four flows in one exchange, two of which announce theirs."""
+    """Return the second answers of five flows in one exchange, two of which say theirs before."""
     network = GroupNetwork(dist.group.WORLD, torch.device("cpu"))
 
-    def flow(index, dtype, **announced):
-        yield Mean(torch.ones(3), **announced)
+    def flow(index, dtype, **said):
+        yield Mean(torch.ones(3), **said)
         if dtype is None:
             payloads = yield Gather(torch.tensor([rank], dtype=torch.uint8))
             return sum(int(payload) for payload in payloads)
@@ -120,7 +146,7 @@ def _second_means(rank):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_announced_means_come_first_whatever_else_shares_their_round(run_group, workers):
+def test_posted_means_come_first_whatever_else_shares_their_round(run_group, workers):
     for *means, total in run_group(workers, _second_means):
         for index, mean in enumerate(means):
             assert mean.tolist() == pytest.approx([index + (workers - 1) / 2] * 4, rel=1e-3)
@@ -132,7 +158,7 @@ def _gather_all(rank):
     for length in (0, 1, 7, 100_000):
         row = torch.full((length,), rank, dtype=torch.uint8)
         gathered = torch.full((dist.get_world_size(), length), 77, dtype=torch.uint8)
-        collectives.gather_rows(gathered, row)
+        collectives.all_gather(gathered, row)
         found.append(gathered)
     return found
 
@@ -149,12 +175,12 @@ def _lose_a_peer(rank, lost):
     """Return what a worker gets whose peer leaves the group instead of adding."""
     group = dist.new_group(timeout=GIVE_UP)
     collectives = _collectives(group)
-    collectives.sum_(torch.ones(1000), "sum")
+    collectives.all_reduce_(torch.ones(1000), "sum")
     if rank == lost:
         dist.destroy_process_group(group)
         return ""
     try:
-        collectives.sum_(torch.ones(1000), "sum")
+        collectives.all_reduce_(torch.ones(1000), "sum")
     except RuntimeError as error:
         return str(error)
     return "nothing was raised"

@@ -27,13 +27,13 @@ PLANTED_AT = 3
 
 @contextmanager
 def _late_link():
-    original = DirectCollectives.sum_
+    original = DirectCollectives.all_reduce_
 
-    def sum_(*arguments, **keywords):
+    def all_reduce_(*arguments, **keywords):
         time.sleep(LATE_S)
         original(*arguments, **keywords)
 
-    with patch.object(DirectCollectives, "sum_", sum_):
+    with patch.object(DirectCollectives, "all_reduce_", all_reduce_):
         yield
 
 

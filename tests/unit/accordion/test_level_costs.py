@@ -51,7 +51,7 @@ def test_powersgd_passes_both_factors_and_the_biases() -> None:
     rows, columns = 64 + 16, 32 + 72
     assert cost.payloads == {
         ("all-reduce", "mean 0 torch.float32"): 4 * (2 * rows + 64),
-        ("all-reduce", "mean 1 torch.float32"): 4 * 2 * columns,
+        ("posted all-reduce", "mean 1 torch.float32"): 4 * 2 * columns,
     }
 
 

@@ -61,7 +61,7 @@ def test_an_uncompressed_step_takes_what_the_link_takes_for_all_bytes():
     none = predict(LinkModel(world_size=4, latency_s=1.0, bytes_per_s=1e4))["none"]
     assert none.sent_bytes == 6 * VALUES
     assert (none.exchange_plan, none.collectives) == ((1,), 1)
-    assert none.exchange_s == pytest.approx(6 * 1.0 + 6 * VALUES / 1e4, abs=1.0)
+    assert none.exchange_s == pytest.approx(3 * 1.0 + 6 * VALUES / 1e4, abs=1.0)
     assert none.step_s == pytest.approx(105.0 + none.exchange_s)
 
 
