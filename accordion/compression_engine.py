@@ -111,8 +111,8 @@ class Engine:
         """Average the gradients of buckets over the workers, in place; stage the new residuals.
 
         Every worker calls this for the same buckets in the same order. Buckets of one call share
-        collectives but no stacks, so the averages depend on which buckets share a call only through
-        the order in which more than two workers are summed.
+        collectives but no stacks, so with direct messages the averages of fp32 and fp64 gradients
+        do not depend on which buckets share a call.
 
         Args:
             buckets: the buckets.

@@ -168,9 +168,8 @@ class Config:
 
     Buckets that share an exchange share its round trips, but wait for each other. `auto` measures
     the first steps on rank 0 and chooses the grouping whose last exchange ends first, again
-    whenever the link changes; before that, and on GPUs, each bucket has an exchange of its own.
-    With two workers no average changes by a bit; with more, sums may be rounded differently, so
-    give a number to repeat a run of three or more workers bit for bit.
+    whenever the link changes; before that, and on GPUs, each bucket has an exchange of its own. On
+    CPUs, no grouping changes a bit of the averages of fp32 and fp64 gradients.
     """
     seed: int = 0
     """Seed of sketches, random draws and warm starts; global generators are never used."""

@@ -17,9 +17,9 @@ def fix_buckets(module: DistributedDataParallel) -> bool:
     """Rebuild a module's buckets now, so that they never change later; every worker calls this.
 
     DDP starts with one bucket and rebuilds its buckets after the first backward pass, in the order
-    in which the gradients became ready. With three or more workers gloo's order of summation
-    depends on an entry's position in its bucket, and so does which layers PowerSGD stacks: a
-    resumed process would differ from an uninterrupted one in the last bits. Here the buckets follow
+    in which the gradients became ready. Which layers PowerSGD stacks depends on the buckets, and in
+    a backend's own collectives the order of summation too: a resumed process would differ from an
+    uninterrupted one in the last bits. Here the buckets follow
     the reversed order of registration, which is the order of the backward pass if layers are
     registered in the order in which they are used.
 

@@ -54,7 +54,7 @@ class PredictionView(Answer):
     """Number of DDP's buckets in each exchange of a step."""
     collectives: int
     """Number of collectives of a step. They run one after the other, and each waits for the link's
-    latency, an all-reduce 2(W-1) times with W workers.
+    latency two or three times on CPUs.
     """
     is_own_method: bool
     """Whether it is the method of the spec."""

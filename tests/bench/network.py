@@ -157,9 +157,9 @@ def _table(found: Mapping[str, Any]) -> str:
         " its Mbit/s and, after the plus sign, the milliseconds from host to host. The limit is"
         " compute alone, plus payload / link, plus two round trips. Fixed plans exchange each"
         " bucket alone, or all together. `cost_aware` chooses between rank 4 and, on links from 500"
-        " Mbit/s on, 16 bits and no compression, each with fixed exchanges beside it; the best fixed"
-        " choice is the one with the least median, ours included. Median of the rounds, least and"
-        " most in brackets.",
+        " Mbit/s on, 16 bits and no compression, each with fixed exchanges beside it; the best"
+        " fixed choice is the one with the least median, ours included. Median of the rounds, least"
+        " and most in brackets.",
         "",
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---'] * len(head))} |",
