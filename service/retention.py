@@ -80,7 +80,8 @@ class Retention:
 
 
 class RowRetention:
-    """Deletes old audit entries, idempotency keys and deliveries; `clock` returns seconds since 1970.
+    """Deletes old audit entries, idempotency keys and deliveries; `clock` returns seconds since
+    1970.
     """
 
     def __init__(

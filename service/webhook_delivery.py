@@ -53,13 +53,14 @@ class WebhookDelivery:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         sender: WebhookSender | None = None,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._queue = DeliveryQueue(database, clock)
         self._settings = settings
         self._clock = clock
         self._monotonic = monotonic
         self._sender = sender or WebhookSender(settings.webhook_networks)
-        self._draw = random.Random().random
+        self._draw = draw
         self._looked_at: float | None = None
         self._lock = threading.Lock()
         self._served: dict[str, tuple[str, threading.Thread]] = {}

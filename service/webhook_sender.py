@@ -81,7 +81,9 @@ class WebhookSender:
         """
         async with (
             asyncio.timeout(self._timeout_s),
-            httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=self._timeout_s) as client,
+            httpx2.AsyncClient(
+                verify=self._tls, trust_env=False, timeout=self._timeout_s
+            ) as client,
             client.stream(
                 "POST",
                 target.url_at(address),

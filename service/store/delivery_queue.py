@@ -18,9 +18,9 @@ from service.domain.webhook_retries import DeliveryState, retry_delay_s
 from service.store.database import Database
 from service.store.models import DeliveryRow, UserRow, WebhookRow
 
-CLAIM_S = 120.0
-"""Seconds for which an attempt belongs to the process that claimed it; several times as long as an
-attempt takes.
+CLAIM_S = 60.0
+"""Seconds for which an attempt belongs to the process that claimed it: three times as long as it
+may take.
 """
 GONE = 410
 """HTTP status by which a receiver says that it wants no more messages."""

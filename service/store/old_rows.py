@@ -45,7 +45,9 @@ def delete_deliveries(
     """
     old = select(DeliveryRow.id).where(
         or_(
-            and_(DeliveryRow.state == DeliveryState.DELIVERED, DeliveryRow.done_at < delivered_before),
+            and_(
+                DeliveryRow.state == DeliveryState.DELIVERED, DeliveryRow.done_at < delivered_before
+            ),
             and_(DeliveryRow.state == DeliveryState.DEAD, DeliveryRow.done_at < dead_before),
             and_(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.created_at < dead_before),
         )

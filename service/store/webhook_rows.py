@@ -47,8 +47,8 @@ class CountedWebhook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryPage:
-    """Which deliveries to read."""
+class DeliveryFilter:
+    """Filter of the deliveries of a webhook; None matches all."""
 
     limit: int
     state: DeliveryState | None = None
@@ -119,7 +119,9 @@ class WebhookStore:
             )
             return row
 
-    def list_deliveries(self, caller: Caller, name: str, page: DeliveryPage) -> list[DeliveryRow]:
+    def list_deliveries(
+        self, caller: Caller, name: str, wanted: DeliveryFilter
+    ) -> list[DeliveryRow]:
         """Return deliveries of a webhook, newest first.
 
         Raises:
@@ -128,11 +130,11 @@ class WebhookStore:
         with self._database.read() as session:
             webhook = _get_webhook(session, caller, name)
             query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook.id)
-            if page.state is not None:
-                query = query.where(DeliveryRow.state == page.state.value)
-            if page.before_id is not None:
-                query = query.where(DeliveryRow.id < page.before_id)
-            query = query.order_by(DeliveryRow.id.desc()).limit(page.limit)
+            if wanted.state is not None:
+                query = query.where(DeliveryRow.state == wanted.state.value)
+            if wanted.before_id is not None:
+                query = query.where(DeliveryRow.id < wanted.before_id)
+            query = query.order_by(DeliveryRow.id.desc()).limit(wanted.limit)
             return list(session.scalars(query))
 
     def queue_test(self, caller: Caller, name: str) -> DeliveryRow:
@@ -170,7 +172,9 @@ class WebhookStore:
             before = {"delivery": row.id, "state": row.state, "attempts": row.attempts}
             row.state, row.attempts, row.version = DeliveryState.PENDING.value, 0, row.version + 1
             row.next_attempt_at, row.done_at = now, None
-            append_audit(session, caller, "webhook.sent_again", subject=name, before=before, now=now)
+            append_audit(
+                session, caller, "webhook.sent_again", subject=name, before=before, now=now
+            )
             return row
 
 
@@ -216,7 +220,7 @@ def _count_deliveries(session: Session, webhook: WebhookRow) -> CountedWebhook:
         .where(DeliveryRow.webhook_id == webhook.id, DeliveryRow.state.in_(counts))
         .group_by(DeliveryRow.state)
     )
-    counts |= {state: count for state, count in session.execute(query)}
+    counts |= dict(session.execute(query).tuples().all())
     return CountedWebhook(row=webhook, pending=counts["PENDING"], dead=counts["DEAD"])
 
 
