@@ -18,7 +18,7 @@ _StatusName = Annotated[Status, Field(strict=False)]
 
 
 class WebhookRequest(Request):
-    """A new webhook: a URL that gets a signed request whenever a job of yours changes its status."""
+    """A new webhook: a URL that gets a signed request when one of your jobs changes its status."""
 
     url: str = Field(min_length=1, max_length=MAX_URL_LENGTH)
     """URL of the receiver, with https and a public address; networks in
@@ -114,9 +114,11 @@ class DeliveryView(Answer):
     attempts: int
     """Attempts so far, since it was last sent by hand."""
     response_status: int | None
-    """HTTP status of the newest response; null without one."""
+    """HTTP status of the response to the newest attempt; null without one."""
     message: str
-    """Why the newest attempt failed, or why it was given up; empty otherwise."""
+    """Why the newest attempt failed, or why the message was given up; empty otherwise, and during
+    an attempt.
+    """
     created_at: datetime
     """When the job changed its status."""
     next_attempt_at: datetime | None

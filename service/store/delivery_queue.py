@@ -107,6 +107,7 @@ class DeliveryQueue:
                 return None
             row.version, row.attempts = row.version + 1, row.attempts + 1
             row.next_attempt_at = now + CLAIM_S
+            row.response_status, row.message = None, ""
             return ClaimedDelivery(
                 id=row.id,
                 webhook_id=webhook_id,

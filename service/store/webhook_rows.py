@@ -220,7 +220,8 @@ def _count_deliveries(session: Session, webhook: WebhookRow) -> CountedWebhook:
         .where(DeliveryRow.webhook_id == webhook.id, DeliveryRow.state.in_(counts))
         .group_by(DeliveryRow.state)
     )
-    counts |= dict(session.execute(query).tuples().all())
+    for state, count in session.execute(query):
+        counts[state] = count
     return CountedWebhook(row=webhook, pending=counts["PENDING"], dead=counts["DEAD"])
 
 
