@@ -161,6 +161,7 @@ def test_a_failed_attempt_is_repeated_with_the_same_id_and_body(hooked: Hooked) 
     for number, reason in ((1, "responded with 500"), (2, "redirects are not followed")):
         failed = hooked.attempt(number)
         assert (failed["state"], reason in failed["message"]) == ("PENDING", True), failed
+        hooked.world.clock.now += RETRY_DELAYS_S[number - 1] - 2
     hooked.attempt(3)
     first, second, third = hooked.receiver.received
     for request in (first, second, third):
@@ -245,7 +246,9 @@ def test_a_scheduler_with_another_key_says_so_and_tries_again(hooked: Hooked) ->
     hooked.client.post(f"{HOOKS}/hook/test")
     assert "encrypted with another key than the scheduler has" in hooked.attempt(1)["message"]
     file.unlink()
+    hooked.world.clock.now += 2 * RETRY_DELAYS_S[0]
     assert "ACCORDION_SECRETS_KEY_FILE" in hooked.attempt(2)["message"]
+    hooked.world.clock.now += 2 * RETRY_DELAYS_S[1]
     file.write_text(right)
     assert hooked.attempt(3)["state"] == "DELIVERED"
 
@@ -275,7 +278,7 @@ def test_the_secret_is_shown_once_and_stored_encrypted(hooked: Hooked, tmp_path:
         ({"url": f"https://8.8.8.8/{'x' * 2000}"}, "/url", "2000"),
         ({"url": "https://8.8.8.8/", "statuses": []}, "/statuses", "at least 1"),
         ({"url": "https://8.8.8.8/", "statuses": ["DONE"]}, "/statuses/0", "'QUEUED'"),
-        ({"url": "https://8.8.8.8/", "label": "team"}, "/label", "pattern"),
+        ({"url": "https://8.8.8.8/", "label": "team"}, "/label", "is not a label; give it as"),
         ({"url": "https://8.8.8.8/", "name": "A"}, "/name", "pattern"),
     ],
 )

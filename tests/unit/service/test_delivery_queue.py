@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -138,11 +139,13 @@ def test_every_change_arrives_at_least_once_whatever_ends_in_between(
 
 @pytest.mark.each_database
 def test_a_delivery_is_claimed_by_one_scheduler_at_a_time(queue: Queue, database: Database) -> None:
-    first, second = queue.claim(), queue.claim()
-    assert first is not None
-    assert second is None
+    [due] = queue.queue.list_due()
+    schedulers = [DeliveryQueue(database, queue.clock) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda scheduler: scheduler.claim(due.id), schedulers))
+    assert len([claim for claim in claims if claim is not None]) == 1
     queue.clock.now += CLAIM_S
-    assert queue.claim() is not None
+    assert schedulers[0].claim(due.id) is not None
 
 
 @pytest.mark.each_database
