@@ -49,8 +49,9 @@ class WebhookRequests(ABC):
             label: only jobs with this label, as `key:value`.
             all_jobs: jobs of all users, not only yours.
         """
-        body = {"url": url, "name": name, "label": label, "all_jobs": all_jobs}
-        body |= {} if statuses is None else {"statuses": list(statuses)}
+        body: dict[str, Any] = {"url": url, "name": name, "label": label, "all_jobs": all_jobs}
+        if statuses is not None:
+            body["statuses"] = list(statuses)
         return self._request(NewWebhook, "POST", "/webhooks", json=body)
 
     def remove_webhook(self, name: str) -> WebhookView:

@@ -371,8 +371,8 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(PlainText(32))
     """What was done, such as `job.cancelled`."""
     subject: Mapped[str] = mapped_column(_NAME)
-    """ID of the job, plan or token, name of the user, SHA-256 of the upload, or account of the
-    quota.
+    """ID of the job, plan or token, name of the user, secret or webhook, SHA-256 of the upload, or
+    account of the quota.
     """
     before: Mapped[dict[str, Any] | None]
     after: Mapped[dict[str, Any] | None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,7 +22,7 @@ from service.store import webhook_messages
 from service.store.delivery_queue import CLAIM_S, DeliveryQueue
 from service.store.webhook_rows import MAX_WEBHOOKS
 from tests.api.conftest import LOCAL
-from tests.api.team import JOBS
+from tests.api.team import JOBS, wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver, verify
 from tests.api.world import World
 
@@ -236,6 +238,43 @@ def test_a_message_survives_the_scheduler_that_was_sending_it(hooked: Hooked) ->
     hooked.turn_until(lambda: hooked.only()["state"] == "DELIVERED")
     [request] = hooked.receiver.received
     assert (request.id, hooked.only()["attempts"]) == (claimed.id, 2)
+
+
+SENDER = """
+import sys, time
+from service.settings import load_settings
+from service.store.database import Database
+from service.webhook_delivery import WebhookDelivery
+
+home, url, networks, now = sys.argv[1:]
+settings = load_settings(home=home, database_url=url, webhook_networks=networks)
+clock = lambda: float(now)
+delivery = WebhookDelivery(Database(url), settings, clock=clock, monotonic=time.monotonic)
+while True:
+    delivery.start_if_due()
+    time.sleep(0.01)
+"""
+
+
+def test_a_message_survives_a_process_that_is_killed_while_it_sends(hooked: Hooked) -> None:
+    hooked.add()
+    hooked.receiver.free.clear()
+    hooked.client.post(f"{HOOKS}/hook/test")
+    settings, now = hooked.world.settings, str(hooked.world.clock.now)
+    arguments = [str(settings.home), settings.database, LOOPBACK, now]
+    sender = subprocess.Popen([sys.executable, "-c", SENDER, *arguments])
+    try:
+        wait_for(lambda: bool(hooked.receiver.received))
+    finally:
+        sender.kill()
+        sender.wait()
+    hooked.receiver.free.set()
+    hooked.world.turn()
+    assert hooked.only()["state"] == "PENDING"
+    hooked.world.clock.now += CLAIM_S
+    hooked.turn_until(lambda: hooked.only()["state"] == "DELIVERED")
+    first, second = hooked.receiver.received
+    assert (first.id, first.body) == (second.id, second.body)
 
 
 def test_a_scheduler_with_another_key_says_so_and_tries_again(hooked: Hooked) -> None:
