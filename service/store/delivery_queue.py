@@ -123,7 +123,8 @@ class DeliveryQueue:
     def record_success(self, claimed: ClaimedDelivery, outcome: AttemptOutcome) -> bool:
         """Record that a message was delivered; return whether the claim was still valid."""
         with self._database.write() as session:
-            return _close(session, claimed, DeliveryState.DELIVERED, outcome, now=self._clock())
+            done = _done_as(DeliveryState.DELIVERED, self._clock())
+            return _update(session, claimed, outcome, **done)
 
     def record_failure(
         self, claimed: ClaimedDelivery, outcome: AttemptOutcome, *, draw: float
@@ -138,21 +139,15 @@ class DeliveryQueue:
             if outcome.response_status == GONE:
                 _disable(session, claimed.webhook_id, now=now)
             if outcome.response_status == GONE or delay_s is None:
-                _close(session, claimed, DeliveryState.DEAD, outcome, now=now)
+                _update(session, claimed, outcome, **_done_as(DeliveryState.DEAD, now))
                 return DeliveryState.DEAD
             _update(session, claimed, outcome, next_attempt_at=now + delay_s)
             return DeliveryState.PENDING
 
 
-def _close(
-    session: Session,
-    claimed: ClaimedDelivery,
-    state: DeliveryState,
-    outcome: AttemptOutcome,
-    *,
-    now: float,
-) -> bool:
-    return _update(session, claimed, outcome, state=state.value, next_attempt_at=None, done_at=now)
+def _done_as(state: DeliveryState, now: float) -> dict[str, str | float | None]:
+    """Return the columns of a delivery that is tried no more."""
+    return {"state": state.value, "next_attempt_at": None, "done_at": now}
 
 
 def _update(
@@ -190,12 +185,7 @@ def _disable(session: Session, webhook_id: str, *, now: float) -> None:
             DeliveryRow.webhook_id == webhook_id,
             DeliveryRow.state == DeliveryState.PENDING.value,
         )
-        .values(
-            state=DeliveryState.DEAD.value,
-            next_attempt_at=None,
-            done_at=now,
-            message=f"given up: {webhook.disabled_reason}",
-        )
+        .values(**_done_as(DeliveryState.DEAD, now), message=f"given up: {webhook.disabled_reason}")
     )
 
 
