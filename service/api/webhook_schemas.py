@@ -31,7 +31,7 @@ class WebhookRequest(Request):
         min_length=1,
         max_length=len(Status),
     )
-    """Statuses to be told about. Default: those of jobs that have ended."""
+    """Statuses that are sent when a job reaches them. Default: those of jobs that have ended."""
     label: str | None = Field(default=None, max_length=127, pattern=LABEL)
     """Only jobs with this label, as `key:value`. Default: null, all."""
     all_jobs: bool = False
@@ -61,7 +61,7 @@ class WebhookView(Answer):
     url: str
     """URL of the receiver."""
     statuses: list[str]
-    """Statuses that it is told about."""
+    """Statuses that are sent when a job reaches them."""
     label: str | None
     """Label that a job must have, as `key:value`; null for all jobs."""
     all_jobs: bool

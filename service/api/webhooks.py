@@ -1,4 +1,4 @@
-"""Routes for webhooks, which tell other programs when a job changes its status."""
+"""Routes for webhooks, which notify other programs when a job changes its status."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class WebhookRequests(ABC):
         Args:
             url: URL of the receiver.
             name: name of the webhook; None for the host of the URL.
-            statuses: statuses to be told about; None for those of jobs that have ended.
+            statuses: statuses that are sent; None for those of jobs that have ended.
             label: only jobs with this label, as `key:value`.
             all_jobs: jobs of all users, not only yours.
         """

@@ -116,7 +116,7 @@ app.add_typer(_secrets, name="secret")
 _webhooks = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    help="Tell other programs when a job changes its status.",
+    help="Notify other programs when a job changes its status.",
 )
 _webhooks.command("add", cls=_Command)(webhooks.add_webhook)
 _webhooks.command("list", cls=_Command)(webhooks.list_webhooks)

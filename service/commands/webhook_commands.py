@@ -1,4 +1,4 @@
-"""`webhook`: tell other programs when a job changes its status."""
+"""`webhook`: notify other programs when a job changes its status."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def add_webhook(
         typer.Option(
             "--on",
             metavar="STATUS",
-            help="status to be told about; may be repeated (default: SUCCEEDED, FAILED and"
-            " CANCELLED)",
+            help="status that is sent; may be repeated (default: SUCCEEDED, FAILED and CANCELLED)",
         ),
     ] = None,
     label: Annotated[
@@ -62,7 +61,7 @@ def add_webhook(
         print_json(made)
         return
     typer.echo(
-        f"webhook {made.name} is told about {_describe_jobs(made)};"
+        f"added webhook {made.name} for {_describe_jobs(made)};"
         f" next: accordion webhook test {made.name}",
         err=True,
     )
@@ -76,7 +75,7 @@ def list_webhooks(*, url: UrlOption = "", json: JsonOption = False) -> None:
     if json:
         print_json(found)
         return
-    table = create_table("NAME", "URL", "TOLD ABOUT", "WAITING", "DEAD", "DISABLED")
+    table = create_table("NAME", "URL", "SENDS", "WAITING", "DEAD", "DISABLED")
     for one in found.items:
         counts = (str(one.pending), str(one.dead))
         table.add_row(one.name, one.url, _describe_jobs(one), *counts, one.disabled_reason or "")
@@ -160,7 +159,7 @@ def _print_queued(name: str, delivery: DeliveryView, *, json: bool) -> None:
 
 
 def _describe_jobs(webhook: WebhookView) -> str:
-    """Describe the changes that a webhook is told about."""
+    """Describe the changes that a webhook sends."""
     whose = "all jobs" if webhook.all_jobs else "your jobs"
     label = f" with the label {webhook.label}" if webhook.label else ""
     return f"{', '.join(webhook.statuses)} of {whose}{label}"

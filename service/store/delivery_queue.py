@@ -73,21 +73,23 @@ class DeliveryQueue:
         """Return the webhooks with a due delivery, the one that waits longest first, without these
         and without those of disabled users.
         """
-        due_at = func.min(DeliveryRow.next_attempt_at)
+        is_due = DeliveryRow.next_attempt_at <= self._clock()
         query = (
             select(DeliveryRow.webhook_id, WebhookRow.user)
             .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
             .join(UserRow, UserRow.name == WebhookRow.user)
             .where(
-                DeliveryRow.next_attempt_at <= self._clock(),
+                is_due,
                 DeliveryRow.webhook_id.not_in(without),
                 WebhookRow.disabled_at.is_(None),
                 UserRow.disabled_at.is_(None),
             )
             .group_by(DeliveryRow.webhook_id, WebhookRow.user)
-            .order_by(due_at, DeliveryRow.webhook_id)
+            .order_by(func.min(DeliveryRow.next_attempt_at), DeliveryRow.webhook_id)
         )
         with self._database.read() as session:
+            if session.scalar(select(DeliveryRow.id).where(is_due).limit(1)) is None:
+                return []
             return [DueWebhook(id=found, user=user) for found, user in session.execute(query)]
 
     def claim(self, webhook_id: str) -> ClaimedDelivery | None:

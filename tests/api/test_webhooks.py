@@ -1,4 +1,4 @@
-"""Webhooks: what a receiver is told about jobs, when, and how often."""
+"""Webhooks: what a receiver gets, when, and how often."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_changed_request_has_no_valid_signature(hooked: Hooked) -> None:
         ({"all_jobs": True, "label": "team:vision"}, ["SUCCEEDED"]),
     ],
 )
-def test_a_webhook_is_told_what_it_asked_for(
+def test_a_webhook_sends_what_it_was_added_for(
     hooked: Hooked, wanted: dict[str, Any], statuses: list[str]
 ) -> None:
     hooked.add(**wanted)
@@ -397,7 +397,7 @@ def test_a_deleted_job_takes_its_messages_along(hooked: Hooked) -> None:
     assert hooked.deliveries() == []
 
 
-def test_a_removed_webhook_is_told_nothing_more(hooked: Hooked) -> None:
+def test_a_removed_webhook_sends_nothing_more(hooked: Hooked) -> None:
     hooked.add("stays", label="a:b")
     hooked.add()
     hooked.client.post(f"{HOOKS}/hook/test")

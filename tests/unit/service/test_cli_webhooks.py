@@ -45,7 +45,7 @@ def test_a_job_is_submitted_and_its_receiver_verifies_the_end(
     added = accordion("webhook", "add", receiver.url, "--name", "ci", "--on", "succeeded")
     assert added.code == 0, added.err
     assert added.err == (
-        "webhook ci is told about SUCCEEDED of your jobs; next: accordion webhook test ci\n"
+        "added webhook ci for SUCCEEDED of your jobs; next: accordion webhook test ci\n"
     )
     job = accordion("submit", spec, "--json").json()
     wait_for(lambda: bool(receiver.received))
