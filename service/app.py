@@ -29,6 +29,7 @@ from service.api import (
     steering,
     streams,
     user_secrets,
+    webhooks,
 )
 from service.api.app_state import AppState, Clock
 from service.api.feeds import FeedHub
@@ -71,7 +72,15 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     )
     app.state.accordion = state
     modules = (jobs, batches, steering, history, overrides, streams, plans, catalog, code)
-    for module in (*modules, model_downloads, accounts, quotas, user_secrets, login_links):
+    for module in (
+        *modules,
+        model_downloads,
+        accounts,
+        quotas,
+        user_secrets,
+        webhooks,
+        login_links,
+    ):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)

@@ -1,5 +1,5 @@
-"""What the scheduler removes now and then: uploads, ended jobs, old rows, and files that
-nothing needs.
+"""What the scheduler does now and then: it removes uploads, ended jobs, old rows and files that
+nothing needs, and delivers the messages of webhooks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.job_deletion import DeletedJobs
 from service.store.repository import Repository
+from service.webhook_delivery import WebhookDelivery
 
 
 class Housekeeping:
-    """Runs each removal when it is due; `clock` returns seconds since 1970."""
+    """Runs each task when it is due; `clock` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -37,10 +38,16 @@ class Housekeeping:
         self._files = FileRemoval(
             DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
         )
+        self._webhooks = WebhookDelivery(database, settings, clock=clock, monotonic=monotonic)
 
     def run_if_due(self) -> None:
-        """Remove what is due."""
+        """Remove and deliver what is due."""
         self._uploads.prune_if_due()
         self._jobs.delete_if_due()
         self._rows.delete_if_due()
         self._files.start_if_due()
+        self._webhooks.start_if_due()
+
+    def stop(self) -> None:
+        """Let deliveries end."""
+        self._webhooks.stop()

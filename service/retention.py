@@ -1,5 +1,5 @@
-"""Deletes what is older, or more, than the settings keep: ended jobs, audit entries and
-idempotency keys.
+"""Deletes what is older, or more, than is kept: ended jobs, audit entries, idempotency keys and
+deliveries of webhooks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from service.store.database import Database
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import accept_any
 from service.store.models import JobRow
-from service.store.old_rows import delete_audit, delete_keys
+from service.store.old_rows import delete_audit, delete_deliveries, delete_keys
 from service.store.repository import Repository
 
 INTERVAL_S = 60.0
 """Seconds between two looks for ended jobs and old audit entries."""
 KEY_RETENTION_S = 7 * 86_400.0
 """How long an idempotency key is kept."""
+DELIVERED_RETENTION_S = 7 * 86_400.0
+"""How long a delivery of a webhook is kept that succeeded."""
+DEAD_RETENTION_S = 30 * 86_400.0
+"""How long a delivery of a webhook is kept that was given up."""
 _KEY_INTERVAL_S = 3600.0
-"""Seconds between two looks for old idempotency keys: they have no index by time."""
+"""Seconds between two looks for old idempotency keys, which have no index by time, and for old
+deliveries.
+"""
 _BATCH = 50
 """Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
-_AUDIT_BATCH = 5000
-"""Audit entries that are deleted at a time."""
+_ROW_BATCH = 5000
+"""Audit entries, or deliveries, that are deleted at a time."""
 RETENTION = Caller(user="retention", scopes=frozenset(Scope))
 """User of these deletions in the audit log."""
 _log = structlog.get_logger()
@@ -74,7 +80,9 @@ class Retention:
 
 
 class RowRetention:
-    """Deletes old audit entries and idempotency keys; `clock` returns seconds since 1970."""
+    """Deletes old audit entries, idempotency keys and deliveries; `clock` returns seconds since
+    1970.
+    """
 
     def __init__(
         self,
@@ -88,7 +96,7 @@ class RowRetention:
         self._kept_s = settings.audit_retention_s
         self._clock = clock
         self._monotonic = monotonic
-        self._audit_due = self._keys_due = 0.0
+        self._audit_due = self._keys_due = self._deliveries_due = 0.0
 
     def delete_if_due(self) -> None:
         """Delete some of the rows that are not kept any longer, the oldest first."""
@@ -96,14 +104,26 @@ class RowRetention:
         if self._kept_s and now >= self._audit_due:
             deleted = self._delete_audit()
             # More may be left: the next turn goes on.
-            self._audit_due = now if deleted == _AUDIT_BATCH else now + INTERVAL_S
+            self._audit_due = now if deleted == _ROW_BATCH else now + INTERVAL_S
         if now >= self._keys_due:
             self._keys_due = now + _KEY_INTERVAL_S
             delete_keys(self._database, before=self._clock() - KEY_RETENTION_S)
+        if now >= self._deliveries_due:
+            deleted = self._delete_deliveries()
+            self._deliveries_due = now if deleted == _ROW_BATCH else now + _KEY_INTERVAL_S
+
+    def _delete_deliveries(self) -> int:
+        now = self._clock()
+        return delete_deliveries(
+            self._database,
+            delivered_before=now - DELIVERED_RETENTION_S,
+            dead_before=now - DEAD_RETENTION_S,
+            limit=_ROW_BATCH,
+        )
 
     def _delete_audit(self) -> int:
         before = self._clock() - self._kept_s
-        deleted = delete_audit(self._database, before=before, limit=_AUDIT_BATCH)
+        deleted = delete_audit(self._database, before=before, limit=_ROW_BATCH)
         if deleted:
             _log.info("audit entries deleted", count=deleted, older_than_s=self._kept_s)
         return deleted

@@ -163,6 +163,7 @@ class Scheduler:
 
     def release(self) -> None:
         """Release the lease, so that a successor need not wait."""
+        self._housekeeping.stop()
         self._claim.release()
         self._lease.release()
 

@@ -4,6 +4,7 @@ environment.
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +70,10 @@ class Settings(BaseSettings):
     max_priority: int = Field(default=MAX_PRIORITY, ge=0, le=MAX_PRIORITY)
     """Highest priority that a user without the scope `write:all` may give a job. A higher priority
     takes workers from jobs of other users.
+    """
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = ()
+    """Networks such as 10.0.0.0/8 in which receivers of webhooks may be, also over http; others
+    need a public address and https. Api and scheduler need the same.
     """
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
@@ -179,6 +184,14 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("webhook_networks", mode="before")
+    @classmethod
+    def _parse_networks(cls, value: Any) -> Any:
+        try:
+            return tuple(ip_network(part) for part in cls._split(value))
+        except ValueError as error:
+            raise ValueError(f"{error}; give networks such as 10.0.0.0/8,fd00::/8") from None
 
     @field_validator("database_url", mode="after")
     @classmethod

@@ -46,7 +46,7 @@ def set_secret(
     """Set one of your secrets; it replaces the previous value. Jobs get the value that the secret
     has when an attempt starts.
     """
-    encrypted = _create_box(state).encrypt(body.value)
+    encrypted = create_box(state).encrypt(body.value)
     return _describe_secret(_store_of(state).set_secret(caller, name, encrypted))
 
 
@@ -73,7 +73,7 @@ def check_secrets(state: AppState, caller: Caller, spec: JobSpec, *, pointer: st
     if not names:
         return
     known = _store_of(state).read_encrypted(caller.user, set(names.values()))
-    box = _create_box(state)
+    box = create_box(state)
     for variable, name in names.items():
         place = f"{pointer}/{variable}/secret"
         if name not in known:
@@ -92,7 +92,12 @@ def _store_of(state: AppState) -> SecretStore:
     return SecretStore(state.database, state.clock)
 
 
-def _create_box(state: AppState) -> SecretBox:
+def create_box(state: AppState) -> SecretBox:
+    """Return the box that encrypts secrets; the first one creates its key.
+
+    Raises:
+        Unavailable: the key of the service cannot be read or written.
+    """
     try:
         return create_secret_box(state.settings)
     except SettingsError as error:

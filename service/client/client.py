@@ -49,6 +49,7 @@ from service.client.answers import parse_base_url, raise_for_status, translate_e
 from service.client.errors import AmbiguousJob, NotFound, Unreachable
 from service.client.file_download import download_file
 from service.client.stream import LogChunk, Stream, Waiter, follow_stream
+from service.client.webhook_requests import WebhookRequests
 from service.domain.job_status import UNFINISHED
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -71,7 +72,7 @@ The service closes one after 5 s. A request that is sent in that moment would fa
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
 
 
-class Client(AccountRequests):
+class Client(AccountRequests, WebhookRequests):
     """Client of one service. `transport` replaces the network, for example by an application in the
     same process.
     """

@@ -187,8 +187,8 @@ def audit(
         typer.Option(
             "--subject",
             metavar="ID",
-            help="only changes of this job, plan, token, user or upload, or of a quota, such as"
-            " 'user ada' or 'label team:vision'",
+            help="only changes of this job, plan, token, user, secret, webhook or upload, or of a"
+            " quota, such as 'user ada' or 'label team:vision'",
         ),
     ] = None,
     job: Annotated[

@@ -19,6 +19,7 @@ from service.commands import job_states as states
 from service.commands import queue_commands as queues
 from service.commands import secret_commands as secrets
 from service.commands import watch as live
+from service.commands import webhook_commands as webhooks
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED = 128 + int(signal.SIGINT)
@@ -112,6 +113,18 @@ _secrets.command("set", cls=_Command)(secrets.set_secret)
 _secrets.command("list", cls=_Command)(secrets.list_secrets)
 _secrets.command("remove", cls=_Command)(secrets.remove_secret)
 app.add_typer(_secrets, name="secret")
+_webhooks = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    help="Notify other programs when a job changes its status.",
+)
+_webhooks.command("add", cls=_Command)(webhooks.add_webhook)
+_webhooks.command("list", cls=_Command)(webhooks.list_webhooks)
+_webhooks.command("remove", cls=_Command)(webhooks.remove_webhook)
+_webhooks.command("test", cls=_Command)(webhooks.send_test)
+_webhooks.command("deliveries", cls=_Command)(webhooks.list_deliveries)
+_webhooks.command("send-again", cls=_Command)(webhooks.send_again)
+app.add_typer(_webhooks, name="webhook")
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -12,9 +12,8 @@ from service.domain.guests import name_guest
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.ray_run import RayRun
-from service.store.events import append_event
 from service.store.models import AttemptRow, JobRow
-from service.store.status_changes import status_data
+from service.store.status_changes import record_first_status
 from workers.contract import GUEST_ATTEMPT, Guest
 
 _MESSAGE = "registered by its Ray Train script; waits for its first report"
@@ -48,7 +47,7 @@ def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
         created_at=now,
     )
     session.add(attempt)
-    append_event(session, job, "status", data=status_data(job), now=now)
+    record_first_status(session, job, now=now)
 
 
 def update_guest(job: JobRow, guest: Guest) -> None:

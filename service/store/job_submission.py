@@ -29,7 +29,7 @@ from service.store.override_changes import (
     override_data,
     store_override_status,
 )
-from service.store.status_changes import status_data
+from service.store.status_changes import record_first_status
 from service.store.stored_documents import layer_names, stored_progress
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
@@ -101,7 +101,7 @@ class JobSubmission:
             job.cloned_from = cloned_from
             session.add(job)
             session.flush()
-            append_event(session, job, "status", data=status_data(job), now=now)
+            record_first_status(session, job, now=now)
             store_key(session, idempotency, job.id, now=now)
             after = {"name": job.name, "priority": job.priority}
             after |= {} if cloned_from is None else {"cloned_from": cloned_from}

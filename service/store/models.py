@@ -371,8 +371,8 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(PlainText(32))
     """What was done, such as `job.cancelled`."""
     subject: Mapped[str] = mapped_column(_NAME)
-    """ID of the job, plan or token, name of the user, SHA-256 of the upload, or account of the
-    quota.
+    """ID of the job, plan or token, name of the user, secret or webhook, SHA-256 of the upload, or
+    account of the quota.
     """
     before: Mapped[dict[str, Any] | None]
     after: Mapped[dict[str, Any] | None]
@@ -403,6 +403,60 @@ class SecretRow(Base):
     encrypted: Mapped[str] = mapped_column(_TEXT)
     """Value, as `security/secret_box.py` encrypts it."""
     set_at: Mapped[float]
+
+
+class WebhookRow(Base):
+    """A webhook of a user, which is called when a job changes its status."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (Index(None, "user_name", "name", unique=True), Index(None, "jobs_of"))
+
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    user: Mapped[str] = mapped_column("user_name", _USER, ForeignKey("users.name"))
+    name: Mapped[str] = mapped_column(PlainText(63))
+    url: Mapped[str] = mapped_column(_TEXT)
+    jobs_of: Mapped[str] = mapped_column(_USER)
+    """User whose jobs it is for; `*` for those of all users."""
+    statuses: Mapped[list[Any]]
+    label: Mapped[str | None] = mapped_column(PlainText(127))
+    """Label that a job must have, as `key:value`; None for all jobs."""
+    service_url: Mapped[str] = mapped_column(_TEXT)
+    """URL of the service, for links to jobs."""
+    encrypted: Mapped[str] = mapped_column(_TEXT)
+    """Secret of the signatures, as `security/secret_box.py` encrypts it."""
+    created_at: Mapped[float]
+    disabled_at: Mapped[float | None]
+    disabled_reason: Mapped[str | None] = mapped_column(_TEXT)
+
+
+class DeliveryRow(Base):
+    """One message to a webhook."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        Index(None, "webhook_id", "state", "id"),
+        Index(None, "job_id"),
+        Index(None, "next_attempt_at", "webhook_id"),
+        Index(None, "state", "done_at"),
+    )
+
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(_ID, ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    type: Mapped[str] = mapped_column(PlainText(32))
+    status: Mapped[str | None] = mapped_column(PlainText(16))
+    """Status that the message is about; None for a test."""
+    body: Mapped[str] = mapped_column(_TEXT)
+    state: Mapped[str] = mapped_column(PlainText(16))
+    version: Mapped[int] = mapped_column(default=0)
+    """Raised by every attempt; an outcome that belongs to an older one changes nothing."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    response_status: Mapped[int | None]
+    message: Mapped[str] = mapped_column(_TEXT, default="")
+    created_at: Mapped[float]
+    next_attempt_at: Mapped[float | None]
+    """When it is due; None unless it is pending."""
+    done_at: Mapped[float | None]
 
 
 class LoginLinkRow(Base):

@@ -1,13 +1,14 @@
-"""Deletes rows that no job owns once they are old: audit entries and idempotency keys."""
+"""Deletes rows once they are old: audit entries, idempotency keys and deliveries of webhooks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CursorResult, delete, func, select
+from sqlalchemy import CursorResult, and_, delete, func, or_, select
 
+from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
-from service.store.models import AuditRow, IdempotencyRow
+from service.store.models import AuditRow, DeliveryRow, IdempotencyRow
 
 
 def delete_audit(database: Database, *, before: float, limit: int) -> int:
@@ -30,4 +31,32 @@ def delete_keys(database: Database, *, before: float) -> None:
         session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
 
 
-__all__ = ["delete_audit", "delete_keys"]
+def delete_deliveries(
+    database: Database, *, delivered_before: float, dead_before: float, limit: int
+) -> int:
+    """Delete deliveries of webhooks, at most `limit`; return how many were deleted.
+
+    Args:
+        database: database of the service.
+        delivered_before: time before which the deleted ones succeeded.
+        dead_before: time before which the deleted ones were given up, or were queued for a webhook
+            that is not served.
+        limit: maximum number.
+    """
+    old = select(DeliveryRow.id).where(
+        or_(
+            and_(
+                DeliveryRow.state == DeliveryState.DELIVERED, DeliveryRow.done_at < delivered_before
+            ),
+            and_(DeliveryRow.state == DeliveryState.DEAD, DeliveryRow.done_at < dead_before),
+            and_(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.created_at < dead_before),
+        )
+    )
+    with database.write() as session:
+        ids = list(session.scalars(old.limit(limit)))
+        if ids:
+            session.execute(delete(DeliveryRow).where(DeliveryRow.id.in_(ids)))
+        return len(ids)
+
+
+__all__ = ["delete_audit", "delete_deliveries", "delete_keys"]

@@ -10,6 +10,7 @@ from service.domain.job_status import ENDED, is_transition_allowed
 from service.domain.jobs import Reason, Status
 from service.store.events import append_event
 from service.store.models import JobRow
+from service.store.webhook_messages import queue_status_messages
 from workers.plain_text import clean_text
 
 
@@ -20,7 +21,8 @@ class ForbiddenTransition(Exception):
 def change_status(
     session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
 ) -> None:
-    """Change the status of a job, and append an event if anything changed.
+    """Change the status of a job, and append an event if anything changed. A new status is also
+    queued for the webhooks that want it.
 
     Raises:
         ForbiddenTransition: `ALLOWED_TRANSITIONS` does not contain the change.
@@ -35,6 +37,14 @@ def change_status(
         job.ended_at = max(now, job.started_at or job.created_at)
         job.workers, job.world_size, job.deadline = 0, 0, None
     append_event(session, job, "status", data=status_data(job), now=now)
+    if status != old:
+        queue_status_messages(session, job, old, now=now)
+
+
+def record_first_status(session: Session, job: JobRow, *, now: float) -> None:
+    """Append the first event of a job whose row was inserted in this transaction."""
+    append_event(session, job, "status", data=status_data(job), now=now)
+    queue_status_messages(session, job, None, now=now)
 
 
 def status_data(job: JobRow) -> dict[str, Any]:

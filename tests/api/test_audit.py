@@ -20,6 +20,7 @@ from tests.api.test_code import GOOD, SHA
 from tests.api.world import DIGITS
 
 pytestmark = pytest.mark.each_database
+HOOKS = "/api/v1/webhooks"
 
 
 def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, Any]]]:
@@ -33,6 +34,9 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
     override = team.call(token, "POST", f"{job}/overrides", json={"level": "low"}).json()
     spare = id_of(team.token(token))
     team.call(token, "POST", "/api/v1/users", json={"name": "old"})
+    hook = {"name": "hook", "url": "https://8.8.8.8/"}
+    team.call(token, "POST", HOOKS, json={**hook, "name": "old"})
+    sent = team.call(token, "POST", f"{HOOKS}/old/test").json()["id"]
     zipped = {"content": GOOD, "headers": {"Content-Type": "application/zip"}}
     return [
         ("job.submitted", "POST", JOBS, {"json": DIGITS}),
@@ -55,6 +59,10 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ("quota.removed", "DELETE", "/api/v1/quotas", {"params": {"user": "*"}}),
         ("secret.set", "PUT", "/api/v1/secrets/hf-token", {"json": {"value": "x"}}),
         ("secret.removed", "DELETE", "/api/v1/secrets/hf-token", {}),
+        ("webhook.added", "POST", HOOKS, {"json": hook}),
+        ("webhook.tested", "POST", f"{HOOKS}/hook/test", {}),
+        ("webhook.sent_again", "POST", f"{HOOKS}/old/deliveries/{sent}/send", {}),
+        ("webhook.removed", "DELETE", f"{HOOKS}/hook", {}),
         ("job.deleted", "DELETE", f"{JOBS}/{gone}", {}),
         ("plan.added", "POST", "/api/v1/plans", {"json": PLAN}),
         ("plan.cancelled", "DELETE", f"/api/v1/plans/{plan['id']}", {}),

@@ -52,6 +52,7 @@ def used_service(world: World, client: TestClient) -> str:
     client.post("/api/v1/tokens", json={"label": "laptop", "user": "ada"})
     client.put("/api/v1/quotas", json={"user": "*", "workers": 8})
     client.put("/api/v1/secrets/hf-token", json={"value": "hf_abc"})
+    client.post("/api/v1/webhooks", json={"url": "https://8.8.8.8/", "statuses": ["LOST"]})
     client.post(f"/api/v1/jobs/{job_id}/overrides", json={"level": "low", "reason": "ä\u2028"})
     world.turn(4)
     return job_id
@@ -65,6 +66,7 @@ def test_a_backup_has_all_rows_and_a_restored_service_goes_on(
     made = write_backup(world.settings, file, world.clock())
     assert made.rows == count_rows(world.settings.database)
     assert (made.rows["jobs"], made.rows["users"], made.rows["quotas"]) == (1, 2, 1)
+    assert made.rows["webhooks"] == 1
     assert file.stat().st_mode & 0o077 == 0
     before = client.get(f"/api/v1/jobs/{job_id}").json()
     audit = client.get("/api/v1/audit").json()["items"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from service import allocator
 from service.metrics import metrics_response
@@ -61,6 +61,22 @@ def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> No
         world.turn(8)
     assert len(found) > 8
     assert full_scans(world, found) == []
+
+
+def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        if "FROM webhooks" in statement:
+            seen.append((statement, values))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        world.cancel(world.submit())
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert len(seen) == 2
+    assert full_scans(world, seen) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,235 @@
+"""Webhooks of users in the database, and what users do with their deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import uuid_utils
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.domain.access import Caller, Scope
+from service.domain.jobs import Status
+from service.domain.webhook_retries import DeliveryState
+from service.errors import Conflict, Forbidden, NotFound
+from service.store.audit_log import append_audit
+from service.store.database import Database
+from service.store.models import DeliveryRow, UserRow, WebhookRow
+from service.store.webhook_messages import ALL_USERS, queue_test_message
+
+MAX_WEBHOOKS = 20
+"""Maximum number of webhooks of a user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedWebhook:
+    """A webhook that a caller asks for; its URL has been checked."""
+
+    name: str
+    url: str
+    statuses: Sequence[Status]
+    label: str | None
+    all_jobs: bool
+    service_url: str
+    encrypted: str
+    """Encrypted secret of its signatures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedWebhook:
+    """A webhook, with the number of its deliveries by state."""
+
+    row: WebhookRow
+    pending: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryFilter:
+    """Filter of the deliveries of a webhook; None matches all."""
+
+    limit: int
+    state: DeliveryState | None = None
+    before_id: str | None = None
+    """Delivery that ended the previous page."""
+
+
+class WebhookStore:
+    """Reads and writes the webhooks of callers; those of other users do not exist for them."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def list_webhooks(self, user: str) -> list[CountedWebhook]:
+        """Return the webhooks of a user, by name."""
+        query = select(WebhookRow).where(WebhookRow.user == user).order_by(WebhookRow.name)
+        with self._database.read() as session:
+            return [_count_deliveries(session, row) for row in session.scalars(query).all()]
+
+    def add_webhook(self, caller: Caller, request: RequestedWebhook) -> WebhookRow:
+        """Add a webhook of the caller.
+
+        Raises:
+            Forbidden: it is for the jobs of all users, and the caller may not see them.
+            Conflict: the caller has one of this name, or too many.
+        """
+        if request.all_jobs and Scope.READ_ALL not in caller.scopes:
+            raise Forbidden(
+                f"a webhook for the jobs of all users needs the scope {Scope.READ_ALL.value!r};"
+                " leave all_jobs (--all-jobs) out to get those of your own jobs"
+            )
+        now = self._clock()
+        with self._database.write() as session:
+            # Locked, so that two requests at once take neither the last place nor the same name.
+            session.get(UserRow, caller.user, with_for_update=True)
+            _check_place(session, caller.user, request.name)
+            row = WebhookRow(
+                id=str(uuid_utils.uuid7()),
+                user=caller.user,
+                name=request.name,
+                url=request.url,
+                jobs_of=ALL_USERS if request.all_jobs else caller.user,
+                statuses=[status.value for status in request.statuses],
+                label=request.label,
+                service_url=request.service_url.rstrip("/"),
+                encrypted=request.encrypted,
+                created_at=now,
+            )
+            session.add(row)
+            append_audit(
+                session, caller, "webhook.added", subject=row.name, after=_describe(row), now=now
+            )
+            return row
+
+    def remove_webhook(self, caller: Caller, name: str) -> WebhookRow:
+        """Remove a webhook of the caller with its deliveries, and return it.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        with self._database.write() as session:
+            row = _get_webhook(session, caller, name, for_update=True)
+            session.delete(row)
+            before = _describe(row)
+            append_audit(
+                session, caller, "webhook.removed", subject=name, before=before, now=self._clock()
+            )
+            return row
+
+    def list_deliveries(
+        self, caller: Caller, name: str, wanted: DeliveryFilter
+    ) -> list[DeliveryRow]:
+        """Return deliveries of a webhook, newest first.
+
+        Raises:
+            NotFound: the caller has no webhook of this name.
+        """
+        with self._database.read() as session:
+            webhook = _get_webhook(session, caller, name)
+            query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook.id)
+            if wanted.state is not None:
+                query = query.where(DeliveryRow.state == wanted.state.value)
+            if wanted.before_id is not None:
+                query = query.where(DeliveryRow.id < wanted.before_id)
+            query = query.order_by(DeliveryRow.id.desc()).limit(wanted.limit)
+            return list(session.scalars(query))
+
+    def queue_test(self, caller: Caller, name: str) -> DeliveryRow:
+        """Queue a message that is about no job.
+
+        Raises:
+            NotFound: the caller has no webhook of this name.
+            Conflict: it is disabled.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            webhook = _get_webhook(session, caller, name, for_update=True)
+            _refuse_disabled(webhook)
+            row = queue_test_message(session, webhook, now=now)
+            append_audit(session, caller, "webhook.tested", subject=name, now=now)
+            return row
+
+    def send_again(self, caller: Caller, name: str, delivery_id: str) -> DeliveryRow:
+        """Make a delivery due now, with all attempts before it; the receiver sees the same ID.
+
+        Raises:
+            NotFound: the caller has no webhook of this name, or it has no such delivery.
+            Conflict: the webhook is disabled.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            webhook = _get_webhook(session, caller, name, for_update=True)
+            _refuse_disabled(webhook)
+            row = session.get(DeliveryRow, delivery_id, with_for_update=True)
+            if row is None or row.webhook_id != webhook.id:
+                raise NotFound(
+                    f"webhook {name!r} has no delivery {delivery_id}; 'accordion webhook deliveries"
+                    f" {name}' (GET /api/v1/webhooks/{name}/deliveries) lists all that are kept"
+                )
+            before = {"delivery": row.id, "state": row.state, "attempts": row.attempts}
+            row.state, row.attempts, row.version = DeliveryState.PENDING.value, 0, row.version + 1
+            row.next_attempt_at, row.done_at = now, None
+            append_audit(
+                session, caller, "webhook.sent_again", subject=name, before=before, now=now
+            )
+            return row
+
+
+def _get_webhook(
+    session: Session, caller: Caller, name: str, *, for_update: bool = False
+) -> WebhookRow:
+    query = select(WebhookRow).where(WebhookRow.user == caller.user, WebhookRow.name == name)
+    row = session.scalar(query.with_for_update() if for_update else query)
+    if row is None:
+        raise NotFound(
+            f"user {caller.user!r} has no webhook {name!r}; 'accordion webhook list'"
+            " (GET /api/v1/webhooks) lists yours"
+        )
+    return row
+
+
+def _check_place(session: Session, user: str, name: str) -> None:
+    names = set(session.scalars(select(WebhookRow.name).where(WebhookRow.user == user)))
+    if name in names:
+        raise Conflict(
+            f"user {user!r} has a webhook {name!r} already; give another name (--name), or remove"
+            f" it with 'accordion webhook remove {name}' (DELETE /api/v1/webhooks/{name})"
+        )
+    if len(names) >= MAX_WEBHOOKS:
+        raise Conflict(
+            f"user {user!r} has {len(names)} webhooks, the limit is {MAX_WEBHOOKS}; remove one with"
+            " 'accordion webhook remove NAME'"
+        )
+
+
+def _refuse_disabled(webhook: WebhookRow) -> None:
+    if webhook.disabled_at is not None:
+        raise Conflict(
+            f"webhook {webhook.name!r} is disabled ({webhook.disabled_reason}); remove it and add"
+            " it again, which gives it a new secret"
+        )
+
+
+def _count_deliveries(session: Session, webhook: WebhookRow) -> CountedWebhook:
+    counts = dict.fromkeys((DeliveryState.PENDING.value, DeliveryState.DEAD.value), 0)
+    query = (
+        select(DeliveryRow.state, func.count())
+        .where(DeliveryRow.webhook_id == webhook.id, DeliveryRow.state.in_(counts))
+        .group_by(DeliveryRow.state)
+    )
+    for state, count in session.execute(query):
+        counts[state] = count
+    return CountedWebhook(row=webhook, pending=counts["PENDING"], dead=counts["DEAD"])
+
+
+def _describe(webhook: WebhookRow) -> dict[str, object]:
+    """Describe a webhook for the audit log, without the path of its URL, which may be a secret."""
+    return {
+        "host": urlsplit(webhook.url).hostname,
+        "statuses": webhook.statuses,
+        "label": webhook.label,
+        "all_jobs": webhook.jobs_of == ALL_USERS,
+    }

@@ -1,0 +1,170 @@
+"""Delivers the messages of webhooks, in threads of the scheduler."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic as wait_clock
+
+import structlog
+
+from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState
+from service.errors import SettingsError
+from service.security.secret_box import SecretBox, WrongKeyError, open_secret_box
+from service.security.webhook_signatures import sign_message
+from service.settings import Settings
+from service.store.database import Database
+from service.store.delivery_queue import (
+    AttemptOutcome,
+    ClaimedDelivery,
+    DeliveryQueue,
+    DueWebhook,
+)
+from service.webhook_sender import WebhookSender
+
+INTERVAL_S = 1.0
+"""Seconds between two looks for messages that are due."""
+MAX_IN_FLIGHT = 16
+"""Maximum number of webhooks that are served at a time, each by a thread."""
+MAX_IN_FLIGHT_PER_USER = 4
+"""Maximum number of a user's webhooks that are served at a time: receivers that hang cannot occupy
+all threads.
+"""
+MAX_AT_A_TIME = 100
+"""Messages after which a webhook lets others go first."""
+_STOP_S = 2.0
+"""Longest wait for requests in flight when the scheduler stops; an unfinished one is sent again."""
+_log = structlog.get_logger()
+
+
+class WebhookDelivery:
+    """Sends due messages; safe to run in two schedulers at once.
+
+    At most one request of a webhook is in flight, so a receiver that is slow delays only its own
+    messages.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        sender: WebhookSender | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._queue = DeliveryQueue(database, clock)
+        self._settings = settings
+        self._clock = clock
+        self._monotonic = monotonic
+        self._sender = sender or WebhookSender(settings.webhook_networks)
+        self._draw = draw
+        self._looked_at: float | None = None
+        self._lock = threading.Lock()
+        self._served: dict[str, tuple[str, threading.Thread]] = {}
+        """User and thread by webhook, of those that are served now."""
+        self._stopped = threading.Event()
+
+    def start_if_due(self) -> None:
+        """Start a thread for each webhook with a message that is due, as far as there is room;
+        receivers may be slow, and the scheduler's lease is short.
+        """
+        now = self._monotonic()
+        if self._looked_at is not None and now - self._looked_at < INTERVAL_S:
+            return
+        self._looked_at = now
+        with self._lock:
+            busy = set(self._served)
+        if len(busy) >= MAX_IN_FLIGHT or self._stopped.is_set():
+            return
+        for webhook in self._queue.list_due(without=busy):
+            self._start(webhook)
+
+    def stop(self) -> None:
+        """Start no more requests, and wait a moment for those in flight."""
+        self._stopped.set()
+        limit = wait_clock() + _STOP_S
+        with self._lock:
+            threads = [thread for _, thread in self._served.values()]
+        for thread in threads:
+            thread.join(max(0.0, limit - wait_clock()))
+
+    def _start(self, webhook: DueWebhook) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(webhook.id,), name="webhook-delivery", daemon=True
+        )
+        with self._lock:
+            users = [user for user, _ in self._served.values()]
+            if len(users) >= MAX_IN_FLIGHT or users.count(webhook.user) >= MAX_IN_FLIGHT_PER_USER:
+                return
+            self._served[webhook.id] = (webhook.user, thread)
+            thread.start()
+
+    def _serve(self, webhook_id: str) -> None:
+        """Send the due messages of a webhook, until none is left or an attempt fails."""
+        try:
+            for _ in range(MAX_AT_A_TIME):
+                if self._stopped.is_set() or not self._deliver_next(webhook_id):
+                    break
+        except Exception:  # noqa: BLE001  # one webhook that fails must not block the others
+            _log.exception("webhook", webhook_id=webhook_id)
+        finally:
+            with self._lock:
+                del self._served[webhook_id]
+
+    def _deliver_next(self, webhook_id: str) -> bool:
+        """Attempt the delivery that has been due longest; False if there is none, or if it fails.
+
+        A process that is killed between claim and record has recorded nothing: the delivery is due
+        again when its claim ends.
+        """
+        claimed = self._queue.claim(webhook_id)
+        if claimed is None:
+            return False
+        outcome = self._attempt(claimed)
+        if not outcome.message:
+            self._queue.record_success(claimed, outcome)
+            return True
+        state = self._queue.record_failure(claimed, outcome, draw=self._draw())
+        log = _log.warning if state is DeliveryState.DEAD else _log.info
+        log(
+            "webhook delivery failed",
+            webhook=claimed.name,
+            user=claimed.user,
+            delivery_id=claimed.id,
+            attempt=f"{claimed.attempts} of {MAX_ATTEMPTS}",
+            state=state.value,
+            reason=outcome.message,
+        )
+        return False
+
+    def _attempt(self, claimed: ClaimedDelivery) -> AttemptOutcome:
+        try:
+            secret = self._open_box().decrypt(claimed.encrypted)
+        except WrongKeyError:
+            return AttemptOutcome(
+                message="its secret was encrypted with another key than the scheduler has; give the"
+                " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE), or remove the webhook"
+                " and add it again"
+            )
+        except SettingsError as error:
+            return AttemptOutcome(message=f"its secret cannot be decrypted: {error}")
+        body = claimed.body.encode()
+        headers = sign_message(secret, claimed.id, timestamp=int(self._clock()), body=body)
+        return self._sender.send(claimed.url, headers=headers, body=body)
+
+    def _open_box(self) -> SecretBox:
+        """Return the box of the service's key.
+
+        Raises:
+            SettingsError: the key cannot be read, or there is none.
+        """
+        box = open_secret_box(self._settings)
+        if box is None:
+            raise SettingsError(
+                f"the scheduler has no key, and {self._settings.home_secrets_key} does not exist;"
+                " give it the key of the api (ACCORDION_SECRETS_KEY_FILE)"
+            )
+        return box

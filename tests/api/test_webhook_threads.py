@@ -1,0 +1,168 @@
+"""Threads that deliver messages: what they share, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service import webhook_delivery
+from service.domain.access import ADMIN_USER, FULL_ACCESS, Caller, Role, Scope
+from service.domain.jobs import Status
+from service.domain.webhook_retries import DeliveryState
+from service.security.secret_box import create_secret_box
+from service.security.webhook_signatures import new_signing_secret
+from service.store.account_rows import AccountStore
+from service.store.delivery_queue import CLAIM_S, AttemptOutcome
+from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
+from service.webhook_delivery import INTERVAL_S, WebhookDelivery
+from service.webhook_sender import WebhookSender
+from tests.api.team import wait_for
+from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
+from tests.api.world import World
+
+pytestmark = pytest.mark.each_database
+ALL = DeliveryFilter(limit=100)
+
+
+class Sending:
+    """Webhooks of users over one database, and the threads that deliver to them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.store = WebhookStore(world.database, world.clock)
+        self.delivery = self.new_delivery()
+
+    def new_delivery(self, sender: WebhookSender | None = None) -> WebhookDelivery:
+        clocks = {"clock": self.world.clock, "monotonic": self.world.clock.monotonic}
+        return WebhookDelivery(self.world.database, self.world.settings, **clocks, sender=sender)
+
+    def queue(self, name: str, url: str, *, user: str = ADMIN_USER) -> None:
+        """Add a webhook with a message."""
+        box, caller = create_secret_box(self.world.settings), self.caller(user)
+        wanted = RequestedWebhook(
+            name=name,
+            url=url,
+            statuses=list(Status),
+            label=None,
+            all_jobs=False,
+            service_url="",
+            encrypted=box.encrypt(new_signing_secret()),
+        )
+        self.store.add_webhook(caller, wanted)
+        self.store.queue_test(caller, name)
+
+    def start(self) -> None:
+        self.world.clock.now += INTERVAL_S
+        self.delivery.start_if_due()
+
+    def states(self, name: str, user: str = ADMIN_USER) -> list[str]:
+        return [row.state for row in self.store.list_deliveries(self.caller(user), name, ALL)]
+
+    @staticmethod
+    def caller(user: str) -> Caller:
+        return Caller(user=user, scopes=frozenset(Scope))
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with run_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def sending(tmp_path: Path, database_url: str, receiver: Receiver) -> Iterator[Sending]:
+    world = World(tmp_path, database_url=database_url, webhook_networks=LOOPBACK)
+    sending = Sending(world)
+    yield sending
+    receiver.free.set()
+    sending.delivery.stop()
+    world.close()
+
+
+def test_receivers_that_hang_leave_room_for_those_of_other_users(
+    sending: Sending, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_delivery, "MAX_IN_FLIGHT_PER_USER", 2)
+    monkeypatch.setattr(webhook_delivery, "MAX_IN_FLIGHT", 3)
+    AccountStore(sending.world.database, sending.world.clock).add_user(
+        FULL_ACCESS, "bob", Role.EDITOR
+    )
+    receiver.free.clear()
+    for number in range(4):
+        sending.queue(f"h{number}", receiver.url)
+    with run_receiver() as other:
+        sending.queue("his", other.url, user="bob")
+        sending.start()
+        wait_for(lambda: sending.states("his", "bob") == [DeliveryState.DELIVERED])
+    sending.start()
+    assert len(receiver.received) == 2
+    receiver.free.set()
+    names = [f"h{number}" for number in range(4)]
+
+    def have_all_arrived() -> bool:
+        sending.start()
+        return all(sending.states(name) == [DeliveryState.DELIVERED] for name in names)
+
+    wait_for(have_all_arrived)
+
+
+def test_messages_of_a_webhook_are_sent_one_after_the_other_without_a_pause(
+    sending: Sending, receiver: Receiver
+) -> None:
+    sending.queue("hook", receiver.url)
+    for _ in range(4):
+        sending.store.queue_test(FULL_ACCESS, "hook")
+    sending.start()
+    wait_for(lambda: sending.states("hook") == [DeliveryState.DELIVERED] * 5)
+    ids = [request.id for request in receiver.received]
+    assert ids == sorted(ids)
+
+
+def test_a_request_in_flight_is_finished_when_the_scheduler_stops(
+    sending: Sending, receiver: Receiver
+) -> None:
+    receiver.free.clear()
+    sending.queue("hook", receiver.url)
+    sending.store.queue_test(FULL_ACCESS, "hook")
+    sending.start()
+    wait_for(lambda: bool(receiver.received))
+    receiver.free.set()
+    sending.delivery.stop()
+    assert sorted(sending.states("hook"))[0] == DeliveryState.DELIVERED
+    num_requests = len(receiver.received)
+    sending.start()
+    assert len(receiver.received) == num_requests
+
+
+class BrokenSender(WebhookSender):
+    """A sender with a bug that shows at one URL."""
+
+    is_broken = True
+
+    def send(self, url: str, **more: Any) -> AttemptOutcome:
+        if self.is_broken and url.endswith("/bug"):
+            raise ZeroDivisionError
+        return super().send(url, **more)
+
+
+def test_an_unexpected_error_delays_one_webhook_and_loses_nothing(
+    sending: Sending, receiver: Receiver
+) -> None:
+    sender = BrokenSender(sending.world.settings.webhook_networks)
+    sending.delivery = sending.new_delivery(sender)
+    sending.queue("bug", f"{receiver.url}/bug")
+    sending.queue("fine", receiver.url)
+    sending.start()
+    wait_for(lambda: sending.states("fine") == [DeliveryState.DELIVERED])
+    assert sending.states("bug") == [DeliveryState.PENDING]
+    sender.is_broken = False
+    sending.world.clock.now += CLAIM_S
+
+    def has_arrived() -> bool:
+        sending.start()
+        return sending.states("bug") == [DeliveryState.DELIVERED]
+
+    wait_for(has_arrived)
