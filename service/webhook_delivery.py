@@ -36,10 +36,12 @@ all threads.
 """
 MAX_AT_A_TIME = 100
 """Messages after which a webhook lets others go first."""
+MAX_TURN_S = 10.0
+"""Seconds after which a webhook starts no other message, but lets others go first."""
 MAX_MESSAGE_CHARS = 300
 """Maximum length of the reason that is stored for a failed attempt; a receiver may have chosen it.
 """
-_STOP_S = 2.0
+STOP_S = 2.0
 """Longest wait for requests in flight when the scheduler stops; an unfinished one is sent again."""
 _log = structlog.get_logger()
 
@@ -96,7 +98,7 @@ class WebhookDelivery:
     def stop(self) -> None:
         """Start no more requests, and wait a moment for those in flight."""
         self._stopped.set()
-        limit = wait_clock() + _STOP_S
+        limit = wait_clock() + STOP_S
         with self._lock:
             threads = [thread for _, thread in self._served.values()]
         for thread in threads:
@@ -118,7 +120,7 @@ class WebhookDelivery:
             self._end_turn(webhook.id, has_failed=True)
 
     def _serve(self, webhook_id: str) -> None:
-        """Send the due messages of a webhook, until none is left or an attempt fails."""
+        """Give a webhook its turn: until no message is due, an attempt fails or the turn ends."""
         has_failed = True
         try:
             has_failed = self._deliver_due(webhook_id)
@@ -134,9 +136,11 @@ class WebhookDelivery:
             del self._served[webhook_id]
 
     def _deliver_due(self, webhook_id: str) -> bool:
-        """Send the due messages of a webhook; return whether an attempt failed."""
+        """Send due messages of a webhook until its turn ends; return whether an attempt failed."""
+        end = self._monotonic() + MAX_TURN_S
         for _ in range(MAX_AT_A_TIME):
-            claimed = None if self._stopped.is_set() else self._queue.claim(webhook_id)
+            is_over = self._stopped.is_set() or self._monotonic() >= end
+            claimed = None if is_over else self._queue.claim(webhook_id)
             if claimed is None:
                 return False
             if not self._deliver(claimed):

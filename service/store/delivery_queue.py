@@ -164,7 +164,7 @@ class DeliveryQueue:
             return DeliveryState.PENDING if is_valid else None
 
 
-def served_webhooks() -> Select[tuple[str]]:
+def served_webhooks() -> Select[str]:
     """Return a query for the IDs of webhooks that get messages: not those that are disabled, whose
     user is disabled, or that are for all jobs and whose user may no longer see them.
     """

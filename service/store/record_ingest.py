@@ -93,9 +93,8 @@ def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: floa
         intake.take_progress(drained.progress, now=now)
     for record in drained.records:
         if record_position(record) > record_position(cursor_of(job)):
-            # A worker's clock may be ahead, but every record describes the past. In this order, nan
-            # is replaced, too.
-            intake.take_record(record.model_copy(update={"time": min(now, record.time)}))
+            # A worker's clock may be ahead, but every record describes the past.
+            intake.take_record(record.model_copy(update={"time": min(record.time, now)}))
             job.cursor_attempt, job.cursor_generation, job.cursor_seq = record_position(record)
 
 

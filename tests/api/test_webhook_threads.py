@@ -20,7 +20,7 @@ from service.security.webhook_signatures import new_signing_secret
 from service.store.account_rows import AccountStore
 from service.store.delivery_queue import CLAIM_S, AttemptOutcome
 from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
-from service.webhook_delivery import INTERVAL_S, MAX_MESSAGE_CHARS, WebhookDelivery
+from service.webhook_delivery import INTERVAL_S, MAX_MESSAGE_CHARS, MAX_TURN_S, WebhookDelivery
 from service.webhook_sender import WebhookSender
 from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
@@ -192,6 +192,21 @@ def test_receivers_that_hang_with_many_messages_take_turns_with_others(sending: 
     sender.limits.release(1000)
 
 
+def test_a_slow_receiver_lets_others_go_first_after_some_seconds(sending: Sending) -> None:
+    class SlowSender(WebhookSender):
+        def send(self, url: str, **more: Any) -> AttemptOutcome:
+            sending.world.clock.now += MAX_TURN_S / 2
+            return AttemptOutcome(response_status=204)
+
+    sending.delivery = sending.new_delivery(SlowSender(()))
+    sending.queue("slow", "https://8.8.8.8/")
+    for _ in range(4):
+        sending.store.queue_test(FULL_ACCESS, "slow")
+    sending.start()
+    wait_for(lambda: not sending.num_threads())
+    assert sorted(sending.states("slow")) == ["DELIVERED"] * 2 + ["PENDING"] * 3
+
+
 def test_the_reason_of_a_failure_is_cut(sending: Sending) -> None:
     sender = HangingSender()
     sending.delivery = sending.new_delivery(sender)
@@ -247,7 +262,7 @@ def test_a_thread_that_cannot_start_leaves_room(
 def test_a_stop_does_not_wait_for_a_receiver_that_hangs(
     sending: Sending, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_delivery, "_STOP_S", 0.1)
+    monkeypatch.setattr(webhook_delivery, "STOP_S", 0.1)
     receiver.free.clear()
     sending.queue("hook", receiver.url)
     sending.start()

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete
+from sqlalchemy import Engine, delete, event, update
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Role
 from service.domain.jobs import Reason, Status
@@ -327,3 +328,57 @@ def test_a_webhook_that_is_disabled_by_its_receiver_is_in_the_audit_log(queue: Q
     assert entry.action == "webhook.disabled"
     assert entry.after is not None
     assert entry.after["user"] == FULL_ACCESS.user
+
+
+@pytest.fixture
+def shared(postgres_url: str) -> Iterator[Queue]:
+    """A queue in PostgreSQL, where several transactions write at a time."""
+    database = Database(postgres_url)
+    yield Queue(database)
+    database.close()
+
+
+def test_a_test_message_and_a_change_of_status_do_not_wait_for_each_other(shared: Queue) -> None:
+    with shared.database.write() as session:
+        job = session.get_one(JobRow, shared.job_id)
+        queue_status_messages(session, job, None, now=shared.clock())
+        session.flush()
+        sent = shared.webhooks.queue_test(FULL_ACCESS, "hook")
+        shared.webhooks.send_again(FULL_ACCESS, "hook", sent.id)
+    assert shared.states() == {DeliveryState.PENDING: 3}
+
+
+def test_neither_retention_nor_the_limit_waits_for_a_message_that_is_locked(
+    shared: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_messages, "MAX_PENDING", 1)
+    shared.clock.now += DEAD_RETENTION_S + 1
+    with shared.database.write() as session:
+        session.execute(update(DeliveryRow).values(message="locked"))
+        assert shared.delete_old() == 0
+        shared.change()
+    assert shared.states() == {DeliveryState.PENDING: 2}
+    shared.change()
+    assert shared.states() == {DeliveryState.PENDING: 1, DeliveryState.DEAD: 2}
+
+
+def test_messages_are_locked_in_one_order_before_all_are_changed(shared: Queue) -> None:
+    for _ in range(3):
+        shared.change()
+    claimed = shared.claim()
+    assert claimed is not None
+    locked: list[str] = []
+
+    def note(*details: Any) -> None:
+        if "webhook_deliveries" in details[2] and "FOR UPDATE" in details[2]:
+            locked.append(details[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        gone = AttemptOutcome(response_status=410, message="gone")
+        shared.queue.record_failure(claimed, gone, random_fraction=0.0)
+        shared.webhooks.remove_webhook(FULL_ACCESS, "hook")
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert len(locked) == 2
+    assert all("ORDER BY webhook_deliveries.id" in statement for statement in locked)
