@@ -49,5 +49,5 @@ class Housekeeping:
         self._webhooks.start_if_due()
 
     def stop(self) -> None:
-        """Let deliveries end."""
+        """Stop delivering."""
         self._webhooks.stop()

@@ -42,5 +42,7 @@ def configure_logs(level: str, process: str) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = name != "uvicorn.access"
-    # It logs two lines for every check of the migrations.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # alembic logs two lines for every check of the migrations. The HTTP client logs the URL of each
+    # request, and the path of a webhook's URL may be a credential.
+    for name in ("alembic", "httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -72,8 +72,9 @@ class Settings(BaseSettings):
     takes workers from jobs of other users.
     """
     webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = ()
-    """Networks such as 10.0.0.0/8 in which receivers of webhooks may be, also over http; others
-    need a public address and https. Api and scheduler need the same.
+    """Networks in which receivers of webhooks may be, also over http; others need a public address
+    and https. Every user may let the service send requests to all of their addresses, so name
+    single receivers, such as 10.1.2.3/32. Api and scheduler need the same.
     """
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
@@ -191,7 +192,7 @@ class Settings(BaseSettings):
         try:
             return tuple(ip_network(part) for part in cls._split(value))
         except ValueError as error:
-            raise ValueError(f"{error}; give networks such as 10.0.0.0/8,fd00::/8") from None
+            raise ValueError(f"{error}; give networks such as 10.1.2.3/32,fd00::5/128") from None
 
     @field_validator("database_url", mode="after")
     @classmethod

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic as wait_clock
 
 import structlog
 
 from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState
+from service.domain.webhook_turns import WebhookTurns
 from service.errors import SettingsError
+from service.security.host_lookup import LookupPostponed
 from service.security.secret_box import SecretBox, WrongKeyError, open_secret_box
 from service.security.webhook_signatures import sign_message
 from service.settings import Settings
@@ -33,7 +36,12 @@ all threads.
 """
 MAX_AT_A_TIME = 100
 """Messages after which a webhook lets others go first."""
-_STOP_S = 2.0
+MAX_TURN_S = 10.0
+"""Seconds after which a webhook starts no other message, but lets others go first."""
+MAX_MESSAGE_CHARS = 300
+"""Maximum length of the reason that is stored for a failed attempt; a receiver may have chosen it.
+"""
+STOP_S = 2.0
 """Longest wait for requests in flight when the scheduler stops; an unfinished one is sent again."""
 _log = structlog.get_logger()
 
@@ -41,8 +49,8 @@ _log = structlog.get_logger()
 class WebhookDelivery:
     """Sends due messages; safe to run in two schedulers at once.
 
-    At most one request of a webhook is in flight, so a receiver that is slow delays only its own
-    messages.
+    At most one request of a webhook is in flight, and a webhook whose attempt failed pauses, so a
+    receiver that is slow or unreachable delays mostly its own messages.
     """
 
     def __init__(
@@ -53,18 +61,19 @@ class WebhookDelivery:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         sender: WebhookSender | None = None,
-        draw: Callable[[], float] = random.random,
+        random_fraction: Callable[[], float] = random.random,
     ) -> None:
         self._queue = DeliveryQueue(database, clock)
         self._settings = settings
         self._clock = clock
         self._monotonic = monotonic
         self._sender = sender or WebhookSender(settings.webhook_networks)
-        self._draw = draw
+        self._random_fraction = random_fraction
         self._looked_at: float | None = None
         self._lock = threading.Lock()
         self._served: dict[str, tuple[str, threading.Thread]] = {}
         """User and thread by webhook, of those that are served now."""
+        self._turns = WebhookTurns()
         self._stopped = threading.Event()
 
     def start_if_due(self) -> None:
@@ -77,15 +86,19 @@ class WebhookDelivery:
         self._looked_at = now
         with self._lock:
             busy = set(self._served)
+            without = busy | self._turns.list_paused(now)
         if len(busy) >= MAX_IN_FLIGHT or self._stopped.is_set():
             return
-        for webhook in self._queue.list_due(without=busy):
+        due = self._queue.list_due(without=without)
+        with self._lock:
+            due.sort(key=lambda webhook: self._turns.sort_key(webhook.id))
+        for webhook in due:
             self._start(webhook)
 
     def stop(self) -> None:
         """Start no more requests, and wait a moment for those in flight."""
         self._stopped.set()
-        limit = wait_clock() + _STOP_S
+        limit = wait_clock() + STOP_S
         with self._lock:
             threads = [thread for _, thread in self._served.values()]
         for thread in threads:
@@ -100,34 +113,67 @@ class WebhookDelivery:
             if len(users) >= MAX_IN_FLIGHT or users.count(webhook.user) >= MAX_IN_FLIGHT_PER_USER:
                 return
             self._served[webhook.id] = (webhook.user, thread)
+        try:
             thread.start()
+        except RuntimeError as error:
+            _log.warning("webhook delivery not started", webhook_id=webhook.id, error=str(error))
+            self._end_turn(webhook.id, has_failed=True)
 
     def _serve(self, webhook_id: str) -> None:
-        """Send the due messages of a webhook, until none is left or an attempt fails."""
+        """Give a webhook its turn: until no message is due, an attempt fails or the turn ends."""
+        has_failed = True
         try:
-            for _ in range(MAX_AT_A_TIME):
-                if self._stopped.is_set() or not self._deliver_next(webhook_id):
-                    break
+            has_failed = self._deliver_due(webhook_id)
         except Exception:  # noqa: BLE001  # one webhook that fails must not block the others
             _log.exception("webhook", webhook_id=webhook_id)
         finally:
-            with self._lock:
-                del self._served[webhook_id]
+            self._end_turn(webhook_id, has_failed=has_failed)
 
-    def _deliver_next(self, webhook_id: str) -> bool:
-        """Attempt the delivery that has been due longest; False if there is none, or if it fails.
+    def _end_turn(self, webhook_id: str, *, has_failed: bool) -> None:
+        now = self._monotonic()
+        with self._lock:
+            self._turns.record(webhook_id, has_failed=has_failed, now=now)
+            del self._served[webhook_id]
+
+    def _deliver_due(self, webhook_id: str) -> bool:
+        """Send due messages of a webhook until its turn ends; return whether an attempt failed."""
+        end = self._monotonic() + MAX_TURN_S
+        for _ in range(MAX_AT_A_TIME):
+            is_over = self._stopped.is_set() or self._monotonic() >= end
+            claimed = None if is_over else self._queue.claim(webhook_id)
+            if claimed is None:
+                return False
+            if not self._deliver(claimed):
+                return True
+        return False
+
+    def _deliver(self, claimed: ClaimedDelivery) -> bool:
+        """Attempt a delivery and record the outcome; return whether it succeeded.
 
         A process that is killed between claim and record has recorded nothing: the delivery is due
         again when its claim ends.
         """
-        claimed = self._queue.claim(webhook_id)
-        if claimed is None:
+        try:
+            outcome = self._attempt(claimed)
+        except LookupPostponed as error:
+            self._queue.release(claimed)
+            _log.info("webhook delivery postponed", webhook=claimed.name, reason=str(error))
             return False
-        outcome = self._attempt(claimed)
+        except Exception as error:  # noqa: BLE001  # without an outcome, it would be tried for ever
+            _log.exception("webhook", webhook=claimed.name, delivery_id=claimed.id)
+            outcome = AttemptOutcome(
+                message=f"an error of the service ({type(error).__name__}), see the scheduler's log"
+            )
         if not outcome.message:
             self._queue.record_success(claimed, outcome)
             return True
-        state = self._queue.record_failure(claimed, outcome, draw=self._draw())
+        self._record_failure(claimed, replace(outcome, message=outcome.message[:MAX_MESSAGE_CHARS]))
+        return False
+
+    def _record_failure(self, claimed: ClaimedDelivery, outcome: AttemptOutcome) -> None:
+        state = self._queue.record_failure(
+            claimed, outcome, random_fraction=self._random_fraction()
+        )
         log = _log.warning if state is DeliveryState.DEAD else _log.info
         log(
             "webhook delivery failed",
@@ -135,10 +181,9 @@ class WebhookDelivery:
             user=claimed.user,
             delivery_id=claimed.id,
             attempt=f"{claimed.attempts} of {MAX_ATTEMPTS}",
-            state=state.value,
+            state="changed meanwhile" if state is None else state.value,
             reason=outcome.message,
         )
-        return False
 
     def _attempt(self, claimed: ClaimedDelivery) -> AttemptOutcome:
         try:
@@ -153,7 +198,7 @@ class WebhookDelivery:
             return AttemptOutcome(message=f"its secret cannot be decrypted: {error}")
         body = claimed.body.encode()
         headers = sign_message(secret, claimed.id, timestamp=int(self._clock()), body=body)
-        return self._sender.send(claimed.url, headers=headers, body=body)
+        return self._sender.send(claimed.url, headers=headers, body=body, user=claimed.user)
 
     def _open_box(self) -> SecretBox:
         """Return the box of the service's key.

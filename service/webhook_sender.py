@@ -50,15 +50,20 @@ class WebhookSender:
         self._given_tls = tls
         self._timeout_s = timeout_s
 
-    def send(self, url: str, *, headers: Mapping[str, str], body: bytes) -> AttemptOutcome:
-        """Send a body as JSON, and return what came of it.
+    def send(
+        self, url: str, *, headers: Mapping[str, str], body: bytes, user: str
+    ) -> AttemptOutcome:
+        """Send a body as JSON for a user, and return the outcome.
 
         The name is resolved once, and the request goes to the address that was checked: a name
         server that gives another address the next time gains nothing.
+
+        Raises:
+            LookupPostponed: nothing was sent, because too many names are being resolved.
         """
         try:
             target = parse_target(url)
-            found = self._look_up(target.host, self._timeout_s)
+            found = self._look_up(target.host, self._timeout_s, user)
             address = choose_address(target, found, self._networks)
         except (RefusedTarget, LookupFailed) as error:
             return AttemptOutcome(message=str(error))
@@ -66,10 +71,14 @@ class WebhookSender:
             status = asyncio.run(self._post(target, address, headers=headers, body=body))
         except (TimeoutError, httpx2.TimeoutException):
             return AttemptOutcome(
-                message=f"no response within {self._timeout_s:g} s; respond first, and work after"
+                message=f"no response within {self._timeout_s:g} s; respond before doing the work"
             )
+        except (httpx2.ProtocolError, httpx2.DecodingError):
+            # Its text contains bytes that the receiver chose.
+            return AttemptOutcome(message="the response is not valid HTTP")
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            return AttemptOutcome(message=f"the request failed ({error or type(error).__name__})")
+            reason = str(error) or type(error).__name__
+            return AttemptOutcome(message=f"the request failed ({reason})")
         return AttemptOutcome(response_status=status, message=_describe_status(status))
 
     async def _post(
@@ -107,7 +116,10 @@ def _describe_status(status: int) -> str:
     if 200 <= status < 300:
         return ""
     if 300 <= status < 400:
-        return f"the receiver responded with {status}: redirects are not followed; use its own URL"
+        return (
+            f"the receiver responded with {status}: redirects are not followed; use the URL that it"
+            " redirects to"
+        )
     return f"the receiver responded with {status}, and only 200 to 299 count as delivered"
 
 

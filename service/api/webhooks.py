@@ -32,7 +32,7 @@ from service.domain.webhook_targets import (
     parse_target,
 )
 from service.errors import Invalid
-from service.security.host_lookup import LookupFailed, look_up_host
+from service.security.host_lookup import LookupFailed, LookupPostponed, look_up_host
 from service.security.webhook_signatures import new_signing_secret
 from service.store.models import DeliveryRow
 from service.store.webhook_messages import ALL_USERS
@@ -97,7 +97,7 @@ def add_webhook(
     the ID is the same in every attempt. A response from 200 to 299 within 10 seconds confirms the
     delivery. Otherwise it is tried again for 20 hours, with growing delays.
     """
-    target = _check_url(state, body.url)
+    target = _check_url(state, body.url, caller.user)
     secret = new_signing_secret()
     wanted = RequestedWebhook(
         name=body.name or _name_after(target),
@@ -175,20 +175,19 @@ def test_webhook(name: _WebhookName, state: StateDep, caller: CallerDep) -> Deli
     return _describe_delivery(_store_of(state).queue_test(caller, name))
 
 
-def _check_url(state: AppState, url: str) -> WebhookTarget:
-    """Take the URL of a new webhook apart, and check its address if its host has one now.
+def _check_url(state: AppState, url: str, user: str) -> WebhookTarget:
+    """Parse the URL of a user's new webhook, and check its address if its host has one now.
 
     Raises:
         Invalid: the URL is malformed, or no webhook may have its address.
     """
     try:
         target = parse_target(url)
-        choose_address(
-            target, look_up_host(target.host, _LOOKUP_S), state.settings.webhook_networks
-        )
+        found = look_up_host(target.host, _LOOKUP_S, user)
+        choose_address(target, found, state.settings.webhook_networks)
     except RefusedTarget as error:
         raise Invalid(str(error), "/url") from None
-    except LookupFailed:
+    except (LookupFailed, LookupPostponed):
         # A receiver may get its name later; each attempt checks the address.
         pass
     return target

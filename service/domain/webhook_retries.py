@@ -27,13 +27,13 @@ class DeliveryState(StrEnum):
     """Given up; kept, and sent again on request."""
 
 
-def retry_delay_s(attempts: int, draw: float) -> float | None:
+def retry_delay_s(attempts: int, random_fraction: float) -> float | None:
     """Return the seconds until the next attempt after so many failed ones; None if there is none.
 
     Args:
         attempts: attempts so far, at least 1.
-        draw: random number from 0 to 1.
+        random_fraction: random number from 0 to 1.
     """
     if attempts >= MAX_ATTEMPTS:
         return None
-    return RETRY_DELAYS_S[attempts - 1] * (1.0 + JITTER * draw)
+    return RETRY_DELAYS_S[attempts - 1] * (1.0 + JITTER * random_fraction)

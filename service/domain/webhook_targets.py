@@ -28,8 +28,20 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
+_AUTHORITY_END = re.compile(r"^[^\]]*(\](:[0-9]*)?)?$")
+"""Nothing but a port may follow the brackets around an IPv6 address."""
 _GLOBAL_UNICAST = ip_network("2000::/3")
 """The only part of IPv6 in which addresses are routed globally."""
+_NOT_PUBLIC: tuple[Network, ...] = (
+    ip_network("192.0.0.0/24"),
+    ip_network("192.88.99.0/24"),
+    ip_network("168.63.129.16/32"),
+    ip_network("3fff::/20"),
+)
+"""Networks that are no public ones although Python says so, all or in part: protocol assignments
+(RFC 6890), 6to4 relays (RFC 7526), the platform address of Azure, which its machines reach, and
+documentation (RFC 9637).
+"""
 _EXAMPLE = "https://example.com/hook"
 _NETWORKS = "ACCORDION_WEBHOOK_NETWORKS"
 
@@ -62,7 +74,7 @@ class WebhookTarget:
 
 
 def parse_target(url: str) -> WebhookTarget:
-    """Take a webhook's URL apart.
+    """Parse a webhook's URL.
 
     Raises:
         RefusedTarget: it is malformed, or has a part that a webhook may not have.
@@ -73,6 +85,8 @@ def parse_target(url: str) -> WebhookTarget:
         port = parts.port
     except ValueError as error:
         raise RefusedTarget(f"the URL is malformed ({error}); give one like {_EXAMPLE}") from None
+    if not _AUTHORITY_END.search(parts.netloc):
+        raise RefusedTarget(f"the URL has text behind its address; give one like {_EXAMPLE}")
     if parts.scheme not in _PORTS or not parts.hostname:
         raise RefusedTarget(f"the URL is not one of https; give one like {_EXAMPLE}")
     if "@" in parts.netloc:
@@ -122,6 +136,8 @@ def choose_address(
 def is_global(address: Address) -> bool:
     """Return whether an address is a public one of a single host."""
     if address.is_multicast or address.is_reserved or not address.is_global:
+        return False
+    if is_listed(address, _NOT_PUBLIC):
         return False
     if isinstance(address, IPv4Address):
         return True

@@ -1,4 +1,4 @@
-"""The scheduler's side of deliveries: which are due, who sends one, and what came of it.
+"""The scheduler's side of deliveries: which are due, claims of attempts, and their outcomes.
 
 An attempt is claimed in one transaction and its outcome is recorded in another, so that none is
 open while a request is sent. A claim moves the next attempt into the future. If its process dies
@@ -11,19 +11,26 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy import CursorResult, Select, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.domain.webhook_retries import DeliveryState, retry_delay_s
+from service.domain.access import SCOPES_OF_ROLE, Caller, Scope
+from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState, retry_delay_s
+from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import DeliveryRow, UserRow, WebhookRow
+from service.store.webhook_messages import ALL_USERS, lock_deliveries
 
 CLAIM_S = 60.0
 """Seconds for which an attempt belongs to the process that claimed it: three times as long as it
-may take.
+may take, which is 10 s for the name and 10 s for the request.
 """
+MAX_DUE = 1000
+"""Maximum number of webhooks that one look for due messages returns."""
 GONE = 410
-"""HTTP status by which a receiver says that it wants no more messages."""
+"""HTTP status "Gone": the receiver wants no more messages, and its webhook is disabled."""
+DELIVERY = Caller(user="webhook-delivery", scopes=frozenset())
+"""User of disabled webhooks in the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +61,7 @@ class ClaimedDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOutcome:
-    """What came of an attempt."""
+    """Outcome of an attempt."""
 
     response_status: int | None = None
     """HTTP status of the response; None without a response."""
@@ -71,55 +78,63 @@ class DeliveryQueue:
 
     def list_due(self, *, without: Collection[str] = ()) -> list[DueWebhook]:
         """Return the webhooks with a due delivery, the one that waits longest first, without these
-        and without those of disabled users.
+        and without those that are not served (`served_webhooks`); at most `MAX_DUE`.
         """
-        is_due = DeliveryRow.next_attempt_at <= self._clock()
+        is_due = (
+            DeliveryRow.next_attempt_at <= self._clock(),
+            DeliveryRow.webhook_id.not_in(without),
+            DeliveryRow.webhook_id.in_(served_webhooks()),
+        )
         query = (
             select(DeliveryRow.webhook_id, WebhookRow.user)
             .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
-            .join(UserRow, UserRow.name == WebhookRow.user)
-            .where(
-                is_due,
-                DeliveryRow.webhook_id.not_in(without),
-                WebhookRow.disabled_at.is_(None),
-                UserRow.disabled_at.is_(None),
-            )
+            .where(*is_due)
             .group_by(DeliveryRow.webhook_id, WebhookRow.user)
             .order_by(func.min(DeliveryRow.next_attempt_at), DeliveryRow.webhook_id)
+            .limit(MAX_DUE)
         )
         with self._database.read() as session:
-            if session.scalar(select(DeliveryRow.id).where(is_due).limit(1)) is None:
+            if session.scalar(select(DeliveryRow.id).where(*is_due).limit(1)) is None:
                 return []
             return [DueWebhook(id=found, user=user) for found, user in session.execute(query)]
 
     def claim(self, webhook_id: str) -> ClaimedDelivery | None:
-        """Claim the delivery of a webhook that has been due longest; None if there is none."""
+        """Claim the delivery of a webhook that has been due longest; None if there is none, or if
+        the webhook is not served.
+
+        A delivery whose last attempt has no outcome, because its process died, is given up.
+        """
         now = self._clock()
-        due = (
-            select(DeliveryRow)
-            .where(DeliveryRow.webhook_id == webhook_id, DeliveryRow.next_attempt_at <= now)
-            .order_by(DeliveryRow.next_attempt_at, DeliveryRow.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
+        served = (
+            select(WebhookRow)
+            .where(WebhookRow.id == webhook_id)
+            .where(WebhookRow.id.in_(served_webhooks()))
         )
         with self._database.write() as session:
-            row = session.scalar(due)
-            webhook = session.get(WebhookRow, webhook_id)
-            if row is None or webhook is None or webhook.disabled_at is not None:
+            webhook = session.scalar(served)
+            if webhook is None:
                 return None
-            row.version, row.attempts = row.version + 1, row.attempts + 1
-            row.next_attempt_at = now + CLAIM_S
-            row.response_status, row.message = None, ""
-            return ClaimedDelivery(
-                id=row.id,
-                webhook_id=webhook_id,
-                version=row.version,
-                attempts=row.attempts,
-                name=webhook.name,
-                user=webhook.user,
-                url=webhook.url,
-                encrypted=webhook.encrypted,
-                body=row.body,
+            row = _lock_next(session, webhook_id, now=now)
+            while row is not None and row.attempts >= MAX_ATTEMPTS:
+                row.state, row.next_attempt_at, row.done_at = DeliveryState.DEAD.value, None, now
+                row.version += 1
+                row.message = f"given up: none of {row.attempts} attempts came to an end"
+                session.flush()
+                row = _lock_next(session, webhook_id, now=now)
+            return None if row is None else _claim_row(row, webhook, now=now)
+
+    def release(self, claimed: ClaimedDelivery) -> None:
+        """End a claim without an attempt: the delivery is due again, with as many attempts as
+        before it.
+        """
+        before = claimed.attempts - 1
+        with self._database.write() as session:
+            _update(
+                session,
+                claimed,
+                AttemptOutcome(),
+                attempts=before,
+                next_attempt_at=self._clock(),
             )
 
     def record_success(self, claimed: ClaimedDelivery, outcome: AttemptOutcome) -> bool:
@@ -129,22 +144,69 @@ class DeliveryQueue:
             return _update(session, claimed, outcome, **done)
 
     def record_failure(
-        self, claimed: ClaimedDelivery, outcome: AttemptOutcome, *, draw: float
-    ) -> DeliveryState:
-        """Record that an attempt failed; return the state in which the delivery is now.
+        self, claimed: ClaimedDelivery, outcome: AttemptOutcome, *, random_fraction: float
+    ) -> DeliveryState | None:
+        """Record that an attempt failed; return the state in which the delivery is now, or None if
+        nothing was recorded because the claim is no longer valid.
 
-        Nothing changes if the claim is no longer valid. A response of 410 disables the webhook.
-        `draw` is a random number from 0 to 1, for the time of the next attempt.
+        A response of 410 disables the webhook. `random_fraction` is a random number from 0 to 1,
+        for the time of the next attempt.
         """
-        now, delay_s = self._clock(), retry_delay_s(claimed.attempts, draw)
+        now, delay_s = self._clock(), retry_delay_s(claimed.attempts, random_fraction)
+        is_gone = outcome.response_status == GONE
         with self._database.write() as session:
-            if outcome.response_status == GONE:
+            if is_gone:
                 _disable(session, claimed.webhook_id, now=now)
-            if outcome.response_status == GONE or delay_s is None:
-                _update(session, claimed, outcome, **_done_as(DeliveryState.DEAD, now))
-                return DeliveryState.DEAD
-            _update(session, claimed, outcome, next_attempt_at=now + delay_s)
-            return DeliveryState.PENDING
+            if is_gone or delay_s is None:
+                dead = _done_as(DeliveryState.DEAD, now)
+                return DeliveryState.DEAD if _update(session, claimed, outcome, **dead) else None
+            is_valid = _update(session, claimed, outcome, next_attempt_at=now + delay_s)
+            return DeliveryState.PENDING if is_valid else None
+
+
+def served_webhooks() -> Select[str]:
+    """Return a query for the IDs of webhooks that get messages: not those that are disabled, whose
+    user is disabled, or that are for all jobs and whose user may no longer see them.
+    """
+    roles = [role.value for role, scopes in SCOPES_OF_ROLE.items() if Scope.READ_ALL in scopes]
+    return (
+        select(WebhookRow.id)
+        .join(UserRow, UserRow.name == WebhookRow.user)
+        .where(
+            WebhookRow.disabled_at.is_(None),
+            UserRow.disabled_at.is_(None),
+            or_(WebhookRow.jobs_of != ALL_USERS, UserRow.role.in_(roles)),
+        )
+    )
+
+
+def _lock_next(session: Session, webhook_id: str, *, now: float) -> DeliveryRow | None:
+    """Return the delivery of a webhook that has been due longest, locked."""
+    due = (
+        select(DeliveryRow)
+        .where(DeliveryRow.webhook_id == webhook_id, DeliveryRow.next_attempt_at <= now)
+        .order_by(DeliveryRow.next_attempt_at, DeliveryRow.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    return session.scalar(due)
+
+
+def _claim_row(row: DeliveryRow, webhook: WebhookRow, *, now: float) -> ClaimedDelivery:
+    row.version, row.attempts = row.version + 1, row.attempts + 1
+    row.next_attempt_at = now + CLAIM_S
+    row.response_status, row.message = None, ""
+    return ClaimedDelivery(
+        id=row.id,
+        webhook_id=webhook.id,
+        version=row.version,
+        attempts=row.attempts,
+        name=webhook.name,
+        user=webhook.user,
+        url=webhook.url,
+        encrypted=webhook.encrypted,
+        body=row.body,
+    )
 
 
 def _done_as(state: DeliveryState, now: float) -> dict[str, str | float | None]:
@@ -181,12 +243,16 @@ def _disable(session: Session, webhook_id: str, *, now: float) -> None:
     at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     webhook.disabled_at = now
     webhook.disabled_reason = f"its receiver responded with 410 (Gone) at {at}"
+    after = {"user": webhook.user, "reason": webhook.disabled_reason}
+    append_audit(session, DELIVERY, "webhook.disabled", subject=webhook.name, after=after, now=now)
+    waiting = (
+        DeliveryRow.webhook_id == webhook_id,
+        DeliveryRow.state == DeliveryState.PENDING.value,
+    )
+    lock_deliveries(session, *waiting)
     session.execute(
         update(DeliveryRow)
-        .where(
-            DeliveryRow.webhook_id == webhook_id,
-            DeliveryRow.state == DeliveryState.PENDING.value,
-        )
+        .where(*waiting)
         .values(**_done_as(DeliveryState.DEAD, now), message=f"given up: {webhook.disabled_reason}")
     )
 
@@ -196,4 +262,5 @@ __all__ = [
     "ClaimedDelivery",
     "DeliveryQueue",
     "DueWebhook",
+    "served_webhooks",
 ]

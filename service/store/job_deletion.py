@@ -13,9 +13,10 @@ from service.errors import Conflict
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.job_lifecycle import CheckJob, lock_job
-from service.store.models import DeletedJobRow, IdempotencyRow, JobRow, OverrideRow
+from service.store.models import DeletedJobRow, DeliveryRow, IdempotencyRow, JobRow, OverrideRow
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import spec_value
+from service.store.webhook_messages import lock_deliveries
 
 
 class JobDeletion:
@@ -59,6 +60,7 @@ class JobDeletion:
                 },
                 now=now,
             )
+            lock_deliveries(session, DeliveryRow.job_id == job.id)
             session.delete(job)
             return job
 

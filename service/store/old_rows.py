@@ -8,6 +8,7 @@ from sqlalchemy import CursorResult, and_, delete, func, or_, select
 
 from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
+from service.store.delivery_queue import served_webhooks
 from service.store.models import AuditRow, DeliveryRow, IdempotencyRow
 
 
@@ -39,8 +40,8 @@ def delete_deliveries(
     Args:
         database: database of the service.
         delivered_before: time before which the deleted ones succeeded.
-        dead_before: time before which the deleted ones were given up, or were queued for a webhook
-            that is not served.
+        dead_before: time before which the deleted ones were given up, or became due for a webhook
+            that is not served: it, or its user, is disabled.
         limit: maximum number.
     """
     old = select(DeliveryRow.id).where(
@@ -49,11 +50,17 @@ def delete_deliveries(
                 DeliveryRow.state == DeliveryState.DELIVERED, DeliveryRow.done_at < delivered_before
             ),
             and_(DeliveryRow.state == DeliveryState.DEAD, DeliveryRow.done_at < dead_before),
-            and_(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.created_at < dead_before),
+            and_(
+                DeliveryRow.state == DeliveryState.PENDING,
+                DeliveryRow.next_attempt_at < dead_before,
+                DeliveryRow.webhook_id.not_in(served_webhooks()),
+            ),
         )
     )
+    # One that is locked is about to change: the next look deletes it if it is still old.
+    old = old.order_by(DeliveryRow.id).limit(limit).with_for_update(skip_locked=True)
     with database.write() as session:
-        ids = list(session.scalars(old.limit(limit)))
+        ids = list(session.scalars(old))
         if ids:
             session.execute(delete(DeliveryRow).where(DeliveryRow.id.in_(ids)))
         return len(ids)

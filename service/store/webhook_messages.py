@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import uuid_utils
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Scope, scopes_of_role
@@ -39,8 +39,10 @@ def queue_status_messages(
         session: transaction of the change.
         job: job after the change, whose event is its newest.
         previous: status before the change; None for a new job.
-        now: seconds since 1970.
+        now: seconds since 1970. It may be the time of a record, which a worker chose: a message is
+            never older than its job, and `nan` is replaced by that, too.
     """
+    now = max(job.created_at, now)
     with session.no_autoflush:
         webhooks = _find_webhooks(session, job)
     for webhook in webhooks:
@@ -109,7 +111,7 @@ def _queue_message(
     job: JobRow | None,
     now: float,
 ) -> DeliveryRow:
-    _give_up_oldest(session, webhook, now=now)
+    give_up_oldest(session, webhook, now=now)
     body = {"type": kind, "timestamp": _format_time(now), "data": data}
     row = DeliveryRow(
         id=str(uuid_utils.uuid7()),
@@ -126,8 +128,8 @@ def _queue_message(
     return row
 
 
-def _give_up_oldest(session: Session, webhook: WebhookRow, *, now: float) -> None:
-    """Give up the oldest waiting message of a webhook that has as many as it may."""
+def give_up_oldest(session: Session, webhook: WebhookRow, *, now: float) -> None:
+    """Give up the oldest waiting messages of a webhook, so that one more may wait."""
     is_pending = (
         DeliveryRow.webhook_id == webhook.id,
         DeliveryRow.state == DeliveryState.PENDING.value,
@@ -135,15 +137,28 @@ def _give_up_oldest(session: Session, webhook: WebhookRow, *, now: float) -> Non
     waiting = session.scalar(select(func.count()).select_from(DeliveryRow).where(*is_pending)) or 0
     if waiting < MAX_PENDING:
         return
-    oldest = session.scalar(
-        select(DeliveryRow).where(*is_pending).order_by(DeliveryRow.id).limit(1).with_for_update()
+    # One that is locked belongs to another transaction, which this one must not wait for.
+    oldest = (
+        select(DeliveryRow)
+        .where(*is_pending)
+        .order_by(DeliveryRow.id)
+        .limit(waiting - MAX_PENDING + 1)
+        .with_for_update(skip_locked=True)
     )
-    if oldest is not None:
-        oldest.state, oldest.next_attempt_at, oldest.done_at = DeliveryState.DEAD.value, None, now
-        oldest.message = (
+    for row in session.scalars(oldest):
+        row.state, row.next_attempt_at, row.done_at = DeliveryState.DEAD.value, None, now
+        row.message = (
             f"given up for newer ones: {waiting} messages of this webhook wait, and at most"
             f" {MAX_PENDING} may"
         )
+
+
+def lock_deliveries(session: Session, *conditions: ColumnElement[bool]) -> None:
+    """Lock deliveries until the end of the transaction, before it changes or deletes them all: in
+    the order of their IDs, so that two transactions never wait for each other.
+    """
+    query = select(DeliveryRow.id).where(*conditions).order_by(DeliveryRow.id)
+    session.execute(query.with_for_update()).all()
 
 
 def _format_time(seconds: float) -> str:
@@ -151,4 +166,11 @@ def _format_time(seconds: float) -> str:
     return text.replace("+00:00", "Z")
 
 
-__all__ = ["ALL_USERS", "MAX_PENDING", "queue_status_messages", "queue_test_message"]
+__all__ = [
+    "ALL_USERS",
+    "MAX_PENDING",
+    "give_up_oldest",
+    "lock_deliveries",
+    "queue_status_messages",
+    "queue_test_message",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 import uuid_utils
@@ -17,7 +18,12 @@ from service.errors import Conflict, Forbidden, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import DeliveryRow, UserRow, WebhookRow
-from service.store.webhook_messages import ALL_USERS, queue_test_message
+from service.store.webhook_messages import (
+    ALL_USERS,
+    give_up_oldest,
+    lock_deliveries,
+    queue_test_message,
+)
 
 MAX_WEBHOOKS = 20
 """Maximum number of webhooks of a user."""
@@ -85,7 +91,7 @@ class WebhookStore:
         with self._database.write() as session:
             # Locked, so that two requests at once take neither the last place nor the same name.
             session.get(UserRow, caller.user, with_for_update=True)
-            _check_place(session, caller.user, request.name)
+            _check_limit(session, caller.user, request.name)
             row = WebhookRow(
                 id=str(uuid_utils.uuid7()),
                 user=caller.user,
@@ -111,7 +117,8 @@ class WebhookStore:
             NotFound: there is none of this name.
         """
         with self._database.write() as session:
-            row = _get_webhook(session, caller, name, for_update=True)
+            row = _get_webhook(session, caller, name, lock="removal")
+            lock_deliveries(session, DeliveryRow.webhook_id == row.id)
             session.delete(row)
             before = _describe(row)
             append_audit(
@@ -126,9 +133,11 @@ class WebhookStore:
 
         Raises:
             NotFound: the caller has no webhook of this name.
+            Forbidden: it is for the jobs of all users, and the caller may not see them.
         """
         with self._database.read() as session:
             webhook = _get_webhook(session, caller, name)
+            _refuse_unseen_jobs(webhook, caller)
             query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook.id)
             if wanted.state is not None:
                 query = query.where(DeliveryRow.state == wanted.state.value)
@@ -142,11 +151,13 @@ class WebhookStore:
 
         Raises:
             NotFound: the caller has no webhook of this name.
+            Forbidden: it is for the jobs of all users, and the caller may not see them.
             Conflict: it is disabled.
         """
         now = self._clock()
         with self._database.write() as session:
-            webhook = _get_webhook(session, caller, name, for_update=True)
+            webhook = _get_webhook(session, caller, name, lock="change")
+            _refuse_unseen_jobs(webhook, caller)
             _refuse_disabled(webhook)
             row = queue_test_message(session, webhook, now=now)
             append_audit(session, caller, "webhook.tested", subject=name, now=now)
@@ -157,11 +168,13 @@ class WebhookStore:
 
         Raises:
             NotFound: the caller has no webhook of this name, or it has no such delivery.
+            Forbidden: it is for the jobs of all users, and the caller may not see them.
             Conflict: the webhook is disabled.
         """
         now = self._clock()
         with self._database.write() as session:
-            webhook = _get_webhook(session, caller, name, for_update=True)
+            webhook = _get_webhook(session, caller, name, lock="change")
+            _refuse_unseen_jobs(webhook, caller)
             _refuse_disabled(webhook)
             row = session.get(DeliveryRow, delivery_id, with_for_update=True)
             if row is None or row.webhook_id != webhook.id:
@@ -169,6 +182,8 @@ class WebhookStore:
                     f"webhook {name!r} has no delivery {delivery_id}; 'accordion webhook deliveries"
                     f" {name}' (GET /api/v1/webhooks/{name}/deliveries) lists all that are kept"
                 )
+            if row.state != DeliveryState.PENDING:
+                give_up_oldest(session, webhook, now=now)
             before = {"delivery": row.id, "state": row.state, "attempts": row.attempts}
             row.state, row.attempts, row.version = DeliveryState.PENDING.value, 0, row.version + 1
             row.next_attempt_at, row.done_at = now, None
@@ -179,10 +194,16 @@ class WebhookStore:
 
 
 def _get_webhook(
-    session: Session, caller: Caller, name: str, *, for_update: bool = False
+    session: Session, caller: Caller, name: str, *, lock: Literal["change", "removal"] | None = None
 ) -> WebhookRow:
+    """Return a webhook of the caller, locked against changes if it is to be changed.
+
+    A change of status waits only for a removal: it locks the webhook's key, too.
+    """
     query = select(WebhookRow).where(WebhookRow.user == caller.user, WebhookRow.name == name)
-    row = session.scalar(query.with_for_update() if for_update else query)
+    if lock is not None:
+        query = query.with_for_update(key_share=lock == "change")
+    row = session.scalar(query)
     if row is None:
         raise NotFound(
             f"user {caller.user!r} has no webhook {name!r}; 'accordion webhook list'"
@@ -191,7 +212,15 @@ def _get_webhook(
     return row
 
 
-def _check_place(session: Session, user: str, name: str) -> None:
+def _refuse_unseen_jobs(webhook: WebhookRow, caller: Caller) -> None:
+    if webhook.jobs_of == ALL_USERS and Scope.READ_ALL not in caller.scopes:
+        raise Forbidden(
+            f"webhook {webhook.name!r} is for the jobs of all users, which you may not see without"
+            f" the scope {Scope.READ_ALL.value!r}; use a token that has it, or remove the webhook"
+        )
+
+
+def _check_limit(session: Session, user: str, name: str) -> None:
     names = set(session.scalars(select(WebhookRow.name).where(WebhookRow.user == user)))
     if name in names:
         raise Conflict(

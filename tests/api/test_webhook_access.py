@@ -90,9 +90,20 @@ def test_a_webhook_for_all_jobs_ends_with_the_role_that_allowed_it(team: Team) -
     ada, oscar = team.user("ada"), team.user("oscar", Role.OPERATOR)
     add(team, oscar, all_jobs=True)
     first = team.submit(ada)
+    delivery = team.call(oscar, "GET", f"{HOOKS}/hook/deliveries").json()["items"][0]["id"]
     team.call(ADMIN, "PATCH", "/api/v1/users/oscar", json={"role": "editor"})
     team.submit(ada)
-    assert sent_jobs(team, oscar) == [first]
+    for method, path in (
+        ("GET", "deliveries"),
+        ("POST", "test"),
+        ("POST", f"deliveries/{delivery}/send"),
+    ):
+        refused = team.call(oscar, method, f"{HOOKS}/hook/{path}")
+        assert refused.status_code == 403
+        assert "which you may not see without the scope 'read:all'" in refused.text
+    team.call(ADMIN, "PATCH", "/api/v1/users/oscar", json={"role": "operator"})
+    assert sent_jobs(team, team.token(ADMIN, user="oscar")) == [first]
+    assert team.call(oscar, "DELETE", f"{HOOKS}/hook").status_code == 200
 
 
 def test_nothing_is_queued_for_a_disabled_user(team: Team) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from service import webhook_delivery
 from service.domain.access import ADMIN_USER, FULL_ACCESS, Caller, Role, Scope
 from service.domain.jobs import Status
 from service.domain.webhook_retries import DeliveryState
+from service.domain.webhook_turns import MAX_PAUSE_S
+from service.security.host_lookup import LookupPostponed
 from service.security.secret_box import create_secret_box
 from service.security.webhook_signatures import new_signing_secret
 from service.store.account_rows import AccountStore
 from service.store.delivery_queue import CLAIM_S, AttemptOutcome
 from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
-from service.webhook_delivery import INTERVAL_S, WebhookDelivery
+from service.webhook_delivery import INTERVAL_S, MAX_MESSAGE_CHARS, MAX_TURN_S, WebhookDelivery
 from service.webhook_sender import WebhookSender
 from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
@@ -60,6 +63,11 @@ class Sending:
 
     def states(self, name: str, user: str = ADMIN_USER) -> list[str]:
         return [row.state for row in self.store.list_deliveries(self.caller(user), name, ALL)]
+
+    @staticmethod
+    def num_threads() -> int:
+        """Number of threads that send."""
+        return sum(one.name == "webhook-delivery" for one in threading.enumerate())
 
     @staticmethod
     def caller(user: str) -> Caller:
@@ -146,6 +154,137 @@ class BrokenSender(WebhookSender):
         if self.is_broken and url.endswith("/bug"):
             raise ZeroDivisionError
         return super().send(url, **more)
+
+
+class HangingSender(WebhookSender):
+    """A sender whose requests to one URL hang until a test lets them run into their limit."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.limits = threading.Semaphore(0)
+
+    def send(self, url: str, **more: Any) -> AttemptOutcome:
+        if url.endswith("/hangs"):
+            self.limits.acquire()
+            return AttemptOutcome(message="no response" + "!" * 1000)
+        return AttemptOutcome(response_status=204)
+
+
+def test_receivers_that_hang_with_many_messages_take_turns_with_others(sending: Sending) -> None:
+    sender = HangingSender()
+    sending.delivery = sending.new_delivery(sender)
+    accounts = AccountStore(sending.world.database, sending.world.clock)
+    for user in ("u0", "u1", "u2", "u3", "ada"):
+        accounts.add_user(FULL_ACCESS, user, Role.EDITOR)
+    for number in range(16):
+        name, user = f"h{number}", f"u{number % 4}"
+        sending.queue(name, "https://8.8.8.8/hangs", user=user)
+        for _ in range(3):
+            sending.store.queue_test(sending.caller(user), name)
+    sending.start()
+    sending.queue("fine", "https://8.8.8.8/", user="ada")
+    sending.start()
+    assert sending.states("fine", "ada") == [DeliveryState.PENDING], "all threads are busy"
+    sender.limits.release(16)
+    wait_for(lambda: not sending.num_threads())
+    sending.start()
+    wait_for(lambda: sending.states("fine", "ada") == [DeliveryState.DELIVERED])
+    sender.limits.release(1000)
+
+
+def test_a_slow_receiver_lets_others_go_first_after_some_seconds(sending: Sending) -> None:
+    class SlowSender(WebhookSender):
+        def send(self, url: str, **more: Any) -> AttemptOutcome:
+            sending.world.clock.now += MAX_TURN_S / 2
+            return AttemptOutcome(response_status=204)
+
+    sending.delivery = sending.new_delivery(SlowSender(()))
+    sending.queue("slow", "https://8.8.8.8/")
+    for _ in range(4):
+        sending.store.queue_test(FULL_ACCESS, "slow")
+    sending.start()
+    wait_for(lambda: not sending.num_threads())
+    assert sorted(sending.states("slow")) == ["DELIVERED"] * 2 + ["PENDING"] * 3
+
+
+def test_the_reason_of_a_failure_is_cut(sending: Sending) -> None:
+    sender = HangingSender()
+    sending.delivery = sending.new_delivery(sender)
+    sending.queue("hook", "https://8.8.8.8/hangs")
+    sender.limits.release()
+    sending.start()
+    wait_for(lambda: not sending.num_threads())
+    [row] = sending.store.list_deliveries(FULL_ACCESS, "hook", ALL)
+    assert len(row.message) == MAX_MESSAGE_CHARS
+
+
+class BusySender(WebhookSender):
+    """A sender that has no room to resolve names at first."""
+
+    is_busy = True
+
+    def send(self, url: str, **more: Any) -> AttemptOutcome:
+        if self.is_busy:
+            raise LookupPostponed
+        return AttemptOutcome(response_status=204)
+
+
+def test_an_attempt_without_a_lookup_does_not_count(sending: Sending) -> None:
+    sender = BusySender(())
+    sending.delivery = sending.new_delivery(sender)
+    sending.queue("hook", "https://hooks.test/")
+    for _ in range(10):
+        sending.start()
+        wait_for(lambda: not sending.num_threads())
+    [row] = sending.store.list_deliveries(FULL_ACCESS, "hook", ALL)
+    assert (row.state, row.attempts, row.message) == (DeliveryState.PENDING, 0, "")
+    sender.is_busy = False
+    sending.world.clock.now += MAX_PAUSE_S
+    sending.start()
+    wait_for(lambda: sending.states("hook") == [DeliveryState.DELIVERED])
+
+
+def test_a_thread_that_cannot_start_leaves_room(
+    sending: Sending, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sending.queue("hook", receiver.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        sending.start()
+    sending.world.clock.now += MAX_PAUSE_S
+    sending.start()
+    wait_for(lambda: sending.states("hook") == [DeliveryState.DELIVERED])
+
+
+def test_a_stop_does_not_wait_for_a_receiver_that_hangs(
+    sending: Sending, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_delivery, "STOP_S", 0.1)
+    receiver.free.clear()
+    sending.queue("hook", receiver.url)
+    sending.start()
+    wait_for(lambda: bool(receiver.received))
+    sending.delivery.stop()
+    assert sending.states("hook") == [DeliveryState.PENDING]
+    sending.world.clock.now += CLAIM_S
+    receiver.free.set()
+    sending.delivery = sending.new_delivery()
+    sending.start()
+    wait_for(lambda: sending.states("hook") == [DeliveryState.DELIVERED])
+
+
+def test_an_unexpected_error_counts_as_a_failure(sending: Sending) -> None:
+    sending.delivery = sending.new_delivery(BrokenSender(()))
+    sending.queue("bug", "https://8.8.8.8/bug")
+    sending.start()
+    wait_for(lambda: not sending.num_threads())
+    [row] = sending.store.list_deliveries(FULL_ACCESS, "bug", ALL)
+    assert row.message == "an error of the service (ZeroDivisionError), see the scheduler's log"
+    assert row.next_attempt_at is not None
+    assert row.next_attempt_at < sending.world.clock.now + CLAIM_S
 
 
 def test_an_unexpected_error_delays_one_webhook_and_loses_nothing(

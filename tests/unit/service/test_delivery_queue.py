@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete
+from sqlalchemy import Engine, delete, event, update
 
-from service.domain.access import FULL_ACCESS
+from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Role
 from service.domain.jobs import Reason, Status
 from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
+from service.errors import Forbidden
+from service.retention import DEAD_RETENTION_S
+from service.store import webhook_messages
+from service.store.audit_log import AuditFilter, read_audit
 from service.store.database import Database
-from service.store.delivery_queue import CLAIM_S, AttemptOutcome, ClaimedDelivery, DeliveryQueue
+from service.store.delivery_queue import (
+    CLAIM_S,
+    DELIVERY,
+    AttemptOutcome,
+    ClaimedDelivery,
+    DeliveryQueue,
+)
 from service.store.job_submission import JobSubmission
-from service.store.models import DeliveryRow, JobRow, WebhookRow
+from service.store.models import DeliveryRow, JobRow, UserRow, WebhookRow
+from service.store.old_rows import delete_deliveries
 from service.store.status_changes import change_status
+from service.store.webhook_messages import ALL_USERS, queue_status_messages
 from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
 from tests.api.world import DIGITS, Clock
 from workers.contract import JobSpec
@@ -56,6 +72,12 @@ class Queue:
             change_status(session, job, status, reason=reason, message="", now=self.clock())
         self.num_changes += 1
 
+    def delete_old(self) -> int:
+        before = self.clock.now - DEAD_RETENTION_S
+        return delete_deliveries(
+            self.database, delivered_before=before, dead_before=before, limit=10
+        )
+
     def claim(self) -> ClaimedDelivery | None:
         due = self.queue.list_due()
         return self.queue.claim(due[0].id) if due else None
@@ -80,7 +102,7 @@ class Queue:
         if step == "arrives":
             self.queue.record_success(claimed, TAKEN)
         if step == "fails":
-            self.queue.record_failure(claimed, FAILED, draw=0.5)
+            self.queue.record_failure(claimed, FAILED, random_fraction=0.5)
         return None
 
 
@@ -155,7 +177,7 @@ def test_an_outcome_that_comes_after_another_claim_changes_nothing(queue: Queue)
     quick = queue.claim()
     assert slow is not None
     assert quick is not None
-    queue.queue.record_failure(slow, FAILED, draw=0.0)
+    queue.queue.record_failure(slow, FAILED, random_fraction=0.0)
     assert queue.queue.record_success(quick, TAKEN)
     assert not queue.queue.record_success(slow, TAKEN)
     [row] = queue.webhooks.list_deliveries(FULL_ACCESS, "hook", ALL)
@@ -189,10 +211,174 @@ def test_a_message_is_given_up_after_the_last_attempt_only(queue: Queue) -> None
         claimed = queue.claim()
         assert claimed is not None
         assert claimed.attempts == number
-        state = queue.queue.record_failure(claimed, FAILED, draw=1.0)
+        state = queue.queue.record_failure(claimed, FAILED, random_fraction=1.0)
         assert (state is DeliveryState.DEAD) == (number == MAX_ATTEMPTS)
         queue.clock.now += 2 * max(RETRY_DELAYS_S)
     assert queue.claim() is None
     with queue.database.read() as session:
         [row] = session.query(DeliveryRow).all()
     assert (row.state, row.next_attempt_at) == (DeliveryState.DEAD, None)
+
+
+@pytest.mark.each_database
+def test_a_message_whose_attempts_all_end_without_an_outcome_is_given_up(queue: Queue) -> None:
+    for _ in range(MAX_ATTEMPTS):
+        assert queue.claim() is not None
+        queue.clock.now += CLAIM_S
+    queue.change()
+    claimed = queue.claim()
+    dead, waiting = reversed(queue.webhooks.list_deliveries(FULL_ACCESS, "hook", ALL))
+    assert claimed is not None
+    assert claimed.id == waiting.id
+    assert (dead.state, dead.next_attempt_at) == (DeliveryState.DEAD, None)
+    assert dead.message == "given up: none of 8 attempts came to an end"
+
+
+def test_a_claim_that_is_released_costs_no_attempt(queue: Queue) -> None:
+    for _ in range(2 * MAX_ATTEMPTS):
+        claimed = queue.claim()
+        assert claimed is not None
+        assert claimed.attempts == 1
+        queue.queue.release(claimed)
+
+
+def test_an_outcome_that_is_not_recorded_has_no_state(queue: Queue) -> None:
+    claimed = queue.claim()
+    assert claimed is not None
+    queue.webhooks.send_again(FULL_ACCESS, "hook", claimed.id)
+    assert queue.queue.record_failure(claimed, FAILED, random_fraction=0.5) is None
+
+
+@pytest.mark.each_database
+def test_a_webhook_of_a_disabled_user_is_neither_due_nor_claimed(queue: Queue) -> None:
+    [due] = queue.queue.list_due()
+    with queue.database.write() as session:
+        session.get_one(UserRow, FULL_ACCESS.user).disabled_at = 1.0
+    assert queue.queue.claim(due.id) is None
+    assert queue.queue.list_due() == []
+
+
+@pytest.mark.each_database
+def test_a_webhook_for_all_jobs_is_served_only_if_its_user_may_see_them(queue: Queue) -> None:
+    [due] = queue.queue.list_due()
+    with queue.database.write() as session:
+        session.get_one(WebhookRow, due.id).jobs_of = ALL_USERS
+        session.get_one(UserRow, FULL_ACCESS.user).role = Role.EDITOR.value
+    assert queue.queue.claim(due.id) is None
+    assert queue.queue.list_due() == []
+    limited = replace(FULL_ACCESS, scopes=SCOPES_OF_ROLE[Role.EDITOR])
+    with pytest.raises(Forbidden, match="may not see without the scope 'read:all'"):
+        queue.webhooks.list_deliveries(limited, "hook", ALL)
+
+
+@pytest.mark.each_database
+def test_retention_keeps_a_message_that_waits_for_an_attempt(queue: Queue) -> None:
+    claimed = queue.claim()
+    assert claimed is not None
+    gone = AttemptOutcome(message="no")
+    with queue.database.write() as session:
+        session.get_one(DeliveryRow, claimed.id).attempts = MAX_ATTEMPTS
+    queue.queue.record_failure(replace(claimed, attempts=MAX_ATTEMPTS), gone, random_fraction=0.0)
+    queue.clock.now += DEAD_RETENTION_S - 1
+    queue.webhooks.send_again(FULL_ACCESS, "hook", claimed.id)
+    queue.clock.now += 3600
+    assert queue.delete_old() == 0
+    queue.clock.now += DEAD_RETENTION_S
+    with queue.database.write() as session:
+        session.get_one(UserRow, FULL_ACCESS.user).disabled_at = 1.0
+    assert queue.delete_old() == 1
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("time", [math.nan, -1e12, -1e300, 0.0])
+def test_a_message_is_not_older_than_its_job_whatever_time_is_given(
+    queue: Queue, time: float
+) -> None:
+    queue.take("arrives")
+    with queue.database.write() as session:
+        job = session.get_one(JobRow, queue.job_id)
+        job.status = Status.STARTING.value
+        queue_status_messages(session, job, Status.QUEUED, now=time)
+    newest = queue.webhooks.list_deliveries(FULL_ACCESS, "hook", ALL)[0]
+    assert (newest.created_at, newest.next_attempt_at) == (queue.clock.now, queue.clock.now)
+    assert json.loads(newest.body)["timestamp"] == "2027-01-15T08:00:00.000Z"
+
+
+@pytest.mark.each_database
+def test_all_messages_beyond_the_limit_are_given_up(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        queue.change()
+    monkeypatch.setattr(webhook_messages, "MAX_PENDING", 2)
+    queue.change()
+    assert queue.states() == {DeliveryState.DEAD: 4, DeliveryState.PENDING: 2}
+    oldest = queue.webhooks.list_deliveries(FULL_ACCESS, "hook", ALL)[-1]
+    queue.webhooks.send_again(FULL_ACCESS, "hook", oldest.id)
+    assert queue.states() == {DeliveryState.DEAD: 4, DeliveryState.PENDING: 2}
+
+
+@pytest.mark.each_database
+def test_a_webhook_that_is_disabled_by_its_receiver_is_in_the_audit_log(queue: Queue) -> None:
+    claimed = queue.claim()
+    assert claimed is not None
+    gone = AttemptOutcome(response_status=410, message="gone")
+    queue.queue.record_failure(claimed, gone, random_fraction=0.0)
+    [entry] = read_audit(queue.database, AuditFilter(subject="hook", user=DELIVERY.user))
+    assert entry.action == "webhook.disabled"
+    assert entry.after is not None
+    assert entry.after["user"] == FULL_ACCESS.user
+
+
+@pytest.fixture
+def shared(postgres_url: str) -> Iterator[Queue]:
+    """A queue in PostgreSQL, where several transactions write at a time."""
+    database = Database(postgres_url)
+    yield Queue(database)
+    database.close()
+
+
+def test_a_test_message_and_a_change_of_status_do_not_wait_for_each_other(shared: Queue) -> None:
+    with shared.database.write() as session:
+        job = session.get_one(JobRow, shared.job_id)
+        queue_status_messages(session, job, None, now=shared.clock())
+        session.flush()
+        sent = shared.webhooks.queue_test(FULL_ACCESS, "hook")
+        shared.webhooks.send_again(FULL_ACCESS, "hook", sent.id)
+    assert shared.states() == {DeliveryState.PENDING: 3}
+
+
+def test_neither_retention_nor_the_limit_waits_for_a_message_that_is_locked(
+    shared: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_messages, "MAX_PENDING", 1)
+    shared.clock.now += DEAD_RETENTION_S + 1
+    with shared.database.write() as session:
+        session.execute(update(DeliveryRow).values(message="locked"))
+        assert shared.delete_old() == 0
+        shared.change()
+    assert shared.states() == {DeliveryState.PENDING: 2}
+    shared.change()
+    assert shared.states() == {DeliveryState.PENDING: 1, DeliveryState.DEAD: 2}
+
+
+def test_messages_are_locked_in_one_order_before_all_are_changed(shared: Queue) -> None:
+    for _ in range(3):
+        shared.change()
+    claimed = shared.claim()
+    assert claimed is not None
+    locked: list[str] = []
+
+    def note(*details: Any) -> None:
+        if "webhook_deliveries" in details[2] and "FOR UPDATE" in details[2]:
+            locked.append(details[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        gone = AttemptOutcome(response_status=410, message="gone")
+        shared.queue.record_failure(claimed, gone, random_fraction=0.0)
+        shared.webhooks.remove_webhook(FULL_ACCESS, "hook")
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert len(locked) == 2
+    assert all("ORDER BY webhook_deliveries.id" in statement for statement in locked)

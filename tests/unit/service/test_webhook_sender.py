@@ -18,7 +18,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from service.domain.webhook_targets import Address
 from service.security import host_lookup
-from service.security.host_lookup import LookupFailed, look_up_host
+from service.security.host_lookup import (
+    MAX_LOOKUPS_PER_USER,
+    LookupFailed,
+    LookupPostponed,
+    look_up_host,
+)
 from service.store.delivery_queue import AttemptOutcome
 from service.webhook_sender import WebhookSender
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
@@ -30,12 +35,12 @@ SHORT_S = 0.3
 
 
 def send(sender: WebhookSender, url: str) -> AttemptOutcome:
-    return sender.send(url, headers={"webhook-id": "m"}, body=b'{"a": 1}')
+    return sender.send(url, headers={"webhook-id": "m"}, body=b'{"a": 1}', user="ada")
 
 
 def always(*addresses: str) -> host_lookup.HostLookup:
     found: list[Address] = [ip_address(text) for text in addresses]
-    return lambda _host, _timeout_s: found
+    return lambda _host, _timeout_s, _user: found
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def test_the_request_goes_to_the_checked_address_with_the_name_as_host(
 ) -> None:
     asked: list[str] = []
 
-    def look_up(host: str, _timeout_s: float) -> list[Address]:
+    def look_up(host: str, _timeout_s: float, _user: str) -> list[Address]:
         asked.append(host)
         return [HERE] if len(asked) == 1 else [ip_address("192.0.2.1")]
 
@@ -100,7 +105,7 @@ def test_a_receiver_that_hangs_is_left_after_the_limit(receiver: Receiver) -> No
     receiver.free.clear()
     outcome = send(WebhookSender(NETWORKS, timeout_s=SHORT_S), receiver.url)
     assert outcome == AttemptOutcome(
-        message="no response within 0.3 s; respond first, and work after"
+        message="no response within 0.3 s; respond before doing the work"
     )
 
 
@@ -136,6 +141,23 @@ def test_a_receiver_that_responds_without_end_is_left_after_the_limit() -> None:
     assert "no response within 0.3 s" in outcome.message
 
 
+def test_a_response_that_is_not_http_is_reported_without_its_bytes() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with closing(connection):
+                while b"}" not in connection.recv(65_536):
+                    pass
+                connection.sendall(b"SSH-2.0-" + b"x" * 5000 + b"\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        outcome = send(WebhookSender(NETWORKS), f"http://127.0.0.1:{server.getsockname()[1]}/")
+        thread.join()
+    assert outcome == AttemptOutcome(message="the response is not valid HTTP")
+
+
 def test_a_receiver_that_does_not_listen_is_reported(receiver: Receiver) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
@@ -145,16 +167,16 @@ def test_a_receiver_that_does_not_listen_is_reported(receiver: Receiver) -> None
 
 
 def test_a_name_that_is_not_resolved_is_reported() -> None:
-    def fail(host: str, timeout_s: float) -> list[Address]:
+    def fail(host: str, timeout_s: float, _user: str) -> list[Address]:
         raise LookupFailed(f"{host} cannot be resolved in {timeout_s:g} s")
 
     outcome = send(WebhookSender(NETWORKS, look_up=fail, timeout_s=2.0), "https://hooks.test/")
     assert outcome == AttemptOutcome(message="hooks.test cannot be resolved in 2 s")
 
 
-def test_a_name_server_that_hangs_delays_nobody_beyond_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def hanging_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let names be resolved after the test only."""
     free = threading.Event()
 
     def hang(*_: object, **__: object) -> list[object]:
@@ -162,20 +184,56 @@ def test_a_name_server_that_hangs_delays_nobody_beyond_the_limit(
         raise OSError(1, "no answer")
 
     monkeypatch.setattr(host_lookup.socket, "getaddrinfo", hang)
-    with pytest.raises(LookupFailed, match=r"not resolved within 0\.1 s; is the name server"):
-        look_up_host("hooks.test", 0.1)
+    yield
     free.set()
+    for thread in threading.enumerate():
+        if thread.name == "host-lookup":
+            thread.join()
+
+
+@pytest.mark.usefixtures("hanging_names")
+def test_a_name_server_that_hangs_delays_nobody_beyond_the_limit() -> None:
+    with pytest.raises(LookupFailed, match=r"not resolved within 0\.1 s; is the name server"):
+        look_up_host("hooks.test", 0.1, "ada")
+
+
+@pytest.mark.usefixtures("hanging_names")
+def test_lookups_that_hang_leave_room_for_addresses_and_other_users() -> None:
+    for _ in range(MAX_LOOKUPS_PER_USER):
+        with pytest.raises(LookupFailed):
+            look_up_host("hooks.test", 0.01, "ada")
+    with pytest.raises(LookupPostponed, match="4 other names of user 'ada' and 4 of all users"):
+        look_up_host("hooks.test", 0.01, "ada")
+    assert look_up_host("127.0.0.1", 0.01, "ada") == [HERE]
+    with pytest.raises(LookupFailed):
+        look_up_host("hooks.test", 0.01, "bob")
+
+
+@pytest.mark.usefixtures("hanging_names")
+def test_a_lookup_that_cannot_start_is_postponed_and_leaves_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(MAX_LOOKUPS_PER_USER):
+            with pytest.raises(LookupPostponed, match="can't start new thread"):
+                look_up_host("hooks.test", 0.01, "ada")
+    with pytest.raises(LookupFailed):
+        look_up_host("hooks.test", 0.01, "ada")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_a_host_of_this_machine_is_resolved(host: str) -> None:
-    assert all(address.is_loopback for address in look_up_host(host, 30.0))
+    assert all(address.is_loopback for address in look_up_host(host, 30.0, "ada"))
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_a_name_that_cannot_exist_is_not_resolved(host: str) -> None:
     with pytest.raises(LookupFailed, match="cannot be resolved"):
-        look_up_host(host, 30.0)
+        look_up_host(host, 30.0, "ada")
 
 
 @pytest.fixture(scope="module")
