@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import CursorResult, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.domain.access import SCOPES_OF_ROLE, Caller, Scope
@@ -78,25 +78,29 @@ class DeliveryQueue:
 
     def list_due(self, *, without: Collection[str] = ()) -> list[DueWebhook]:
         """Return the webhooks with a due delivery, the one that waits longest first, without these
-        and without those that are not served (`served_webhooks`); at most `MAX_DUE`.
+        and without those that are not served; at most `MAX_DUE`.
         """
-        is_due = (
-            DeliveryRow.next_attempt_at <= self._clock(),
-            DeliveryRow.webhook_id.not_in(without),
-            DeliveryRow.webhook_id.in_(served_webhooks()),
-        )
-        query = (
+        due = (
             select(DeliveryRow.webhook_id, WebhookRow.user)
             .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
-            .where(*is_due)
-            .group_by(DeliveryRow.webhook_id, WebhookRow.user)
+            .join(UserRow, UserRow.name == WebhookRow.user)
+            .where(
+                DeliveryRow.next_attempt_at <= self._clock(),
+                *_is_served(),
+            )
+        )
+        if without:
+            due = due.where(DeliveryRow.webhook_id.not_in(without))
+        oldest_first = (
+            due.group_by(DeliveryRow.webhook_id, WebhookRow.user)
             .order_by(func.min(DeliveryRow.next_attempt_at), DeliveryRow.webhook_id)
             .limit(MAX_DUE)
         )
         with self._database.read() as session:
-            if session.scalar(select(DeliveryRow.id).where(*is_due).limit(1)) is None:
+            if session.execute(due.limit(1)).first() is None:
                 return []
-            return [DueWebhook(id=found, user=user) for found, user in session.execute(query)]
+            found = session.execute(oldest_first)
+            return [DueWebhook(id=webhook_id, user=user) for webhook_id, user in found]
 
     def claim(self, webhook_id: str) -> ClaimedDelivery | None:
         """Claim the delivery of a webhook that has been due longest; None if there is none, or if
@@ -107,8 +111,8 @@ class DeliveryQueue:
         now = self._clock()
         served = (
             select(WebhookRow)
-            .where(WebhookRow.id == webhook_id)
-            .where(WebhookRow.id.in_(served_webhooks()))
+            .join(UserRow, UserRow.name == WebhookRow.user)
+            .where(WebhookRow.id == webhook_id, *_is_served())
         )
         with self._database.write() as session:
             webhook = session.scalar(served)
@@ -164,19 +168,22 @@ class DeliveryQueue:
             return DeliveryState.PENDING if is_valid else None
 
 
-def served_webhooks() -> Select[str]:
-    """Return a query for the IDs of webhooks that get messages: not those that are disabled, whose
-    user is disabled, or that are for all jobs and whose user may no longer see them.
+def has_served_webhook() -> ColumnElement[bool]:
+    """Return the condition that the webhook of a delivery gets messages: neither it nor its user is
+    disabled, and the user may see the jobs that it is for.
     """
+    webhook = select(WebhookRow.id).join(UserRow, UserRow.name == WebhookRow.user)
+    webhook = webhook.where(WebhookRow.id == DeliveryRow.webhook_id, *_is_served())
+    return webhook.correlate(DeliveryRow).exists()
+
+
+def _is_served() -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions under which a webhook gets messages, for a query that joins users."""
     roles = [role.value for role, scopes in SCOPES_OF_ROLE.items() if Scope.READ_ALL in scopes]
     return (
-        select(WebhookRow.id)
-        .join(UserRow, UserRow.name == WebhookRow.user)
-        .where(
-            WebhookRow.disabled_at.is_(None),
-            UserRow.disabled_at.is_(None),
-            or_(WebhookRow.jobs_of != ALL_USERS, UserRow.role.in_(roles)),
-        )
+        WebhookRow.disabled_at.is_(None),
+        UserRow.disabled_at.is_(None),
+        or_(WebhookRow.jobs_of != ALL_USERS, UserRow.role.in_(roles)),
     )
 
 
@@ -262,5 +269,5 @@ __all__ = [
     "ClaimedDelivery",
     "DeliveryQueue",
     "DueWebhook",
-    "served_webhooks",
+    "has_served_webhook",
 ]

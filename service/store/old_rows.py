@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CursorResult, and_, delete, func, or_, select
+from sqlalchemy import CursorResult, and_, delete, func, not_, or_, select
 
 from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
-from service.store.delivery_queue import served_webhooks
+from service.store.delivery_queue import has_served_webhook
 from service.store.models import AuditRow, DeliveryRow, IdempotencyRow
 
 
@@ -53,7 +53,7 @@ def delete_deliveries(
             and_(
                 DeliveryRow.state == DeliveryState.PENDING,
                 DeliveryRow.next_attempt_at < dead_before,
-                DeliveryRow.webhook_id.not_in(served_webhooks()),
+                not_(has_served_webhook()),
             ),
         )
     )
