@@ -112,7 +112,7 @@ class GroupNetwork:
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self._direct: DirectCollectives | None = None
-        """None where the backend's own collectives are used."""
+        """Direct messages; None if the backend's own collectives are used."""
         if group is not None and self.world_size > 1 and _is_gloo_on_cpu(group, device):
             self._direct = DirectCollectives(group, self._scratch)
         self.seconds = 0.0
