@@ -15,6 +15,7 @@ from service.commands.cli_support import (
     connect_client,
     print_json,
 )
+from service.commands.completion import complete_checkpoint
 from service.commands.format import format_bytes
 
 
@@ -31,6 +32,7 @@ def download(
             "--checkpoint",
             metavar="NAME",
             help="checkpoint; best: the best one by the job's objective (default: the newest)",
+            autocompletion=complete_checkpoint,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
