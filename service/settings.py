@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     url: str = ""
     """URL of the service for clients; empty is the service of this home directory."""
+    completion_timeout_s: float = Field(default=1.0, gt=0)
+    """Seconds for which the shell waits for the service when it completes a word."""
     admin_token: SecretStr | None = None
     admin_token_file: Path | None = None
     metrics_token: SecretStr | None = None

@@ -1,7 +1,8 @@
 """Words that the shell completes: fixed ones, and those that the service has.
 
-The service is asked for a second at most, and in silence, because a shell that completes a word has
-no place for an error. Typer leaves out words that do not start like the incomplete one.
+The service is asked for a second at most (`ACCORDION_COMPLETION_TIMEOUT_S`), and in silence,
+because a shell that completes a word has no place for an error. Typer leaves out words that start
+otherwise than the incomplete one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 _Candidate = tuple[str, str]
 """A word, and what it stands for."""
-_DEADLINE_S = 1.0
-"""Seconds that the shell waits for the service."""
 _NEWEST = 50
 """Number of the newest jobs, or deliveries, that the shell completes."""
 _ID_CHARACTERS = frozenset("0123456789abcdef-")
@@ -70,7 +69,9 @@ def complete_checkpoint(ctx: typer.Context) -> list[_Candidate]:
 
     def read(client: Client) -> Iterator[_Candidate]:
         yield "best", "the best one by the job's objective"
-        found = client.checkpoints(client.find(ctx.params["job"]).id).items
+        # The arguments are not assigned to names while an option lacks its value.
+        job = ctx.params.get("job") or ctx.args[0]
+        found = client.checkpoints(client.find(job).id).items
         yield from ((one.name, f"epoch {one.epoch}") for one in reversed(found))
 
     return _ask_service(ctx, read)
@@ -142,22 +143,24 @@ def _list_statuses(command: str | None) -> list[str]:
 def _ask_service(
     ctx: typer.Context, read: Callable[[Client], Iterator[_Candidate]]
 ) -> list[_Candidate]:
-    """Return words of the service; none if it is away, refuses, or takes too long."""
+    """Return words of the service, as far as they arrive in time; none if it is away or refuses."""
     found: dict[str, str] = {}
-
-    def ask() -> None:
+    with suppress(Exception):
         from service.client import RetryBudget
         from service.connection import connect
+        from service.settings import load_settings
 
-        with (
-            suppress(Exception),
-            connect(ctx.params.get("url") or "", retries=RetryBudget(attempts=1)) as client,
-        ):
-            for word, meaning in read(client):
-                found.setdefault(word, meaning)
-
-    # A timeout of the client would limit each piece of a response, and not the whole.
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_DEADLINE_S)
+        client = connect(ctx.params.get("url") or "", retries=RetryBudget(attempts=1))
+        # A timeout of the client would limit each piece of a response, and not the whole.
+        thread = Thread(target=_collect_words, args=(client, read, found), daemon=True)
+        thread.start()
+        thread.join(load_settings().completion_timeout_s)
     return list(found.items())
+
+
+def _collect_words(
+    client: Client, read: Callable[[Client], Iterator[_Candidate]], found: dict[str, str]
+) -> None:
+    with suppress(Exception), client:
+        for word, meaning in read(client):
+            found.setdefault(word, meaning)

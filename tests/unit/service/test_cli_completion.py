@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from service.api.override_schemas import OverrideRequest
 from service.client import Client
-from service.client.stream import Waiter
 from tests.api.conftest import Live, serve_live
 from tests.api.webhook_receiver import LOOPBACK
+from tests.unit.service.conftest import Accordion
+
+PATIENT = {"ACCORDION_COMPLETION_TIMEOUT_S": "60"}
+"""Setting for a busy machine."""
 
 SPEC = {
     "task": {"name": "digits-mlp"},
@@ -53,27 +58,28 @@ def known(service: Live) -> Iterator[dict[str, str]]:
         client.cancel(job.id)
 
 
-def complete(line: str, url: str, home: Path, *, shell: str = "bash") -> list[str]:
-    """Return the words that a shell would offer at the end of a line."""
-    words = line.split(" ")
+def protocol(line: str, shell: str = "bash") -> dict[str, str]:
+    """Return the variables in which a shell passes a line to complete."""
+    return {
+        "_ACCORDION_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+
+
+def run(*arguments: str, **environment: str) -> str:
+    """Run the command line in a process of its own, which prints no error; return its output."""
     done = subprocess.run(
-        [sys.executable, "-m", "service.cli"],
-        env={
-            **os.environ,
-            "ACCORDION_HOME": str(home),
-            "ACCORDION_URL": url,
-            "_ACCORDION_COMPLETE": f"complete_{shell}",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-            "_TYPER_COMPLETE_ARGS": line,
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        },
+        [sys.executable, "-m", "service.cli", *arguments],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.stderr, done.returncode) == ("", 0)
-    return done.stdout.splitlines()
+    return done.stdout
 
 
 WORDS = [
@@ -109,62 +115,82 @@ WORDS = [
 
 @pytest.mark.parametrize(("line", "words"), WORDS)
 def test_a_word_is_completed(
-    service: Live, known: dict[str, str], tmp_path: Path, line: str, words: list[str]
+    accordion: Accordion,
+    known: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    line: str,
+    words: list[str],
 ) -> None:
-    offered = complete(line.format_map(known), service.url, tmp_path)
-    assert sorted(filter(None, offered)) == sorted(word.format_map(known) for word in words)
+    for name, value in {**PATIENT, **protocol(line.format_map(known))}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        accordion()
+    said = capfd.readouterr()
+    assert (ended.value.code, said.err) == (0, "")
+    assert sorted(said.out.split()) == sorted(word.format_map(known) for word in words)
 
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
     ("shell", "offered"),
-    [("zsh", '"digits-long":"RUNNING"'), ("fish", "digits-long\tRUNNING")],
+    [
+        ("bash", "digits-short\n"),
+        ("fish", "digits-short\tSUCCEEDED\n"),
+        ("zsh", """_arguments '*: :(("digits-short":"SUCCEEDED"))'\n"""),
+    ],
 )
-def test_other_shells_show_what_a_word_stands_for(
+def test_a_shell_gets_words_and_what_they_stand_for(
     service: Live, tmp_path: Path, shell: str, offered: str
 ) -> None:
-    with Client(service.url, waiter=Waiter()) as client:
-        job = client.find("digits-long")
-        next(event for event in client.events(job.id) if getattr(event, "type", "") == "epoch")
-    assert offered in "\n".join(
-        complete("accordion show digits-l", service.url, tmp_path, shell=shell)
-    )
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://example.org:x"])
-def test_a_service_that_is_away_completes_nothing_in_silence(tmp_path: Path, url: str) -> None:
-    assert complete("accordion show dig", url, tmp_path) == [""]
-
-
-def test_a_wrong_setting_completes_nothing_in_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCORDION_PORT", "many")
-    assert complete("accordion show dig", "", tmp_path) == [""]
+    asked = protocol("accordion show digits-s", shell)
+    home = {"ACCORDION_HOME": str(tmp_path), "ACCORDION_URL": service.url}
+    assert run(**PATIENT, **home, **asked) == offered
 
 
 def test_the_url_on_the_line_is_asked(service: Live, known: dict[str, str], tmp_path: Path) -> None:
     line = f"accordion show --url {service.url} {known['job']:.20}"
-    assert complete(line, "http://127.0.0.1:1", tmp_path) == [known["job"]]
+    elsewhere = {"ACCORDION_HOME": str(tmp_path), "ACCORDION_URL": "http://127.0.0.1:1"}
+    assert run(**PATIENT, **elsewhere, **protocol(line)) == f"{known['job']}\n"
 
 
-def test_a_service_that_never_ends_its_response_is_not_waited_for(tmp_path: Path) -> None:
-    ended = threading.Event()
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"ACCORDION_URL": "http://127.0.0.1:1"},
+        {"ACCORDION_URL": "nonsense"},
+        {"ACCORDION_PORT": "many"},
+    ],
+)
+def test_without_a_service_nothing_is_completed_in_silence(
+    tmp_path: Path, setting: dict[str, str]
+) -> None:
+    asked = protocol("accordion show dig")
+    assert run(**PATIENT, **asked, **setting, ACCORDION_HOME=str(tmp_path)) == "\n"
 
-    def trickle(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection, suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\n")
-            while not ended.wait(0.1):
-                connection.sendall(b"x-more: 1\r\n")
 
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        thread = threading.Thread(target=trickle, args=(listener,))
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert complete("accordion show dig", url, tmp_path) == [""]
-        ended.set()
-        thread.join()
+class Trickle(socketserver.BaseRequestHandler):
+    """A service whose response never ends."""
+
+    request: socket.socket
+
+    def handle(self) -> None:
+        self.request.sendall(b"HTTP/1.1 200 OK\r\n")
+        with suppress(OSError):
+            while True:
+                self.request.sendall(b"x-more: 1\r\n")
+                time.sleep(0.1)
+
+
+def test_a_response_that_never_ends_is_not_waited_for(tmp_path: Path) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Trickle) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        asked = protocol("accordion show dig")
+        assert run(**asked, ACCORDION_URL=url, ACCORDION_HOME=str(tmp_path)) == "\n"
+        server.shutdown()
 
 
 def run_bash(script: str, home: Path, url: str) -> list[str]:
@@ -174,7 +200,7 @@ def run_bash(script: str, home: Path, url: str) -> list[str]:
     program = folder / "accordion"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m service.cli "$@"\n')
     program.chmod(0o755)
-    environment = {**os.environ, "HOME": str(home), "ACCORDION_HOME": str(home)}
+    environment = {**os.environ, **PATIENT, "HOME": str(home), "ACCORDION_HOME": str(home)}
     done = subprocess.run(
         ["bash", "--norc", "-e", "-c", script],
         env={**environment, "PATH": f"{folder}:{os.environ['PATH']}", "ACCORDION_URL": url},
@@ -212,12 +238,5 @@ def test_bash_completes_after_its_installation(service: Live, tmp_path: Path, in
     ],
 )
 def test_the_script_of_each_shell_is_shown(tmp_path: Path, shell: str, line: str) -> None:
-    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "service.cli", "--show-completion", shell],
-        env={**environment, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert line in done.stdout
+    chosen = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    assert line in run("--show-completion", shell, HOME=str(tmp_path), **chosen)
