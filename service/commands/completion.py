@@ -146,11 +146,11 @@ def _ask_service(
     """Return words of the service, as far as they arrive in time; none if it is away or refuses."""
     found: dict[str, str] = {}
     with suppress(Exception):
+        from service import connection
         from service.client import RetryBudget
-        from service.connection import connect
         from service.settings import load_settings
 
-        client = connect(ctx.params.get("url") or "", retries=RetryBudget(attempts=1))
+        client = connection.connect(ctx.params.get("url") or "", retries=RetryBudget(attempts=1))
         # A timeout of the client would limit each piece of a response, and not the whole.
         thread = Thread(target=_collect_words, args=(client, read, found), daemon=True)
         thread.start()
