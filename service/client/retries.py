@@ -21,8 +21,8 @@ _RATE_LIMITED = 429
 class RetryBudget:
     """How often, and for how long, a client sends a failed request again.
 
-    A request that may have arrived is sent again only if a repetition has no further effect: all
-    that read, those with an `Idempotency-Key`, and those that say so.
+    A request that may have arrived is sent again only if it cannot take effect twice: if it reads,
+    has an idempotency key, or repeats without effect, as a cancel does.
     """
 
     attempts: int = 4
@@ -33,6 +33,10 @@ class RetryBudget:
     """Maximum delay in seconds before the second attempt; it doubles with each attempt."""
     random: Callable[[], float] = random.random
     """Share of the maximum delay that a client waits, so that clients do not return together."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}; give at least 1, for no retries")
 
 
 def is_repeatable(request: httpx2.Request) -> bool:

@@ -138,6 +138,11 @@ def test_retries_end_with_their_budget_and_the_last_error(
     assert service.now <= budget.get("total_s", 10.0)
 
 
+def test_a_budget_without_an_attempt_is_refused() -> None:
+    with pytest.raises(ValueError, match="attempts is 0; give at least 1, for no retries"):
+        RetryBudget(attempts=0)
+
+
 def test_a_limit_of_time_is_one_of_retries_too(make_client: MakeClient) -> None:
     service = Service(*[503] * 99)
     client = make_client("http://service", **service.options(attempts=99))
