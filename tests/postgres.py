@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -84,7 +84,9 @@ def _version(program: Path) -> tuple[int, ...]:
 
 
 @contextmanager
-def run_postgres(initdb: Path, pick_port: Callable[[], int]) -> Iterator[Postgres]:
+def run_postgres(
+    initdb: Path, pick_port: Callable[[], int], settings: Mapping[str, str] = _SETTINGS
+) -> Iterator[Postgres]:
     """Start a server, and stop it at the end of the block."""
     user, password = _ordinary_user(), secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as name:
@@ -111,7 +113,7 @@ def run_postgres(initdb: Path, pick_port: Callable[[], int]) -> Iterator[Postgre
                 "-k",
                 folder,
             ]
-            command += [part for setting in _SETTINGS.items() for part in ("-c", "=".join(setting))]
+            command += [part for setting in settings.items() for part in ("-c", "=".join(setting))]
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
             )
