@@ -5,7 +5,7 @@ tests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from workers.contract import (
@@ -31,6 +31,9 @@ class Node:
     """Total, not free: free resources lag behind, so the scheduler counts from its own rows."""
     gpus: float
     memory_bytes: int
+    custom: Mapping[str, float] = field(default_factory=dict)
+    """Total of each of Ray's custom resources."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     cpus_free: float | None = None
     """Not reserved by any program, as Ray counts; None if unknown."""
     gpus_free: float | None = None

@@ -32,6 +32,7 @@ from workers.controller.supervisor import start_supervisor
 from workers.hub.actor_client import ActorTimeoutError, RayActorClient, ensure_actor
 from workers.hub.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
+from workers.workers_spec import BUILT_IN_RESOURCES
 
 PROBE_TIMEOUT_S = 2.0
 """Timeout, in seconds, of the check that GCS listens; a network responds in a fraction of it."""
@@ -276,6 +277,12 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
         cpus=float(resources.get("CPU", 0.0)),
         gpus=float(resources.get("GPU", 0.0)),
         memory_bytes=int(resources.get("memory", 0)),
+        custom={
+            name: float(amount)
+            for name, amount in resources.items()
+            if name not in BUILT_IN_RESOURCES and not name.startswith("node:")
+        },
+        labels=dict(found.get("Labels") or {}),
         draining=draining,
         cpus_free=None if free is None else float(free.get("CPU", 0.0)),
         gpus_free=None if free is None else float(free.get("GPU", 0.0)),
