@@ -40,6 +40,9 @@ class Postgres:
     port: int
     password: str
     process: subprocess.Popen[bytes]
+    start: Callable[[], subprocess.Popen[bytes]]
+    """Starts the server on its data."""
+    log: Path
     numbers: Iterator[int] = field(default_factory=count)
 
     def url(self, database: str) -> str:
@@ -59,6 +62,13 @@ class Postgres:
     def drop_database(self, url: str) -> None:
         """Remove a database, whoever is still connected to it."""
         self.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def crash(self) -> None:
+        """Kill all processes of the server, and start it again: it recovers from its log."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait()
+        self.process = self.start()
+        _wait_for_answer(self, self.log)
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run one statement beside all transactions; its rows."""
@@ -114,16 +124,26 @@ def run_postgres(
                 folder,
             ]
             command += [part for setting in settings.items() for part in ("-c", "=".join(setting))]
-            process = subprocess.Popen(
-                command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
+
+            def start() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
+                )
+
+            server = Postgres(
+                host="127.0.0.1",
+                port=port,
+                password=password,
+                process=start(),
+                start=start,
+                log=folder / "log",
             )
-        server = Postgres(host="127.0.0.1", port=port, password=password, process=process)
-        try:
-            _wait_for_answer(server, folder / "log")
-            yield server
-        finally:
-            process.send_signal(signal.SIGQUIT)
-            process.wait(timeout=30)
+            try:
+                _wait_for_answer(server, server.log)
+                yield server
+            finally:
+                server.process.send_signal(signal.SIGQUIT)
+                server.process.wait(timeout=30)
 
 
 def _ordinary_user() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -13,39 +13,35 @@ from pathlib import Path
 from tests.e2e.real_up import Up
 from tests.postgres import Postgres
 
-FAULTS = ("api", "scheduler", "actor", "supervisor", "worker", "connection")
+FAULTS = ("api", "scheduler", "actor", "supervisor", "worker", "connection", "database")
 _TITLES = {"actor": "ray::AccordionActor", "supervisor": "ray::Supervisor", "worker": "ray::Worker"}
 
 
 class Faults:
-    """Plants a fault every few seconds, in a thread, while the `with` block runs."""
+    """Plants a fault every few seconds. A database server that it starts ends with this thread."""
 
     def __init__(
         self, up: Up, server: Postgres | None, draw: random.Random, *, seconds: tuple[float, float]
     ) -> None:
         self._up, self._server, self._draw, self._seconds = up, server, draw, seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="faults")
+        self._next_at = time.monotonic()
         self.planted: Counter[str] = Counter()
 
-    def __enter__(self) -> Faults:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._draw.uniform(*self._seconds)):
-            fault = self._draw.choice(FAULTS)
-            if self._plant(fault):
-                self.planted[fault] += 1
+    def plant_if_due(self) -> None:
+        """Plant a fault, if the last one was long enough ago."""
+        if time.monotonic() < self._next_at:
+            return
+        fault = self._draw.choice(FAULTS)
+        if self._plant(fault):
+            self.planted[fault] += 1
+        self._next_at = time.monotonic() + self._draw.uniform(*self._seconds)
 
     def _plant(self, fault: str) -> bool:
         """Plant a fault; False if there was nothing to kill."""
         if fault == "connection":
             return self._cut_connection()
+        if fault == "database":
+            return self._crash_database()
         if fault in _TITLES:
             found = list_processes(self._up.home, _TITLES[fault])
             victims = [self._draw.choice(found)] if found else []
@@ -56,6 +52,12 @@ class Faults:
                 os.kill(pid, signal.SIGKILL)
                 return True
         return False
+
+    def _crash_database(self) -> bool:
+        if self._server is None:
+            return False
+        self._server.crash()
+        return True
 
     def _cut_connection(self) -> bool:
         if self._server is None:

@@ -3,8 +3,8 @@
 `python -m tests.chaos.run [--seed N] [--jobs N] [--database sqlite] [--every LEAST MOST]`
 
 Runs `accordion up` on real Ray, submits the jobs, and kills the api, the scheduler, the Accordion
-actor, supervisors, workers and database connections until all jobs are where their owners want
-them. Then it checks what must hold; the status is 1 if something does not.
+actor, supervisors, workers, database connections and the database server until all jobs are where
+their owners want them. Then it checks what must hold; the status is 1 if something does not.
 """
 
 from __future__ import annotations
@@ -72,14 +72,15 @@ def _run(
     with ThreadPoolExecutor(2 * len(jobs)) as pool:
         owners = _add_owners(up, pool)
         try:
-            with Faults(up, server, draw, seconds=tuple(asked.every)) as faults:
-                threads = [owners[job.owner].start(job) for job in jobs]
-                while not _have_ended([acting for acting, _ in threads]):
-                    violations |= _check_quotas(up.client)
-                    if time.monotonic() - began > LIMIT_S:
-                        violations.add(f"not all jobs were where they belong after {LIMIT_S:g} s")
-                        break
-                    time.sleep(_SAMPLE_S)
+            faults = Faults(up, server, draw, seconds=tuple(asked.every))
+            threads = [owners[job.owner].start(job) for job in jobs]
+            while not _have_ended([acting for acting, _ in threads]):
+                faults.plant_if_due()
+                violations |= _check_quotas(up.client)
+                if time.monotonic() - began > LIMIT_S:
+                    violations.add(f"not all jobs were where they belong after {LIMIT_S:g} s")
+                    break
+                time.sleep(_SAMPLE_S)
             took_s = time.monotonic() - began
             wait_for(lambda: up.client.ready().ready)
             pairs = zip(jobs, threads, strict=True)
