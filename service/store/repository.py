@@ -330,9 +330,13 @@ class Repository:
 
     def heartbeat(self) -> float | None:
         """When a scheduler last renewed its lease, in seconds since 1970; None before the first."""
+        lease = self.scheduler_lease()
+        return lease.renewed_at if lease else None
+
+    def scheduler_lease(self) -> LeaseRow | None:
+        """Lease of the scheduler, with what schedulers counted; None before the first."""
         with self.database.read() as session:
-            lease = session.get(LeaseRow, SCHEDULER_LEASE)
-            return lease.renewed_at if lease else None
+            return session.get(LeaseRow, SCHEDULER_LEASE)
 
     def _all(self, query: Select[Row]) -> list[Row]:
         with self.database.read() as session:
