@@ -15,6 +15,7 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.job_deletion import DeletedJobs
 from service.store.repository import Repository
+from service.store.scheduler_counts import SchedulerCounts
 from service.webhook_delivery import WebhookDelivery
 
 
@@ -30,6 +31,7 @@ class Housekeeping:
         code: CodeStore,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
+        counts: SchedulerCounts,
     ) -> None:
         kept_s = settings.code_retention_s
         self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
@@ -38,7 +40,9 @@ class Housekeeping:
         self._files = FileRemoval(
             DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
         )
-        self._webhooks = WebhookDelivery(database, settings, clock=clock, monotonic=monotonic)
+        self._webhooks = WebhookDelivery(
+            database, settings, clock=clock, monotonic=monotonic, counts=counts
+        )
 
     def run_if_due(self) -> None:
         """Remove and deliver what is due."""
