@@ -114,7 +114,7 @@ class DirectCollectives:
         memory = self._scratch.take(name, (len(self._peers) * sum(lengths),), dtype)
         received = [
             piece.view(len(self._peers), -1)
-            for piece in memory.split([len(self._peers) * length for length in lengths])
+            for piece in torch.split(memory, [len(self._peers) * length for length in lengths])
         ]
         works = [
             [self._receive(row, peer, tag) for row, peer in zip(piece, self._peers, strict=True)]
@@ -149,7 +149,7 @@ class DirectCollectives:
         adds one part and sends the sum to all. A peer's sum arrives in the memory of the part that
         was sent to this peer, which the peer has received by then.
         """
-        pieces = values.split(self._piece_sizes(posted.values))
+        pieces = torch.split(values, self._piece_sizes(posted.values))
         arriving = list(zip(posted.received, posted.works, strict=True))
         if self._world_size == 2:
             sent = [self._send_to_peers([piece], posted.tag) for piece in pieces]

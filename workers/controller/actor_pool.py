@@ -93,7 +93,7 @@ class ActorPool:
         self._launch = launch.model_dump_json()
         self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
-        self._options = {
+        self._options: dict[str, Any] = {
             "num_cpus": workers.cpus,
             "num_gpus": workers.gpus,
             "max_concurrency": 4,
