@@ -65,8 +65,12 @@ class SchedulerCounts:
             self._stored = add_counts(self._stored, counts)
 
     def _observe(self, name: str, values: Iterable[float]) -> None:
+        counted: dict[str, float] = {}
         for value in values:
-            self._add({name: {_bucket(name, value): 1.0, SUM: value}})
+            label = _bucket(name, value)
+            counted[label] = counted.get(label, 0.0) + 1.0
+            counted[SUM] = counted.get(SUM, 0.0) + value
+        self._add({name: counted})
 
     def _add(self, counts: Counts) -> None:
         with self._lock:
