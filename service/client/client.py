@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from service.api.batch_schemas import BatchView
 from service.api.cluster_schemas import ClusterView, NamedList, QueueView, TaskList
 from service.api.history_schemas import DecisionPage, EpochPage
+from service.api.logger_schemas import LoggerList
 from service.api.login_schemas import LoginLinkView
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.plan_schemas import PlanView
@@ -313,6 +314,10 @@ class Client(AccountRequests, WebhookRequests):
         """
         body = {"action": action, "labels": dict(labels), "owner": owner, "dry_run": dry_run}
         return self._request(BatchView, "POST", "/job-actions", json=body)
+
+    def loggers(self, job_id: str) -> LoggerList:
+        """Get the loggers of the job."""
+        return self._request(LoggerList, "GET", f"/jobs/{job_id}/loggers")
 
     def attempts(self, job_id: str) -> AttemptList:
         """Get all attempts of the job."""
