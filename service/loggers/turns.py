@@ -46,6 +46,7 @@ MAX_PER_OWNER = 4
 """Maximum number of a user's loggers of a kind that are served at a time."""
 MAX_MESSAGE_CHARS = 300
 """Maximum length of the reason that is stored for a failed turn; a server may have chosen it."""
+_GAP = " ... "
 _OURS = frozenset({"service", "workers"})
 _SPEC: TypeAdapter[LoggerSpec] = TypeAdapter(LoggerSpec)
 _log = structlog.get_logger()
@@ -203,7 +204,7 @@ class LoggerTurns:
 
     def _fail(self, turn: ClaimedTurn, message: str) -> None:
         self._close_sink(turn.key)
-        message = " ".join(message.split())[:MAX_MESSAGE_CHARS]
+        message = _shorten(" ".join(message.split()))
         _log.info("logger failed", job_id=turn.job.id, number=turn.key[1], reason=message)
         ended_at = turn.job.ended_at
         if ended_at is not None and self._clock() - ended_at > GIVE_UP_S:
@@ -211,6 +212,15 @@ class LoggerTurns:
         else:
             state, next_s = LoggerState.FAILING, logger_delay_s(turn.failures + 1)
         self._queue.record_failure(turn, message, state=state, next_s=next_s)
+
+
+def _shorten(message: str) -> str:
+    """Return a message of at most `MAX_MESSAGE_CHARS` characters, without its middle: errors of
+    packages begin with what was done and end with the cause.
+    """
+    half = (MAX_MESSAGE_CHARS - len(_GAP)) // 2
+    too_long = len(message) > MAX_MESSAGE_CHARS
+    return f"{message[:half]}{_GAP}{message[-half:]}" if too_long else message
 
 
 def _read_spec(turn: ClaimedTurn) -> LoggerSpec:

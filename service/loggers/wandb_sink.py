@@ -10,6 +10,8 @@ import wandb
 from service.domain.logger_states import RunStatus
 from service.loggers.sink import Batch, SentRun, SinkSetup
 
+INIT_S = 30.0
+"""Seconds for which a turn waits for W&B to take the run."""
 MAX_TAG_LENGTH = 64
 _EXIT_CODES = {RunStatus.FAILED: 1, RunStatus.KILLED: 255}
 
@@ -49,7 +51,7 @@ class WandbSink:
         )
         try:
             for point in batch.points:
-                run.log(dict(point.values), step=point.epoch)
+                run.log({**point.values, "_timestamp": point.time}, step=point.epoch)
         finally:
             run.finish(exit_code=_EXIT_CODES.get(batch.status, 0))
         return SentRun(run_id=batch.key, location=str(run.url or folder))
@@ -64,6 +66,7 @@ class WandbSink:
             base_url=self._setup.wandb_url,
             console="off",
             disable_git=True,
+            init_timeout=INIT_S,
             save_code=False,
             silent=True,
             x_disable_machine_info=True,
