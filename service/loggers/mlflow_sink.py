@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any, TypeVar
 
-from mlflow.entities import Metric, Param, RunStatus, RunTag, ViewType
+from mlflow.entities import Metric, Param, RunInfo, RunStatus, RunTag, ViewType
 from mlflow.store.tracking.rest_store import RestStore
 from mlflow.utils.rest_utils import MlflowHostCreds
 
@@ -41,20 +41,19 @@ class MlflowSink:
         )
         self._status: Status | None = None
         """Status that the run has; None if it is not known."""
-        self._experiment_id = ""
+        self._run: RunInfo | None = None
 
     def send(self, batch: Batch) -> SentRun:
         """Send the points and the status."""
         with self._connect():
-            run_id = batch.run_id or self._find_run(batch) or self._create_run(batch)
+            run = self._run = self._run or self._open_run(batch)
             if batch.is_first:
-                self._log_params(run_id, batch)
-            metrics = list(_list_metrics(batch))
-            for part in _cut(metrics, MAX_METRICS):
-                self._store.log_batch(run_id, metrics=part, params=[], tags=[])
+                self._log_params(run.run_id, batch)
+            for part in _cut(list(_list_metrics(batch)), MAX_METRICS):
+                self._store.log_batch(run.run_id, metrics=part, params=[], tags=[])
             if batch.status is not self._status:
-                self._set_status(run_id, batch)
-        return SentRun(run_id=run_id, location=self._locate_run(run_id))
+                self._set_status(run.run_id, batch)
+        return SentRun(run_id=run.run_id, location=self._locate(run))
 
     def close(self) -> None:
         """Close the SQLite file."""
@@ -65,34 +64,32 @@ class MlflowSink:
         uri = self._spec.tracking_uri
         return nullcontext() if uri is None else self._guard(uri)
 
-    def _open_experiment(self) -> str:
-        if not self._experiment_id:
-            found = self._store.get_experiment_by_name(self._spec.experiment)
-            self._experiment_id = (
-                self._store.create_experiment(self._spec.experiment)
-                if found is None
-                else found.experiment_id
-            )
-        return self._experiment_id
-
-    def _find_run(self, batch: Batch) -> str | None:
-        """Return the run of a turn that ended before its ID was recorded."""
+    def _open_run(self, batch: Batch) -> RunInfo:
+        """Return the run of an earlier turn, also of one that ended before its ID was recorded, or
+        a new run.
+        """
+        if batch.run_id:
+            return self._store.get_run(batch.run_id).info
+        name = self._spec.experiment
+        experiment = self._store.get_experiment_by_name(name)
+        experiment_id = (
+            self._store.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
         wanted = f"tags.`{_KEY_TAG}` = '{batch.key}'"
         found = self._store.search_runs(
-            [self._open_experiment()], wanted, ViewType.ACTIVE_ONLY, max_results=1
+            [experiment_id], wanted, ViewType.ACTIVE_ONLY, max_results=1
         )
-        return next((run.info.run_id for run in found), None)
+        return found[0].info if found else self._create_run(batch, experiment_id)
 
-    def _create_run(self, batch: Batch) -> str:
+    def _create_run(self, batch: Batch, experiment_id: str) -> RunInfo:
         tags = {_KEY_TAG: batch.key} | {f"accordion.{name}": v for name, v in batch.tags.items()}
-        run = self._store.create_run(
-            experiment_id=self._open_experiment(),
+        return self._store.create_run(
+            experiment_id=experiment_id,
             user_id=batch.owner,
             start_time=_to_ms(batch.started_at),
             tags=[RunTag(_clean_name(name), value) for name, value in tags.items()],
             run_name=self._spec.run_name or batch.name,
-        )
-        return str(run.info.run_id)
+        ).info
 
     def _log_params(self, run_id: str, batch: Batch) -> None:
         params = [Param(_clean_name(name), value) for name, value in batch.params.items()]
@@ -106,13 +103,11 @@ class MlflowSink:
         self._store.update_run_info(run_id, status, end_ms, None)
         self._status = batch.status
 
-    def _locate_run(self, run_id: str) -> str:
-        uri = self._spec.tracking_uri
-        if uri is None:
+    def _locate(self, run: RunInfo) -> str:
+        if self._spec.tracking_uri is None:
             return f"sqlite:///{self._file}"
-        if not self._experiment_id:
-            return f"{uri.rstrip('/')}/"
-        return f"{uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{run_id}"
+        uri = self._spec.tracking_uri.rstrip("/")
+        return f"{uri}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
 
 
 def _credentials_of(setup: SinkSetup) -> MlflowHostCreds:

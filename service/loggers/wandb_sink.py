@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import wandb
 
 from service.domain.logger_states import RunStatus
 from service.loggers.sink import Batch, SentRun, SinkSetup
+from service.loggers.wandb_files import wait_until_written
 
 INIT_S = 30.0
 """Seconds for which a turn waits for W&B to take the run."""
+WRITE_S = 60.0
+"""Seconds within which an offline run is written after it was finished."""
 MAX_TAG_LENGTH = 64
 _EXIT_CODES = {RunStatus.FAILED: 1, RunStatus.KILLED: 255}
 
@@ -30,38 +34,28 @@ class WandbSink:
 
     def send(self, batch: Batch) -> SentRun:
         """Send the points and, at the end of the job, the status."""
-        has_ended = batch.status is not RunStatus.RUNNING
+        is_offline = self._spec.mode == "offline"
         folder = self._setup.folder / f"wandb-{self._setup.number}"
-        if self._spec.mode == "offline":
+        if is_offline:
             folder = folder / f"from-epoch-{batch.points[0].epoch if batch.points else 'end'}"
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run = wandb.init(
-            project=self._spec.project,
-            entity=self._spec.entity,
-            id=batch.key,
-            name=batch.name,
-            config=dict(batch.params),
-            tags=[f"{name}:{value}"[:MAX_TAG_LENGTH] for name, value in batch.tags.items()],
-            resume="allow",
-            dir=str(folder),
-            mode=self._spec.mode,
-            reinit="create_new",
-            settings=self._build_settings(has_ended=has_ended),
-        )
+        run = self._open_run(batch, folder)
         try:
             for point in batch.points:
                 run.log({**point.values, "_timestamp": point.time}, step=point.epoch)
         finally:
             run.finish(exit_code=_EXIT_CODES.get(batch.status, 0))
+        if is_offline:
+            wait_until_written(folder, timeout_s=WRITE_S)
         return SentRun(run_id=batch.key, location=str(run.url or folder))
 
     def close(self) -> None:
         """Do nothing: each turn ends what it began."""
 
-    def _build_settings(self, *, has_ended: bool) -> Any:
-        """Return settings under which W&B learns nothing of this machine and this process."""
-        return wandb.Settings(
+    def _open_run(self, batch: Batch, folder: Path) -> Any:
+        """Return the run, in which W&B learns nothing of this machine and this process."""
+        settings = wandb.Settings(
             api_key=self._setup.secrets.get("api_key"),
             base_url=self._setup.wandb_url,
             console="off",
@@ -73,5 +67,18 @@ class WandbSink:
             x_disable_meta=True,
             x_disable_stats=True,
             x_save_requirements=False,
-            x_update_finish_state=has_ended,
+            x_update_finish_state=batch.status is not RunStatus.RUNNING,
+        )
+        return wandb.init(
+            project=self._spec.project,
+            entity=self._spec.entity,
+            id=batch.key,
+            name=batch.name,
+            config=dict(batch.params),
+            tags=[f"{name}:{value}"[:MAX_TAG_LENGTH] for name, value in batch.tags.items()],
+            resume=None if self._spec.mode == "offline" else "allow",
+            dir=str(folder),
+            mode=self._spec.mode,
+            reinit="create_new",
+            settings=settings,
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from service.store.models import LoggerRow
 LOSS = "train/loss"
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """Packages that reading needs."""
-_BLOCK_BYTES, _HEAD_BYTES = 32_768, 7
-_LAST_PARTS = (1, 4)
-"""Kinds of parts with which a record of a W&B file ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +50,10 @@ def read_mlflow(row: LoggerRow) -> StoredRun:
 
 
 def read_wandb(row: LoggerRow) -> StoredRun:
+    from service.loggers.wandb_files import read_records
+
     files = sorted(Path(row.location).parent.rglob("run-*.wandb"))
-    records = [record for file in files for record in _read_records(file.read_bytes())]
+    records = [record for file in files for record in read_records(file.read_bytes())]
     rows = [_values_of(record.history.item) for record in records if record.HasField("history")]
     [config, *_] = [record.run.config.update for record in records if record.HasField("run")]
     codes = [record.exit.exit_code for record in records if record.HasField("exit")]
@@ -75,22 +73,3 @@ READERS: dict[str, Callable[[LoggerRow], StoredRun]] = {
 
 def _values_of(items: Any) -> dict[str, str]:
     return {item.key or "/".join(item.nested_key): item.value_json for item in items}
-
-
-def _read_records(data: bytes) -> Iterator[Any]:
-    """Parse the records of a W&B file: blocks of parts, each with a checksum, length and kind."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    place, record = _HEAD_BYTES, b""
-    while place + _HEAD_BYTES <= len(data):
-        left = _BLOCK_BYTES - place % _BLOCK_BYTES
-        if left < _HEAD_BYTES:
-            place += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        place += _HEAD_BYTES
-        record += data[place : place + length]
-        place += length
-        if kind in _LAST_PARTS:
-            yield Record.FromString(record)
-            record = b""

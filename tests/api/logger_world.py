@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,16 @@ class LoggerWorld(World):
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         monkeypatch.setattr(LoggerProcess, "start_if_due", lambda _: None)
+        # Other tests resolve names without the guard.
+        monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
         super().__init__(home, **settings)
+        self.guard = AddressGuard(self.settings.webhook_networks)
+        self.guard.install()
         self.turns = self.new_turns()
 
     def new_turns(self) -> LoggerTurns:
         """The loggers as a new process serves them."""
-        guard = AddressGuard(self.settings.webhook_networks).limit
-        return LoggerTurns(self.database, self.settings, clock=self.clock, guard=guard)
+        return LoggerTurns(self.database, self.settings, clock=self.clock, guard=self.guard.limit)
 
     def serve(self, job_id: str, number: int = 0) -> LoggerRow:
         """Let the logger's time come, give it a turn, and return its row."""
