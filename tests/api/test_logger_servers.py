@@ -30,6 +30,7 @@ def url(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     require.package("mlflow")
     folder = tmp_path_factory.mktemp("mlflow")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         patch.setenv("_MLFLOW_SERVER_FILE_STORE", f"sqlite:///{folder}/server.db")
         patch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", str(folder))
         from mlflow.server import app
