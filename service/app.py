@@ -134,6 +134,7 @@ def serve_api(settings: Settings) -> None:
         server_header=False,
     )
     state: AppState = app.state.accordion
+    state.connections.limit = limits.connections
     watch = threading.Thread(target=state.database.watch_file, args=(state.draining,), daemon=True)
     watch.start()
     try:
@@ -149,6 +150,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
         self._state = state
+        state.connections.members = self.server_state.connections
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._state.draining.set()

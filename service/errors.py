@@ -11,6 +11,7 @@ ServiceError
 │   ├── Unauthorized      401, Forbidden 403
 │   ├── TooManyRequests   429
 │   └── Unavailable       503
+│       └── DatabaseReplaced
 ├── SettingsError         a setting is wrong; the process does not start
 ├── StartError            a process cannot start, or its database cannot be used
 └── RuntimeUnavailable    the Ray cluster does not answer
@@ -123,6 +124,10 @@ class Unavailable(ApiError):
 
     status = 503
     code = "unavailable"
+
+
+class DatabaseReplaced(Unavailable):
+    """The file of the database was removed, replaced or overwritten while it is in use."""
 
 
 class SettingsError(ServiceError):

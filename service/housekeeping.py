@@ -16,6 +16,7 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.job_deletion import DeletedJobs
 from service.store.repository import Repository
+from service.store.scheduler_counts import SchedulerCounts
 from service.webhook_delivery import WebhookDelivery
 
 
@@ -31,13 +32,16 @@ class Housekeeping:
         code: CodeStore,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
+        counts: SchedulerCounts,
     ) -> None:
         kept_s = settings.code_retention_s
         self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._rows = RowRetention(database, settings, clock=clock, monotonic=monotonic)
         self._files = FileRemoval(DeletedJobs(database), runtime, settings, monotonic=monotonic)
-        self._webhooks = WebhookDelivery(database, settings, clock=clock, monotonic=monotonic)
+        self._webhooks = WebhookDelivery(
+            database, settings, clock=clock, monotonic=monotonic, counts=counts
+        )
         self._loggers = LoggerProcess(database, settings, clock=clock, monotonic=monotonic)
 
     def run_if_due(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,20 @@ class ConnectionLimits:
     body_silence_s: float = 30.0
     """Between two chunks of a request body."""
     connections: int = 1000
+
+
+@dataclass(slots=True)
+class OpenConnections:
+    """Client connections of the server of this process, for its metrics."""
+
+    limit: int = 0
+    """Maximum number; 0 until the server starts."""
+    members: Sized = ()
+
+    @property
+    def num_open(self) -> int:
+        """Number of connections that are open now."""
+        return len(self.members)
 
 
 class BoundedConnection(H11Protocol):

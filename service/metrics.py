@@ -1,7 +1,8 @@
 """Prometheus metrics at `/metrics`, read from the database at every scrape.
 
 No state is kept between scrapes, so that all API processes export the same values and a restart
-loses nothing. Only request times belong to one API process (`request_times.py`).
+loses nothing. What belongs to one API process is in `request_times.py` and
+`api/process_metrics.py`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 import structlog
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.api.views import progress_view
 from service.domain.elasticity import RECOVERY_CAUSES, RESIZE_CAUSES, ElasticityStats
 from service.domain.jobs import Kind, Status
 from service.domain.override_status import OverrideState
+from service.errors import DatabaseReplaced
+from service.metric_samples import Family, Sample, build_metric, build_metrics
+from service.service_metrics import SERVICE_FAMILIES, service_samples
+from service.store.database_errors import ErrorKind, classify_error
 from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.scrape import JobHistory, read_histories
@@ -42,119 +49,98 @@ _LOOK_BACK = 64
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Type and help text of one metric."""
-
-    kind: Literal["gauge", "counter"]
-    help: str
-
-
-FAMILIES: Mapping[str, _Family] = {
-    "accordion_job_info": _Family(
+_JOB_FAMILIES: Mapping[str, Family] = {
+    "accordion_job_info": Family(
         "gauge", "Name, kind (job or guest), task, method and policy of a job; always 1."
     ),
-    "accordion_job_state": _Family("gauge", "1 for the current state of a job, 0 for all others."),
-    "accordion_job_epochs": _Family("gauge", "Finished and planned epochs of a job."),
-    "accordion_job_steps": _Family(
+    "accordion_job_state": Family("gauge", "1 for the current state of a job, 0 for all others."),
+    "accordion_job_epochs": Family("gauge", "Finished and planned epochs of a job."),
+    "accordion_job_steps": Family(
         "gauge",
         "Finished and planned optimizer steps of a job; the plan assumes the present batch.",
     ),
-    "accordion_job_loss": _Family(
+    "accordion_job_loss": Family(
         "gauge", "Newest training and evaluation loss; NaN if it was not finite."
     ),
-    "accordion_job_metric": _Family("gauge", "Newest evaluation metrics, such as accuracy."),
-    "accordion_job_learning_rate": _Family("gauge", "Current learning rate."),
-    "accordion_job_samples_per_second": _Family(
+    "accordion_job_metric": Family("gauge", "Newest evaluation metrics, such as accuracy."),
+    "accordion_job_learning_rate": Family("gauge", "Current learning rate."),
+    "accordion_job_samples_per_second": Family(
         "gauge", "Training samples per second over all workers."
     ),
-    "accordion_job_workers_wanted": _Family(
+    "accordion_job_workers_wanted": Family(
         "gauge", "Workers that the scheduler allocated to the job."
     ),
-    "accordion_job_workers_allowed": _Family(
+    "accordion_job_workers_allowed": Family(
         "gauge", "Minimum and maximum number of workers that users allow."
     ),
-    "accordion_job_workers_alive": _Family("gauge", "Workers in training now."),
-    "accordion_job_restarts_total": _Family("counter", "Worker groups that failed."),
-    "accordion_job_resizes_total": _Family(
+    "accordion_job_workers_alive": Family("gauge", "Workers in training now."),
+    "accordion_job_restarts_total": Family("counter", "Worker groups that failed."),
+    "accordion_job_resizes_total": Family(
         "counter", "Planned changes of the number of workers, by cause."
     ),
-    "accordion_job_recoveries_total": _Family(
+    "accordion_job_recoveries_total": Family(
         "counter", "Worker groups that replaced a failed one, by cause."
     ),
-    "accordion_job_lost_seconds_total": _Family(
+    "accordion_job_lost_seconds_total": Family(
         "counter", "Seconds without a step during changes of worker group."
     ),
-    "accordion_job_rolled_back_steps_total": _Family(
+    "accordion_job_rolled_back_steps_total": Family(
         "counter", "Steps repeated because they followed the newest checkpoint."
     ),
-    "accordion_job_bytes_total": _Family(
+    "accordion_job_bytes_total": Family(
         "counter",
         "Bytes of one worker: payload (sent), wire (estimate at the network interface), dense and"
         " fp16 (payload without compression, in fp32 and fp16).",
     ),
-    "accordion_step_phase_seconds_total": _Family(
+    "accordion_step_phase_seconds_total": Family(
         "counter", "Seconds that rank 0 spent in each phase of training."
     ),
-    "accordion_step_compute_seconds": _Family(
+    "accordion_step_compute_seconds": Family(
         "gauge", "Mean seconds per step that each rank loads data and computes, over 10 s."
     ),
-    "accordion_exchange_wait_seconds": _Family(
+    "accordion_exchange_wait_seconds": Family(
         "gauge", "Seconds for which a step waited for exchanges, measured before a decision."
     ),
-    "accordion_exchange_wait_predicted_seconds": _Family(
+    "accordion_exchange_wait_predicted_seconds": Family(
         "gauge", "Seconds for which a step would wait for exchanges at each level, as predicted."
     ),
-    "accordion_job_decisions_total": _Family("counter", "Decisions that all workers applied."),
-    "accordion_job_overrides": _Family("gauge", "Overrides, by state."),
-    "accordion_job_checkpoint_timestamp_seconds": _Family(
+    "accordion_job_decisions_total": Family("counter", "Decisions that all workers applied."),
+    "accordion_job_overrides": Family("gauge", "Overrides, by state."),
+    "accordion_job_checkpoint_timestamp_seconds": Family(
         "gauge", "Time at which the newest checkpoint was saved."
     ),
-    "accordion_job_checkpoint_size_bytes": _Family("gauge", "Size of the newest checkpoint."),
-    "accordion_job_checkpoint_duration_seconds": _Family(
+    "accordion_job_checkpoint_size_bytes": Family("gauge", "Size of the newest checkpoint."),
+    "accordion_job_checkpoint_duration_seconds": Family(
         "gauge", "Seconds that saving the newest checkpoint took."
     ),
-    "accordion_job_checkpoint_blocked_seconds": _Family(
+    "accordion_job_checkpoint_blocked_seconds": Family(
         "gauge", "Seconds for which the newest checkpoint blocked training."
     ),
-    "accordion_job_progress_timestamp_seconds": _Family(
+    "accordion_job_progress_timestamp_seconds": Family(
         "gauge", "Time of the newest progress report."
     ),
-    "accordion_job_threshold_ratio": _Family(
+    "accordion_job_threshold_ratio": Family(
         "gauge", "Relative change of the gradient norm from which a layer is critical."
     ),
-    "accordion_group_regime": _Family(
+    "accordion_group_regime": Family(
         "gauge", "1 for the regime of a layer group, which is critical if any of its layers is."
     ),
-    "accordion_group_level": _Family(
+    "accordion_group_level": Family(
         "gauge", "1 for the lightest compression level in force in a layer group."
     ),
-    "accordion_group_change_ratio": _Family(
+    "accordion_group_change_ratio": Family(
         "gauge", "Relative change of the gradient norm at the newest comparison."
     ),
-    "accordion_group_gradient_norm": _Family(
+    "accordion_group_gradient_norm": Family(
         "gauge", "Norm of the mean gradient over the newest complete window."
     ),
-    "accordion_jobs": _Family(
-        "gauge", "Jobs by state, including ended ones, without guest runs (accordion_guests)."
-    ),
-    "accordion_guests": _Family("gauge", "Guest runs by state, including ended ones."),
-    "accordion_queue_jobs": _Family("gauge", "Queued jobs."),
-    "accordion_scheduler_heartbeat_timestamp_seconds": _Family(
-        "gauge", "Time at which the scheduler last renewed its lease."
-    ),
-    "accordion_cluster_reachable": _Family(
-        "gauge", "1 if the scheduler reaches the Ray cluster, otherwise 0."
-    ),
 }
-
-
-class _Sample(NamedTuple):
-    """One value of one metric."""
-
-    name: str
-    value: float
-    labels: Mapping[str, str]
+_REACHABLE = "accordion_api_database_reachable"
+FAMILIES: Mapping[str, Family] = {
+    **_JOB_FAMILIES,
+    **SERVICE_FAMILIES,
+    _REACHABLE: Family("gauge", "1 if this api process could read the database, otherwise 0."),
+}
 
 
 def metrics_response(
@@ -169,34 +155,42 @@ def metrics_response(
     `retention_s` is how long an ended job is still exported.
     """
     registry = CollectorRegistry(auto_describe=False)
-    for collector in (StoreCollector(repository, now.timestamp() - retention_s), *extra):
+    for collector in (StoreCollector(repository, now.timestamp(), retention_s), *extra):
         registry.register(collector)
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class StoreCollector(Collector):
-    """Collects the metrics in the database, without jobs that ended before `since`."""
+    """Collects the metrics in the database, without jobs that ended longer ago than `retention_s`.
 
-    def __init__(self, repository: Repository, since: float) -> None:
+    If the database is away, only that is exported: the metrics of the process show why.
+    """
+
+    def __init__(self, repository: Repository, now: float, retention_s: float) -> None:
         self._repository = repository
-        self._since = since
+        self._now = now
+        self._retention_s = retention_s
 
     def describe(self) -> Iterable[Metric]:
         """Yield the names of the metrics without reading the database."""
-        return [_build_family(name) for name in FAMILIES]
+        return [build_metric(name, family) for name, family in FAMILIES.items()]
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family for each name that has samples."""
-        samples = defaultdict(list)
-        for sample in self._collect_samples():
-            samples[sample.name].append(sample)
-        for name in FAMILIES:
-            if name in samples:
-                yield _build_family(name, samples[name])
+        return build_metrics(FAMILIES, self._read_samples())
 
-    def _collect_samples(self) -> Iterator[_Sample]:
-        yield from _service_samples(self._repository)
-        rows = self._repository.shown(self._since)
+    def _read_samples(self) -> list[Sample]:
+        try:
+            return [*self._collect_samples(), Sample(_REACHABLE, 1, {})]
+        except (DBAPIError, PoolTimeout, DatabaseReplaced) as error:
+            if classify_error(error) in {None, ErrorKind.OTHER}:
+                raise
+            _log.error("metrics without the database", error=str(error))
+            return [Sample(_REACHABLE, 0, {})]
+
+    def _collect_samples(self) -> Iterator[Sample]:
+        yield from service_samples(self._repository, self._now)
+        rows = self._repository.shown(self._now - self._retention_s)
         histories = read_histories(
             self._repository.database, [row.id for row in rows], look_back=_LOOK_BACK
         )
@@ -204,7 +198,7 @@ class StoreCollector(Collector):
             yield from _samples_of(row, histories.get(row.id, JobHistory()))
 
 
-def _samples_of(row: JobRow, history: JobHistory) -> Sequence[_Sample]:
+def _samples_of(row: JobRow, history: JobHistory) -> Sequence[Sample]:
     """Return the samples of one job; none if this version cannot read its rows, so that other jobs
     are still exported.
     """
@@ -224,31 +218,6 @@ def _progress_of(row: JobRow) -> Progress | None:
         return None
 
 
-def _build_family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
-    family = FAMILIES[name]
-    # prometheus_client appends `_total` to the name of a counter.
-    metric = Metric(name.removesuffix("_total"), family.help, family.kind)
-    for sample in samples:
-        metric.add_sample(name, dict(sample.labels), sample.value)
-    return metric
-
-
-def _service_samples(repository: Repository) -> Iterator[_Sample]:
-    counts = repository.count_by_status()
-    for status, count in counts.items():
-        yield _Sample("accordion_jobs", count, {"state": status})
-    for status, count in repository.count_by_status(Kind.GUEST).items():
-        yield _Sample("accordion_guests", count, {"state": status})
-    yield _Sample("accordion_queue_jobs", counts[Status.QUEUED], {})
-    heartbeat = repository.heartbeat()
-    if heartbeat is not None:
-        yield _Sample("accordion_scheduler_heartbeat_timestamp_seconds", heartbeat, {})
-    cluster = repository.cluster()
-    yield _Sample(
-        "accordion_cluster_reachable", float(cluster is not None and cluster.reachable), {}
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
     """Inputs of the samples of one job."""
@@ -258,120 +227,119 @@ class _Facts:
     history: JobHistory
 
 
-def _job_samples(facts: _Facts) -> Iterator[_Sample]:
-    for name, value, labels in (
+def _job_samples(facts: _Facts) -> Iterator[Sample]:
+    for sample in (
         *_identity_samples(facts),
         *_training_samples(facts),
         *_elasticity_samples(facts),
         *_group_samples(facts),
     ):
-        yield _Sample(name, float(value), {"job_id": facts.row.id, **labels})
+        labels = {"job_id": facts.row.id, **sample.labels}
+        yield Sample(sample.name, float(sample.value), labels)
 
 
-def _identity_samples(facts: _Facts) -> Iterator[_Sample]:
+def _identity_samples(facts: _Facts) -> Iterator[Sample]:
     row = facts.row
     places = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
     named = {label: spec_value(row, place, "unknown") for label, place in places.items()}
-    yield _Sample("accordion_job_info", 1, {"name": row.name, "kind": row.kind, **named})
+    yield Sample("accordion_job_info", 1, {"name": row.name, "kind": row.kind, **named})
     for status in Status:
-        yield _Sample("accordion_job_state", float(row.status == status), {"state": status})
+        yield Sample("accordion_job_state", float(row.status == status), {"state": status})
     threshold = spec_value(row, "policy.threshold", math.nan)
     if row.kind == Kind.JOB or not math.isnan(threshold):
-        yield _Sample("accordion_job_threshold_ratio", threshold, {})
+        yield Sample("accordion_job_threshold_ratio", threshold, {})
 
 
-def _training_samples(facts: _Facts) -> Iterator[_Sample]:
+def _training_samples(facts: _Facts) -> Iterator[Sample]:
     progress = facts.progress
     yield from _extent_samples(facts)
     for metric, value in stored_metrics(facts.row).items():
         if metric == "loss":
-            yield _Sample("accordion_job_loss", value, {"kind": "evaluation"})
+            yield Sample("accordion_job_loss", value, {"kind": "evaluation"})
         else:
-            yield _Sample("accordion_job_metric", value, {"kind": metric})
+            yield Sample("accordion_job_metric", value, {"kind": metric})
     if progress is None:
         return
-    yield _Sample(
+    yield Sample(
         "accordion_job_loss",
         math.nan if progress.loss is None else progress.loss,
         {"kind": "training"},
     )
-    yield _Sample("accordion_job_learning_rate", progress.lr, {})
+    yield Sample("accordion_job_learning_rate", progress.lr, {})
     if progress.global_batch or facts.row.kind == Kind.JOB:
-        yield _Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
-    yield _Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
+        yield Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
+    yield Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
     for kind, count in progress.bytes.model_dump().items():
-        yield _Sample("accordion_job_bytes_total", count, {"kind": kind})
+        yield Sample("accordion_job_bytes_total", count, {"kind": kind})
     yield from _time_samples(progress)
 
 
-def _time_samples(progress: Progress) -> Iterator[_Sample]:
+def _time_samples(progress: Progress) -> Iterator[Sample]:
     for phase, seconds in progress.seconds_by_phase.items():
-        yield _Sample("accordion_step_phase_seconds_total", seconds, {"phase": phase})
+        yield Sample("accordion_step_phase_seconds_total", seconds, {"phase": phase})
     for rank, seconds in enumerate(progress.compute_s_by_rank):
-        yield _Sample("accordion_step_compute_seconds", seconds, {"rank": str(rank)})
+        yield Sample("accordion_step_compute_seconds", seconds, {"rank": str(rank)})
     if progress.exchange_wait_s is not None:
-        yield _Sample("accordion_exchange_wait_seconds", progress.exchange_wait_s, {})
+        yield Sample("accordion_exchange_wait_seconds", progress.exchange_wait_s, {})
     for level, seconds in progress.wait_s_by_level.items():
-        yield _Sample("accordion_exchange_wait_predicted_seconds", seconds, {"level": level})
+        yield Sample("accordion_exchange_wait_predicted_seconds", seconds, {"level": level})
 
 
-def _extent_samples(facts: _Facts) -> Iterator[_Sample]:
+def _extent_samples(facts: _Facts) -> Iterator[Sample]:
     """Yield finished and planned epochs and steps; the plan of a guest run is unknown."""
     finished = facts.history.epochs[0].epoch + 1 if facts.history.epochs else 0
-    yield _Sample("accordion_job_epochs", finished, {"state": "finished"})
+    yield Sample("accordion_job_epochs", finished, {"state": "finished"})
     if facts.row.kind == Kind.JOB:
         planned = spec_value(facts.row, "training.epochs", math.nan)
-        yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
+        yield Sample("accordion_job_epochs", planned, {"state": "planned"})
     progress = progress_view(facts.row)
     if progress is not None:
-        yield _Sample("accordion_job_steps", progress.step, {"state": "finished"})
+        yield Sample("accordion_job_steps", progress.step, {"state": "finished"})
     if progress is not None and progress.steps is not None:
-        yield _Sample("accordion_job_steps", progress.steps, {"state": "planned"})
+        yield Sample("accordion_job_steps", progress.steps, {"state": "planned"})
 
 
-def _elasticity_samples(facts: _Facts) -> Iterator[_Sample]:
-    yield _Sample("accordion_job_workers_alive", facts.row.world_size, {})
+def _elasticity_samples(facts: _Facts) -> Iterator[Sample]:
+    yield Sample("accordion_job_workers_alive", facts.row.world_size, {})
     if facts.row.kind == Kind.JOB:
-        yield _Sample("accordion_job_workers_wanted", facts.row.workers, {})
-        yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
-        yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
-    yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
+        yield Sample("accordion_job_workers_wanted", facts.row.workers, {})
+        yield Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
+        yield Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
+    yield Sample("accordion_job_restarts_total", facts.row.failures, {})
     yield from _change_samples(stored_elasticity(facts.row))
-    yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
+    yield Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for state in get_args(OverrideState):
-        yield _Sample(
+        yield Sample(
             "accordion_job_overrides",
             facts.history.overrides_by_state.get(state, 0),
             {"state": state},
         )
     if facts.history.checkpoint is not None:
-        yield _Sample(
+        yield Sample(
             "accordion_job_checkpoint_timestamp_seconds", facts.history.checkpoint.time, {}
         )
-        yield _Sample(
-            "accordion_job_checkpoint_size_bytes", facts.history.checkpoint.size_bytes, {}
-        )
-        yield _Sample(
+        yield Sample("accordion_job_checkpoint_size_bytes", facts.history.checkpoint.size_bytes, {})
+        yield Sample(
             "accordion_job_checkpoint_duration_seconds", facts.history.checkpoint.seconds, {}
         )
-        yield _Sample(
+        yield Sample(
             "accordion_job_checkpoint_blocked_seconds", facts.history.checkpoint.blocked_s, {}
         )
 
 
-def _change_samples(tally: ElasticityStats) -> Iterator[_Sample]:
+def _change_samples(tally: ElasticityStats) -> Iterator[Sample]:
     # Every cause is exported from the start: a counter that appears with an event has no rate.
     for cause in (*RESIZE_CAUSES, *(tally.resizes.keys() - RESIZE_CAUSES)):
-        yield _Sample("accordion_job_resizes_total", tally.resizes.get(cause, 0), {"cause": cause})
+        yield Sample("accordion_job_resizes_total", tally.resizes.get(cause, 0), {"cause": cause})
     for cause in (*RECOVERY_CAUSES, *(tally.recoveries.keys() - RECOVERY_CAUSES)):
-        yield _Sample(
+        yield Sample(
             "accordion_job_recoveries_total", tally.recoveries.get(cause, 0), {"cause": cause}
         )
-    yield _Sample("accordion_job_lost_seconds_total", tally.seconds_lost, {})
-    yield _Sample("accordion_job_rolled_back_steps_total", tally.steps_rolled_back, {})
+    yield Sample("accordion_job_lost_seconds_total", tally.seconds_lost, {})
+    yield Sample("accordion_job_rolled_back_steps_total", tally.steps_rolled_back, {})
 
 
-def _group_samples(facts: _Facts) -> Iterator[_Sample]:
+def _group_samples(facts: _Facts) -> Iterator[Sample]:
     if not facts.history.decisions:
         return
     decision = facts.history.decisions[0].decision
@@ -384,25 +352,25 @@ def _group_samples(facts: _Facts) -> Iterator[_Sample]:
     levels = _find_lightest(decision["level_by_layer"], group_by_layer)
     for group in sorted(set(group_by_layer.values())):
         for regime in _REGIMES:
-            yield _Sample(
+            yield Sample(
                 "accordion_group_regime",
                 (group in critical) == (regime == "critical"),
                 _group_labels(group, state=regime),
             )
         for level in _LEVELS:
-            yield _Sample(
+            yield Sample(
                 "accordion_group_level",
                 levels.get(group) == level,
                 _group_labels(group, level=level),
             )
     changes = _first_with_values(row.decision["change_by_layer"] for row in facts.history.decisions)
     for group, values in _by_group(changes, group_by_layer).items():
-        yield _Sample("accordion_group_change_ratio", max(values), _group_labels(group))
+        yield Sample("accordion_group_change_ratio", max(values), _group_labels(group))
     norms = _first_with_values(
         row.record["statistic_by_layer"] or {} for row in facts.history.epochs
     )
     for group, values in _by_group(norms, group_by_layer).items():
-        yield _Sample("accordion_group_gradient_norm", math.hypot(*values), _group_labels(group))
+        yield Sample("accordion_group_gradient_norm", math.hypot(*values), _group_labels(group))
 
 
 def _group_labels(group: str, **labels: str) -> dict[str, str]:

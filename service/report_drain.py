@@ -12,6 +12,7 @@ from service.pending_logs import PendingLogs
 from service.runtime.protocol import Runtime
 from service.store.models import JobRow
 from service.store.record_ingest import cursor_of, record_position
+from service.store.scheduler_counts import SchedulerCounts
 from workers.contract import Cursor, Drained
 
 _log = structlog.get_logger()
@@ -20,9 +21,18 @@ _log = structlog.get_logger()
 class ReportDrain:
     """Reports of all followed jobs, drained in one call per turn."""
 
-    def __init__(self, runtime: Runtime, storage_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        storage_of: Callable[[str], str],
+        *,
+        counts: SchedulerCounts,
+        clock: Callable[[], float],
+    ) -> None:
         self._runtime = runtime
         self._storage_of = storage_of
+        self._counts = counts
+        self._clock = clock
         self._unstored = PendingLogs()
         self._drained: dict[str, Drained] = {}
         """Reports drained in this turn and not processed yet, by job id."""
@@ -77,6 +87,10 @@ class ReportDrain:
 
     def mark_stored(self, job_id: str) -> None:
         """Forget what was kept of the job: it is in the database now."""
+        now = self._clock()
+        self._counts.observe_delays(
+            now - record.time for record in self._unstored.get(job_id).records
+        )
         self._unstored.forget(job_id)
 
     def keep_only(self, job_ids: Container[str]) -> None:

@@ -68,4 +68,6 @@ class TimedRequests:
 
 
 def _route_path(scope: Scope) -> str:
-    return getattr(scope.get("route"), "path", UNMATCHED)
+    # The route of a router that FastAPI includes with a prefix has a path without that prefix.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    return getattr(included or scope.get("route"), "path", UNMATCHED)

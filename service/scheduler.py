@@ -22,6 +22,7 @@ import structlog
 import uuid_utils
 
 from service.allocator import Allocator, ClusterState
+from service.autoscaling import CapacityRequests
 from service.code_store import CodeStore
 from service.deadlines import Deadlines
 from service.domain.actions import (
@@ -95,20 +96,20 @@ class Scheduler:
         self._lease = Lease(
             database, owner=owner, clock=clock, monotonic=monotonic, lease_s=settings.lease_s
         )
+        self._counts = self._lease.counts
         self._claim = ClusterClaim(
             runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
         )
         self._foreign = ForeignJobs()
         self._cluster = ClusterState()
+        self._capacity = CapacityRequests(self._repository, runtime, settings, monotonic=monotonic)
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
-        self._housekeeping = Housekeeping(
-            database, runtime, settings, code=self._code, clock=clock, monotonic=monotonic
-        )
-        self._reports = ReportDrain(runtime, settings.storage_of)
+        self._housekeeping = self._build_housekeeping(database, clock)
+        self._reports = ReportDrain(runtime, settings.storage_of, counts=self._counts, clock=clock)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
             self._repository, self._writes, clock, grace_s=settings.cancel_grace_s
@@ -126,8 +127,31 @@ class Scheduler:
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first found missing."""
 
+    def _build_housekeeping(self, database: Database, clock: Clock) -> Housekeeping:
+        return Housekeeping(
+            database,
+            self._runtime,
+            self._settings,
+            code=self._code,
+            clock=clock,
+            monotonic=self._monotonic,
+            counts=self._counts,
+        )
+
     def run_once(self) -> bool:
         """Run one turn; False if another scheduler holds the lease and nothing was done."""
+        started = self._monotonic()
+        try:
+            is_done = self._run_turn()
+        except Exception:
+            self._counts.count_error("turn")
+            self._counts.observe_turn(self._monotonic() - started)
+            raise
+        if is_done:
+            self._counts.observe_turn(self._monotonic() - started)
+        return is_done
+
+    def _run_turn(self) -> bool:
         token = self._lease.hold()
         if token is None:
             self._refreshed_at = None
@@ -159,6 +183,8 @@ class Scheduler:
         for job in self._allocator.admit(self._cluster, token, self._settings):
             self._reconcile_job(job, token, fresh=True)
         self._allocator.reallocate(self._cluster, token, self._settings)
+        if fresh:
+            self._capacity.update()
         self._plans.advance()
 
     def release(self) -> None:
@@ -238,6 +264,7 @@ class Scheduler:
         except RuntimeUnavailable as error:
             _log.warning("cluster", job_id=job.id, error=str(error))
         except Exception:  # noqa: BLE001  # one failing job must not block the others
+            self._counts.count_error("job")
             _log.exception("job", job_id=job.id)
 
     def _apply_next_action(self, job: JobRow, state: SupervisorState | None, token: int) -> None:

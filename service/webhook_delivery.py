@@ -24,6 +24,7 @@ from service.store.delivery_queue import (
     DeliveryQueue,
     DueWebhook,
 )
+from service.store.scheduler_counts import SchedulerCounts
 from service.webhook_sender import WebhookSender
 
 INTERVAL_S = 1.0
@@ -62,6 +63,7 @@ class WebhookDelivery:
         monotonic: Callable[[], float],
         sender: WebhookSender | None = None,
         random_fraction: Callable[[], float] = random.random,
+        counts: SchedulerCounts | None = None,
     ) -> None:
         self._queue = DeliveryQueue(database, clock)
         self._settings = settings
@@ -69,6 +71,7 @@ class WebhookDelivery:
         self._monotonic = monotonic
         self._sender = sender or WebhookSender(settings.webhook_networks)
         self._random_fraction = random_fraction
+        self._counts = counts or SchedulerCounts()
         self._looked_at: float | None = None
         self._lock = threading.Lock()
         self._served: dict[str, tuple[str, threading.Thread]] = {}
@@ -165,7 +168,8 @@ class WebhookDelivery:
                 message=f"an error of the service ({type(error).__name__}), see the scheduler's log"
             )
         if not outcome.message:
-            self._queue.record_success(claimed, outcome)
+            if self._queue.record_success(claimed, outcome):
+                self._counts.count_webhook_attempt(DeliveryState.DELIVERED.value)
             return True
         self._record_failure(claimed, replace(outcome, message=outcome.message[:MAX_MESSAGE_CHARS]))
         return False
@@ -174,6 +178,8 @@ class WebhookDelivery:
         state = self._queue.record_failure(
             claimed, outcome, random_fraction=self._random_fraction()
         )
+        if state is not None:
+            self._counts.count_webhook_attempt(state.value)
         log = _log.warning if state is DeliveryState.DEAD else _log.info
         log(
             "webhook delivery failed",

@@ -1,11 +1,12 @@
-"""Write the Grafana dashboards from `panels.py`; the same input gives the same bytes.
+"""Write the Grafana dashboards from `panels.py` and `service_panels.py`; the same input gives the
+same bytes.
 
 python deploy/grafana/generate.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -21,39 +22,63 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from panels import ANNOTATIONS, ROWS, Panel, Query, Row
+from service_panels import SERVICE_ANNOTATIONS, SERVICE_ROWS
 
 COLUMNS = 24
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-JOB_JSON = Path(__file__).parent / "dashboards" / "job.json"
+FOLDER = Path(__file__).parent / "dashboards"
 PanelBuilder = timeseries.Panel | stat.Panel | statetimeline.Panel
 
 
 def main() -> None:
     """Write every dashboard to its file."""
-    JOB_JSON.write_text(job_dashboard())
+    for name, text in build_dashboards().items():
+        (FOLDER / f"{name}.json").write_text(text)
 
 
-def job_dashboard() -> str:
-    """Build the dashboard *Job* as JSON."""
-    board = (
-        dashboard.Dashboard("Accordion: job")
-        .uid("accordion-job")
-        .description(
-            "One training job: learning, decisions of the controller, traffic, step time, and the"
-            " service."
-        )
+def build_dashboards() -> dict[str, str]:
+    """Build the dashboards *Job* and *Service* as JSON, by name."""
+    job = _board(
+        "job", "One training job: learning, decisions of the controller, traffic and step time."
+    ).with_variable(_job_variable())
+    service = _board(
+        "service",
+        "The service itself: requests, scheduler, records, queue, database, streams and webhooks.",
+    )
+    return {
+        "job": _encode(job, ROWS, ANNOTATIONS),
+        "service": _encode(service, SERVICE_ROWS, SERVICE_ANNOTATIONS),
+    }
+
+
+def _board(name: str, description: str) -> dashboard.Dashboard:
+    others = (
+        dashboard.DashboardLink("Accordion")
+        .type(models.DashboardLinkType.DASHBOARDS)
         .tags(["accordion"])
+        .keep_time(True)
+    )
+    return (
+        dashboard.Dashboard(f"Accordion: {name}")
+        .uid(f"accordion-{name}")
+        .description(description)
+        .tags(["accordion"])
+        .link(others)
         .time("now-15m", "now")
         .refresh("5s")
         .timezone("browser")
         .with_variable(
             dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
         )
-        .with_variable(_job_variable())
     )
-    for name, (colour, expr) in ANNOTATIONS.items():
+
+
+def _encode(
+    board: dashboard.Dashboard, rows: tuple[Row, ...], annotations: Mapping[str, tuple[str, str]]
+) -> str:
+    for name, (colour, expr) in annotations.items():
         board.annotation(_annotation(name, colour, expr))
-    for part in _placed(ROWS):
+    for part in _placed(rows):
         if isinstance(part, dashboard.Row):
             board.with_row(part)
         else:

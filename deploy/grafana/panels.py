@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.domain.job_status import STATUS_TABLE, UNFINISHED
-
 RATE = "[$__rate_interval]"
 
 
@@ -71,7 +69,8 @@ def _state(state: str) -> str:
     return f'state="{state}"'
 
 
-def _one(expr: str, legend: str) -> tuple[Query, ...]:
+def one_query(expr: str, legend: str) -> tuple[Query, ...]:
+    """Build the queries of a panel that has one."""
     return (Query(expr=expr, legend=legend),)
 
 
@@ -96,8 +95,7 @@ _LEVEL_NAMES = {
     2: ("high", "dark-blue"),
     3: ("custom", "purple"),
 }
-_GUEST_STATES = "|".join(status for status in UNFINISHED if STATUS_TABLE[status].is_for_guests)
-_YES_NO = {0: ("no", "red"), 1: ("yes", "green")}
+YES_NO = {0: ("no", "red"), 1: ("yes", "green")}
 
 NOW = Row(
     title="Now",
@@ -109,7 +107,7 @@ NOW = Row(
             width=6,
             height=4,
             description="Name, kind, task, method and policy of the job.",
-            queries=_one(
+            queries=one_query(
                 of_job("accordion_job_info"),
                 "{{name}} ({{kind}}): {{task}}, {{method}}, {{policy}}",
             ),
@@ -124,7 +122,7 @@ NOW = Row(
                 "Finished steps as a fraction of planned steps; empty for guest runs, whose plan is"
                 " unknown."
             ),
-            queries=_one(_STEPS, "done"),
+            queries=one_query(_STEPS, "done"),
         ),
         Panel(
             title="Training loss",
@@ -133,7 +131,7 @@ NOW = Row(
             width=3,
             height=4,
             description="Newest training loss.",
-            queries=_one(of_job("accordion_job_loss", _kind("training")), "loss"),
+            queries=one_query(of_job("accordion_job_loss", _kind("training")), "loss"),
         ),
         Panel(
             title="Traffic saved",
@@ -145,7 +143,7 @@ NOW = Row(
                 "Bytes of uncompressed fp32 gradients divided by bytes sent, since the start of the"
                 " job."
             ),
-            queries=_one(_SAVED, "times"),
+            queries=one_query(_SAVED, "times"),
         ),
         Panel(
             title="Workers",
@@ -154,7 +152,7 @@ NOW = Row(
             width=3,
             height=4,
             description="Workers in training now.",
-            queries=_one(of_job("accordion_job_workers_alive"), "alive"),
+            queries=one_query(of_job("accordion_job_workers_alive"), "alive"),
         ),
         Panel(
             title="Restarts",
@@ -163,7 +161,7 @@ NOW = Row(
             width=3,
             height=4,
             description="Worker groups that failed.",
-            queries=_one(of_job("accordion_job_restarts_total"), "restarts"),
+            queries=one_query(of_job("accordion_job_restarts_total"), "restarts"),
         ),
         Panel(
             title="Checkpoint age",
@@ -172,7 +170,9 @@ NOW = Row(
             width=3,
             height=4,
             description="Seconds of work that a failure would lose now.",
-            queries=_one(f"time() - {of_job('accordion_job_checkpoint_timestamp_seconds')}", "age"),
+            queries=one_query(
+                f"time() - {of_job('accordion_job_checkpoint_timestamp_seconds')}", "age"
+            ),
         ),
         Panel(
             title="State",
@@ -181,8 +181,8 @@ NOW = Row(
             width=24,
             height=4,
             description="State of the job over time.",
-            values=_YES_NO,
-            queries=_one(f"{of_job('accordion_job_state')} == 1", "{{state}}"),
+            values=YES_NO,
+            queries=one_query(f"{of_job('accordion_job_state')} == 1", "{{state}}"),
         ),
     ),
 )
@@ -194,21 +194,21 @@ LEARNING = Row(
             unit="none",
             width=6,
             description="Training loss and the loss of the newest evaluation.",
-            queries=_one(of_job("accordion_job_loss"), "{{kind}}"),
+            queries=one_query(of_job("accordion_job_loss"), "{{kind}}"),
         ),
         Panel(
             title="Evaluation",
             unit="none",
             width=6,
             description="Metrics of the newest evaluation, such as accuracy.",
-            queries=_one(of_job("accordion_job_metric"), "{{kind}}"),
+            queries=one_query(of_job("accordion_job_metric"), "{{kind}}"),
         ),
         Panel(
             title="Learning rate",
             unit="none",
             width=6,
             description="Current learning rate.",
-            queries=_one(of_job("accordion_job_learning_rate"), "learning rate"),
+            queries=one_query(of_job("accordion_job_learning_rate"), "learning rate"),
         ),
         Panel(
             title="Epochs",
@@ -217,7 +217,7 @@ LEARNING = Row(
             description=(
                 "Finished and planned epochs; a decrease is work that a failure rolled back."
             ),
-            queries=_one(of_job("accordion_job_epochs"), "{{state}}"),
+            queries=one_query(of_job("accordion_job_epochs"), "{{state}}"),
         ),
     ),
 )
@@ -234,7 +234,7 @@ CONTROLLER = Row(
                 "Regime by layer group: critical if the gradient of any of its layers changes"
                 " quickly."
             ),
-            queries=_one(of_job("accordion_group_regime", _state("critical")), "{{group}}"),
+            queries=one_query(of_job("accordion_group_regime", _state("critical")), "{{group}}"),
         ),
         Panel(
             title="Levels",
@@ -243,7 +243,7 @@ CONTROLLER = Row(
             width=12,
             values=_LEVEL_NAMES,
             description="Lightest compression level in force by layer group.",
-            queries=_one(_LEVELS, "{{group}}"),
+            queries=one_query(_LEVELS, "{{group}}"),
         ),
         Panel(
             title="Gradient change and threshold",
@@ -265,7 +265,7 @@ CONTROLLER = Row(
             description=(
                 "Norm of the mean gradient over the newest complete window, by layer group."
             ),
-            queries=_one(of_job("accordion_group_gradient_norm"), "{{group}}"),
+            queries=one_query(of_job("accordion_group_gradient_norm"), "{{group}}"),
         ),
         Panel(
             title="Decisions and overrides",
@@ -290,7 +290,7 @@ COMMUNICATION = Row(
             unit="Bps",
             width=12,
             description="Sent by one worker, compared with fp32 and fp16 gradients.",
-            queries=_one(rate_of_job("accordion_job_bytes_total"), "{{kind}}"),
+            queries=one_query(rate_of_job("accordion_job_bytes_total"), "{{kind}}"),
         ),
         Panel(
             title="Traffic saved over time",
@@ -299,7 +299,7 @@ COMMUNICATION = Row(
             description=(
                 "Bytes of fp32 gradients divided by bytes sent, now; empty while no step is made."
             ),
-            queries=_one(
+            queries=one_query(
                 f"{rate_of_job('accordion_job_bytes_total', _kind('dense'), drop='kind')} / "
                 f"({rate_of_job('accordion_job_bytes_total', _kind('payload'), drop='kind')} > 0)",
                 "times fewer than fp32",
@@ -316,7 +316,7 @@ STEP_TIME = Row(
             width=12,
             stacked=True,
             description="Seconds that rank 0 spends in each phase, per second.",
-            queries=_one(rate_of_job("accordion_step_phase_seconds_total"), "{{phase}}"),
+            queries=one_query(rate_of_job("accordion_step_phase_seconds_total"), "{{phase}}"),
         ),
         Panel(
             title="Wait for exchanges",
@@ -339,7 +339,7 @@ STEP_TIME = Row(
             unit="none",
             width=12,
             description="Training samples per second over all workers.",
-            queries=_one(of_job("accordion_job_samples_per_second"), "samples/s"),
+            queries=one_query(of_job("accordion_job_samples_per_second"), "samples/s"),
         ),
     ),
 )
@@ -373,7 +373,7 @@ ELASTICITY = Row(
             description=(
                 "Seconds without a step during changes of worker group, since the start of the job."
             ),
-            queries=_one(of_job("accordion_job_lost_seconds_total"), "lost"),
+            queries=one_query(of_job("accordion_job_lost_seconds_total"), "lost"),
         ),
         Panel(
             title="Steps rolled back",
@@ -382,7 +382,7 @@ ELASTICITY = Row(
                 "Steps repeated because they followed the newest checkpoint, since the start of the"
                 " job."
             ),
-            queries=_one(of_job("accordion_job_rolled_back_steps_total"), "rolled back"),
+            queries=one_query(of_job("accordion_job_rolled_back_steps_total"), "rolled back"),
         ),
         Panel(
             title="Compute by rank",
@@ -391,7 +391,7 @@ ELASTICITY = Row(
                 "Mean seconds per step that each rank loads data and computes, over 10 s; a"
                 " straggler stands out."
             ),
-            queries=_one(of_job("accordion_step_compute_seconds"), "rank {{rank}}"),
+            queries=one_query(of_job("accordion_step_compute_seconds"), "rank {{rank}}"),
         ),
         Panel(
             title="Checkpoint time",
@@ -413,71 +413,19 @@ ELASTICITY = Row(
             title="Progress report age",
             unit="s",
             description="Seconds since the newest progress report.",
-            queries=_one(f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "age"),
+            queries=one_query(
+                f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "age"
+            ),
         ),
         Panel(
             title="Checkpoint size",
             unit="bytes",
             description="Size of the newest checkpoint.",
-            queries=_one(of_job("accordion_job_checkpoint_size_bytes"), "size"),
+            queries=one_query(of_job("accordion_job_checkpoint_size_bytes"), "size"),
         ),
     ),
 )
-SERVICE = Row(
-    title="Service",
-    panels=(
-        Panel(
-            title="Jobs",
-            unit="none",
-            width=6,
-            description="All jobs by state, guest runs and queued jobs.",
-            queries=(
-                Query(expr="max without (instance) (accordion_jobs)", legend="{{state}}"),
-                Query(
-                    expr=(
-                        "sum(max without (instance)"
-                        f' (accordion_guests{{state=~"{_GUEST_STATES}"}}))'
-                    ),
-                    legend="guest runs",
-                ),
-                Query(expr="max without (instance) (accordion_queue_jobs)", legend="queue"),
-            ),
-        ),
-        Panel(
-            title="Response time, 95th percentile",
-            unit="s",
-            width=6,
-            description="Time to the first byte of a response, by route.",
-            queries=_one(
-                "histogram_quantile(0.95, sum by (le, route) "
-                f"(rate(accordion_api_request_duration_seconds_bucket{RATE})))",
-                "{{route}}",
-            ),
-        ),
-        Panel(
-            title="Scheduler",
-            unit="s",
-            width=6,
-            description="Seconds since the scheduler last renewed its lease.",
-            queries=_one(
-                "time() - max without (instance) (accordion_scheduler_heartbeat_timestamp_seconds)",
-                "age",
-            ),
-        ),
-        Panel(
-            title="Cluster reachable",
-            kind="stat",
-            unit="none",
-            width=6,
-            values=_YES_NO,
-            description=(
-                "Whether the scheduler reaches the Ray cluster; Ray's dashboard shows its nodes."
-            ),
-            queries=_one("max without (instance) (accordion_cluster_reachable)", "reachable"),
-        ),
-    ),
-)
-ROWS = (NOW, LEARNING, CONTROLLER, COMMUNICATION, STEP_TIME, ELASTICITY, SERVICE)
+ROWS = (NOW, LEARNING, CONTROLLER, COMMUNICATION, STEP_TIME, ELASTICITY)
 ANNOTATIONS: Mapping[str, tuple[str, str]] = {
     "Decisions": (
         "blue",

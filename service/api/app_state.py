@@ -13,6 +13,7 @@ from anyio import CapacityLimiter
 
 from service.api.feeds import FeedHub
 from service.errors import Unavailable
+from service.http_connections import OpenConnections
 from service.request_times import RequestTimes
 from service.settings import Settings
 from service.store.database import Database
@@ -41,7 +42,8 @@ class WriteSlots:
 
     def __init__(self, *, num_slots: int = NUM_WRITERS, wait_s: float = _SLOT_WAIT_S) -> None:
         self._slots = asyncio.Semaphore(num_slots)
-        self._num_slots, self._wait_s = num_slots, wait_s
+        self._wait_s = wait_s
+        self.num_slots, self.num_used = num_slots, 0
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
@@ -55,12 +57,14 @@ class WriteSlots:
                 await self._slots.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"{self._num_slots} requests are already writing to the database, and none finished"
+                f"{self.num_slots} requests are already writing to the database, and none finished"
                 f" in {self._wait_s:g} s; try again in a moment"
             ) from None
+        self.num_used += 1
         try:
             yield
         finally:
+            self.num_used -= 1
             self._slots.release()
 
 
@@ -80,6 +84,7 @@ class AppState:
     """Seconds that pass however the clock is set."""
     draining: threading.Event
     """Set when the process is asked to stop: writes are rejected, and streams end."""
+    connections: OpenConnections = field(default_factory=OpenConnections)
     write_slots: WriteSlots = field(default_factory=WriteSlots)
     model_exports: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_MODEL_EXPORTS)

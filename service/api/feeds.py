@@ -128,6 +128,8 @@ class FeedHub:
         self._draining = draining
         self._feeds: dict[Hashable, Feed] = {}
         self._task: asyncio.Task[None] | None = None
+        self.num_streams = 0
+        """Number of open streams."""
 
     @contextmanager
     def subscribe(self, reader: Reader, now: StreamPage) -> Iterator[Feed]:
@@ -138,12 +140,14 @@ class FeedHub:
         if feed is None or feed.is_closed:
             feed = self._feeds[reader.key] = Feed(reader, now)
         feed.num_streams += 1
+        self.num_streams += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
             yield feed
         finally:
             feed.num_streams -= 1
+            self.num_streams -= 1
             if feed.num_streams == 0 and self._feeds.get(reader.key) is feed:
                 del self._feeds[reader.key]
 

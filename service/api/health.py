@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.api.app_state import AppState
 from service.api.callers import require_scope
 from service.api.deps import NO_QUERY, StateDep
 from service.api.problems import describe_problems
+from service.api.process_metrics import ProcessMetrics
 from service.api.schemas import CheckResult, Ready
 from service.domain.access import Scope
 from service.errors import Unavailable
@@ -45,6 +48,11 @@ def readyz(state: StateDep, response: Response) -> Ready:
     return Ready(ready=ready, checks=checks)
 
 
+async def _get_threads() -> CapacityLimiter:
+    """Return the limiter of the threads that run routes; only the event loop knows it."""
+    return to_thread.current_default_thread_limiter()
+
+
 @router.get(
     "/metrics",
     dependencies=[require_scope(Scope.METRICS)],
@@ -54,7 +62,9 @@ def readyz(state: StateDep, response: Response) -> Ready:
     },
     response_class=Response,
 )
-def metrics(state: StateDep) -> Response:
+def metrics(
+    state: StateDep, threads: Annotated[CapacityLimiter, Depends(_get_threads)]
+) -> Response:
     """Export all metrics for Prometheus. An ended job is exported for another
     `ACCORDION_METRICS_RETENTION_S` seconds (default 300).
     """
@@ -62,7 +72,7 @@ def metrics(state: StateDep) -> Response:
         state.repository,
         datetime.fromtimestamp(state.clock(), UTC),
         retention_s=state.settings.metrics_retention_s,
-        extra=[state.request_times],
+        extra=[state.request_times, ProcessMetrics(state, threads)],
     )
     return Response(content, headers={"content-type": content_type})
 

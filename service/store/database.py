@@ -15,6 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from service.store.columns import dump_document, load_document
+from service.store.database_errors import ErrorCounts
 from service.store.file_guard import FileGuard, count_change, num_changes
 from service.store.postgres import SessionLimits, create_reader, create_writer, lift_limits
 
@@ -34,6 +35,7 @@ class Database:
 
     def __init__(self, url: str, *, limits: SessionLimits | None = None) -> None:
         self.url = url
+        self.errors = ErrorCounts()
         if make_url(url).get_backend_name() == "sqlite":
             path = make_url(url).database
             self._guard = FileGuard(Path(path)) if path and path != ":memory:" else None
@@ -54,20 +56,24 @@ class Database:
         """Open a session that reads one snapshot and writes nothing; its rows stay usable
         afterwards.
         """
-        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+        with (
+            self.errors.watch(),
+            Session(self.engine, expire_on_commit=False, autoflush=False) as session,
+        ):
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """Open a write transaction: committed at the end, rolled back if the body raises."""
-        with (
-            Session(self._writer, expire_on_commit=False) as session,
-            session.begin(),
-            self._count_change(session),
-        ):
-            yield session
-        if self._guard is not None:
-            self._guard.check()
+        with self.errors.watch():
+            with (
+                Session(self._writer, expire_on_commit=False) as session,
+                session.begin(),
+                self._count_change(session),
+            ):
+                yield session
+            if self._guard is not None:
+                self._guard.check()
 
     @contextmanager
     def _count_change(self, session: Session) -> Iterator[None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from service.errors import Unavailable
+from service.errors import DatabaseReplaced
 
 _HEADER = b"SQLite format 3\0"
 """First bytes of every SQLite database."""
@@ -51,7 +51,7 @@ class FileGuard:
         """Check that a new connection would open the same file as the others.
 
         Raises:
-            Unavailable: the file is gone or was replaced; SQLite would create an empty one.
+            DatabaseReplaced: the file is gone or was replaced; SQLite would create an empty one.
         """
         if self._identity is not None:
             self._check_file()
@@ -77,7 +77,8 @@ class FileGuard:
         """Check the files before a transaction begins, and after it is committed.
 
         Raises:
-            Unavailable: the database or its write-ahead log was removed, replaced or overwritten.
+            DatabaseReplaced: the database or its write-ahead log was removed, replaced or
+                overwritten.
         """
         self._check_file()
         found = _identity_of(self._log)
@@ -85,7 +86,7 @@ class FileGuard:
             self._log_identity = self._log_identity or found
             is_ours = found == self._log_identity
         if not is_ours:
-            raise Unavailable(
+            raise DatabaseReplaced(
                 f"the database's write-ahead log {self._log} was removed or replaced; {_WAY_OUT}"
             )
 
@@ -118,15 +119,15 @@ class FileGuard:
         found = _identity_of(self._path)
         if found != self._identity:
             what = "was removed" if found is None else "was replaced by another file"
-            raise Unavailable(
+            raise DatabaseReplaced(
                 f"the database {self._path} {what} while the service has it open; {_WAY_OUT}"
             )
         if not self.note_count():
-            raise Unavailable(
+            raise DatabaseReplaced(
                 f"the database {self._path} was overwritten and is no longer a database; {_WAY_OUT}"
             )
         if self._is_older:
-            raise Unavailable(
+            raise DatabaseReplaced(
                 f"the database {self._path} was overwritten by an older copy of it; {_WAY_OUT}"
             )
 

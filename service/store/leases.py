@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from sqlalchemy import select
+from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
 from service.store.database import Database
 from service.store.models import LeaseRow
 from service.store.repository import SCHEDULER_LEASE
+from service.store.scheduler_counts import SchedulerCounts, add_counts
 
 _RENEWALS = 3
 """Renewals within the life of a lease: two may come late before it runs out."""
@@ -33,6 +34,8 @@ class Lease:
         lease_s: float,
     ) -> None:
         self._database = database
+        self.counts = SchedulerCounts(database.errors.count_by_kind)
+        """What this scheduler counts of itself; each renewal stores it."""
         self._owner = owner
         self._clock = clock
         self._monotonic = monotonic
@@ -66,7 +69,7 @@ class Lease:
             if row is None or row.token != token or row.expires_at <= 0:
                 self._token = None
                 raise LeaseLost(f"the lease with token {token} now belongs to another scheduler")
-            row.renewed_at, row.expires_at = now, now + self._lease_s
+            self._renew(session, row, now)
         self._renewed_at = now
 
     def release(self) -> None:
@@ -74,6 +77,7 @@ class Lease:
         with self._database.write() as session:
             row = _read_lease(session)
             if row is not None and row.token == self._token:
+                self._renew(session, row, self._clock())
                 row.expires_at = 0.0
         self._token = None
 
@@ -88,8 +92,15 @@ class Lease:
             if now < row.expires_at and not self._is_abandoned(row):
                 return None
             row.owner, row.token = self._owner, row.token + 1
-        row.renewed_at, row.expires_at = now, now + self._lease_s
+        self._renew(session, row, now)
         return row.token
+
+    def _renew(self, session: Session, row: LeaseRow, now: float) -> None:
+        """Extend the lease, and store what this scheduler counted of itself."""
+        row.renewed_at, row.expires_at = now, now + self._lease_s
+        counts = self.counts.list_unstored()
+        row.counts = add_counts(row.counts or {}, counts)
+        event.listen(session, "after_commit", lambda _: self.counts.mark_stored(counts), once=True)
 
     def _is_abandoned(self, row: LeaseRow) -> bool:
         """Whether another scheduler has not renewed its lease for the length of the lease.

@@ -38,6 +38,7 @@ class JobRow(Base):
         Index(None, "created_at", "id"),
         Index(None, "ended_at"),
         Index(None, "owner", "created_at", "id"),
+        Index(None, "kind", "status"),
     )
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
@@ -282,6 +283,8 @@ class LeaseRow(Base):
     token: Mapped[int]
     renewed_at: Mapped[float]
     expires_at: Mapped[float]
+    counts: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """What schedulers counted of themselves; see `store/scheduler_counts.py`."""
 
 
 class IdempotencyRow(Base):

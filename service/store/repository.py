@@ -139,7 +139,8 @@ class Repository:
         query = select(JobRow).where(
             or_(JobRow.status.in_(UNFINISHED), JobRow.ended_at >= ended_after)
         )
-        return self._all(query.order_by(JobRow.created_at, JobRow.id))
+        # With an order, SQLite would read all jobs by the index of that order.
+        return sorted(self._all(query), key=lambda row: (row.created_at, row.id))
 
     def queue(self, points_per_s: float = 0.0) -> list[JobRow]:
         """Waiting jobs whose time has come, in the order of the queue; each second since a job was
@@ -336,9 +337,13 @@ class Repository:
 
     def heartbeat(self) -> float | None:
         """When a scheduler last renewed its lease, in seconds since 1970; None before the first."""
+        lease = self.scheduler_lease()
+        return lease.renewed_at if lease else None
+
+    def scheduler_lease(self) -> LeaseRow | None:
+        """Lease of the scheduler, with what schedulers counted; None before the first."""
         with self.database.read() as session:
-            lease = session.get(LeaseRow, SCHEDULER_LEASE)
-            return lease.renewed_at if lease else None
+            return session.get(LeaseRow, SCHEDULER_LEASE)
 
     def _all(self, query: Select[Row]) -> list[Row]:
         with self.database.read() as session:

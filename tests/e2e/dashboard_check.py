@@ -1,4 +1,4 @@
-"""Does the Grafana dashboard show something? Four questions, in the order in which they find
+"""Do the Grafana dashboards show something? Four questions, in the order in which they find
 faults.
 
 1. lint: is every panel complete (description, unit, queries, the chosen data source, no overlap)?
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,8 @@ import promql_parser
 import yaml
 
 ROOT = Path(__file__).parents[2]
-JOB_DASHBOARD = ROOT / "deploy/grafana/dashboards/job.json"
+DASHBOARDS = ROOT / "deploy/grafana/dashboards"
+JOB_DASHBOARD = DASHBOARDS / "job.json"
 RULES = ROOT / "deploy/prometheus/rules/accordion.yml"
 SCRAPE_S = 1
 RATE_INTERVAL = f"{4 * SCRAPE_S}s"
@@ -58,24 +59,29 @@ class Target:
 
 def main(base_url: str, job_id: str) -> int:
     """All four questions against a running service; the number of faults."""
-    board = json.loads(JOB_DASHBOARD.read_text())
     token = os.environ.get("ACCORDION_ADMIN_TOKEN")
-    faults = check(board, base_url, job_id, token=token)
+    faults = check(read_dashboards(), base_url, job_id, token=token)
     sys.stdout.write("".join(f"{fault}\n" for fault in faults) or "every panel has data\n")
     return len(faults)
 
 
+def read_dashboards() -> list[dict[str, Any]]:
+    """All dashboards, as Grafana loads them."""
+    return [json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))]
+
+
 def check(
-    board: dict[str, Any], base_url: str, job_id: str, *, token: str | None = None
+    boards: Sequence[dict[str, Any]], base_url: str, job_id: str, *, token: str | None = None
 ) -> list[str]:
-    """Faults of the dashboard, one sentence each; a later question is asked only when the ones
+    """Faults of the dashboards, one sentence each; a later question is asked only when the ones
     before found nothing.
     """
-    for faults in (lint(board), parse_faults(board), check_names(board, base_url, token)):
-        if faults:
-            return faults
+    faults = [fault for board in boards for fault in (*lint(board), *parse_faults(board))]
+    faults = faults or check_names(boards, base_url, token)
+    if faults:
+        return faults
     with prometheus("prometheus", base_url, token=token) as prometheus_url:
-        return live_faults(board, prometheus_url, job_id)
+        return [fault for board in boards for fault in live_faults(board, prometheus_url, job_id)]
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
@@ -160,13 +166,14 @@ def parse_faults(board: dict[str, Any]) -> list[str]:
     return faults
 
 
-def name_faults(board: dict[str, Any], exported: Iterable[str]) -> list[str]:
-    """Names that are asked for and not exported; names that are exported and used neither here nor
-    in an alert.
+def name_faults(boards: Iterable[dict[str, Any]], exported: Iterable[str]) -> list[str]:
+    """Names that are asked for and not exported; names that are exported and used neither in these
+    dashboards nor in an alert.
     """
     exported = set(exported)
     asked = {
         name: target.panel
+        for board in boards
         for target in (*targets(board), *annotations(board))
         for name in names(filled(target.expr))
     }
@@ -185,9 +192,11 @@ def name_faults(board: dict[str, Any], exported: Iterable[str]) -> list[str]:
     ]
 
 
-def check_names(board: dict[str, Any], base_url: str, token: str | None = None) -> list[str]:
+def check_names(
+    boards: Iterable[dict[str, Any]], base_url: str, token: str | None = None
+) -> list[str]:
     """Compare names with what a running service exports now."""
-    return name_faults(board, exported_names(base_url, token))
+    return name_faults(boards, exported_names(base_url, token))
 
 
 def names(expr: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Every panel of the Grafana dashboard, asked of a real Prometheus that scrapes a service with a
+"""Every panel of the Grafana dashboards, asked of a real Prometheus that scrapes a service with a
 job in it.
 """
 
@@ -11,7 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.live_service import LiveService, live_service
-from tests.e2e.dashboard_check import JOB_DASHBOARD, check_names, live_faults, panels, prometheus
+from tests.e2e.dashboard_check import (
+    DASHBOARDS,
+    JOB_DASHBOARD,
+    check_names,
+    live_faults,
+    panels,
+    prometheus,
+    read_dashboards,
+)
 
 EPOCHS_UNTIL_COMPARED = 4
 """With a window of two epochs, the detector has compared once by then."""
@@ -43,12 +51,13 @@ def board():
     return json.loads(JOB_DASHBOARD.read_text())
 
 
-def test_every_name_is_exported_and_every_exported_name_is_looked_at(service, job_id, board):
-    assert check_names(board, service.url) == []
+def test_every_name_is_exported_and_every_exported_name_is_looked_at(service, job_id):
+    assert check_names(read_dashboards(), service.url) == []
 
 
-def test_every_query_of_every_panel_finds_numbers(prometheus_url, job_id, board):
-    assert live_faults(board, prometheus_url, job_id) == []
+@pytest.mark.parametrize("path", sorted(DASHBOARDS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_query_of_every_panel_finds_numbers(prometheus_url, job_id, path):
+    assert live_faults(json.loads(path.read_text()), prometheus_url, job_id) == []
 
 
 def test_a_planted_wrong_name_fails_in_both_ways(service, prometheus_url, job_id, board):
@@ -57,7 +66,7 @@ def test_a_planted_wrong_name_fails_in_both_ways(service, prometheus_url, job_id
     panel["targets"][0]["expr"] = 'max without (instance) (accordion_job_lost{job_id="$job_id"})'
     planted["panels"] = [panel]
     assert "'Loss' asks for accordion_job_lost, which nothing exports" in check_names(
-        planted, service.url
+        [planted], service.url
     )
     assert len(live_faults(planted, prometheus_url, job_id, patience_s=1.0)) == 1
 

@@ -1,4 +1,4 @@
-"""The generated Grafana dashboard, without a Prometheus; `tests/e2e` asks one."""
+"""The generated Grafana dashboards, without a Prometheus; `tests/e2e` asks one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import sys
 
 import pytest
 
+from service.api.process_metrics import PROCESS_FAMILIES
 from service.metrics import FAMILIES
-from tests.e2e.dashboard_check import JOB_DASHBOARD, ROOT, lint, name_faults, panels, parse_faults
+from tests.e2e.dashboard_check import (
+    DASHBOARDS,
+    JOB_DASHBOARD,
+    ROOT,
+    lint,
+    name_faults,
+    panels,
+    parse_faults,
+    read_dashboards,
+)
 
-IN_PROCESS = {"accordion_api_request_duration_seconds"}
-"""Metrics that only live in the api's process."""
-EXPORTED = set(FAMILIES) | IN_PROCESS
+EXPORTED = {*FAMILIES, *PROCESS_FAMILIES, "accordion_api_request_duration_seconds"}
 
 
 @pytest.fixture
@@ -22,24 +30,31 @@ def board():
     return json.loads(JOB_DASHBOARD.read_text())
 
 
-def faults(board):
-    return [*lint(board), *parse_faults(board), *name_faults(board, EXPORTED)]
+def faults(*boards):
+    found = [fault for board in boards for fault in (*lint(board), *parse_faults(board))]
+    return [*found, *name_faults(boards, EXPORTED)]
 
 
 def first_target(board):
     return next(panel for panel in panels(board) if panel["type"] == "timeseries")["targets"][0]
 
 
-def test_generating_it_again_gives_the_same_bytes(monkeypatch):
+def test_generating_them_again_gives_the_same_bytes(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "deploy/grafana"))
-    monkeypatch.setitem(sys.modules, "panels", None)
-    sys.modules.pop("panels")
-    generated = runpy.run_path(str(ROOT / "deploy/grafana/generate.py"))["job_dashboard"]()
-    assert generated == JOB_DASHBOARD.read_text()
+    for module in ("panels", "service_panels"):
+        monkeypatch.setitem(sys.modules, module, None)
+        sys.modules.pop(module)
+    generated = runpy.run_path(str(ROOT / "deploy/grafana/generate.py"))["build_dashboards"]()
+    assert generated == {path.stem: path.read_text() for path in DASHBOARDS.glob("*.json")}
 
 
-def test_it_is_complete_parses_and_names_what_the_service_exports_both_ways(board):
-    assert faults(board) == []
+def test_they_are_complete_parse_and_name_what_the_service_exports_both_ways():
+    assert faults(*read_dashboards()) == []
+
+
+def test_dashboards_have_different_ids():
+    ids = [board["uid"] for board in read_dashboards()]
+    assert len(set(ids)) == len(ids) > 1
 
 
 def test_a_wrong_metric_name_is_found(board):
@@ -47,8 +62,8 @@ def test_a_wrong_metric_name_is_found(board):
     assert any("accordion_job_lost, which nothing exports" in fault for fault in faults(board))
 
 
-def test_a_metric_that_nobody_looks_at_is_found(board):
-    assert name_faults(board, EXPORTED | {"accordion_forgotten"}) == [
+def test_a_metric_that_nobody_looks_at_is_found():
+    assert name_faults(read_dashboards(), EXPORTED | {"accordion_forgotten"}) == [
         "accordion_forgotten is exported and nobody looks at it"
     ]
 

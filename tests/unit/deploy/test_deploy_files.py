@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from service.api.process_metrics import PROCESS_FAMILIES
+from service.service_metrics import SERVICE_FAMILIES
+
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus/rules/accordion.yml"
@@ -133,6 +136,19 @@ def test_every_alert_has_a_test():
         if case["exp_alerts"]
     }
     assert {rule["alert"] for rule in rules if "alert" in rule} == fired
+
+
+def test_the_readme_explains_every_alert_on_the_service():
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    [rules] = [group["rules"] for group in groups if group["name"] == "accordion-service"]
+    explained = re.findall(r"^\| `(Accordion\w+)` \|", (DEPLOY / "README.md").read_text(), re.M)
+    assert sorted(explained) == sorted(rule["alert"] for rule in rules)
+
+
+def test_the_readme_explains_every_metric_of_the_service():
+    own = {*SERVICE_FAMILIES, *PROCESS_FAMILIES, "accordion_api_database_reachable"}
+    explained = set(re.findall(r"`(accordion_[a-z_]+[a-z])`", (DEPLOY / "README.md").read_text()))
+    assert explained == own | {"accordion_api_request_duration_seconds"}
 
 
 def test_prometheus_scrapes_services_that_compose_starts(compose):

@@ -134,7 +134,7 @@ def test_every_override_state_has_a_row_in_order() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted(STATIC.rglob("*.js")), DEPLOY / "grafana/panels.py"],
+    [*sorted(STATIC.rglob("*.js")), *sorted((DEPLOY / "grafana").glob("*.py"))],
     ids=lambda path: path.name,
 )
 def test_pages_and_panels_list_no_statuses(path: Path) -> None:

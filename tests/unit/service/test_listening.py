@@ -38,3 +38,17 @@ def test_answers_are_sent_at_once_and_do_not_wait_for_an_acknowledgement(
     monkeypatch.setattr("service.app.configure_logs", lambda *_: None)
     serve_api(load_settings(home=tmp_path, host=host, port=0))
     assert asyncio.run(_accept(listeners[0])) != 0
+
+
+def test_metrics_know_the_connections_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers: list[uvicorn.Server] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: servers.append(server))
+    monkeypatch.setattr("service.app.configure_logs", lambda *_: None)
+    serve_api(load_settings(home=tmp_path, port=0, max_connections=50))
+    [server] = servers
+    connections = server.config.app.state.accordion.connections  # type: ignore[union-attr]
+    assert (connections.num_open, connections.limit) == (0, 50)
+    server.server_state.connections.add(asyncio.Protocol())  # type: ignore[arg-type]
+    assert connections.num_open == 1

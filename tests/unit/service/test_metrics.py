@@ -35,6 +35,7 @@ from service.store.models import (
     OverrideRow,
 )
 from service.store.repository import Repository
+from tests.e2e.dashboard_check import family as family_of
 from workers.contract import Bytes, EpochRecord, JobSpec, Progress
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -211,7 +212,7 @@ def value(text: str, name: str, **labels: str) -> float | None:
 
 def test_every_family_has_a_sample_when_a_job_has_trained(database):
     exported = {
-        sample.name
+        family_of(sample.name)
         for family in text_string_to_metric_families(scrape(database, *everything()))
         for sample in family.samples
     }

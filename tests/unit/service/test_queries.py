@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event
 
 from service import allocator
 from service.metrics import metrics_response
+from service.store.models import Base
 from service.store.repository import JobFilter, Repository
 from tests.api.world import World
 
@@ -149,6 +150,23 @@ def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> Non
         world.submit(workers={"min": 4, "max": 4})
     world.turn()
     assert scrape() == once
+
+
+def test_a_scrape_looks_every_row_up_by_an_index(world: World) -> None:
+    world.train(world.submit())
+    world.submit(workers={"min": 4, "max": 4})
+    world.turn()
+    with selects(world) as found:
+        metrics_response(world.repository, datetime.fromtimestamp(world.clock.now, UTC))
+    tables = set(Base.metadata.tables)
+    with world.database.engine.connect() as connection:
+        plans = [
+            connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+            for statement, values in found
+        ]
+        steps = [step[3] for plan in plans for step in plan]
+    assert len(steps) > len(found) > 8
+    assert [step for step in steps if step[:5] == "SCAN " and step.split()[1] in tables] == []
 
 
 def test_a_turn_without_a_change_plans_no_grants(

@@ -1,0 +1,142 @@
+"""Metrics of the whole service: jobs, queue, scheduler, records and webhooks, from the database.
+
+All api processes export the same values. What belongs to one of them is in
+`api/process_metrics.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+from service.domain.jobs import Kind, Reason, Status
+from service.domain.webhook_retries import DeliveryState
+from service.metric_samples import Family, Sample
+from service.store.database_errors import ErrorKind
+from service.store.repository import Repository
+from service.store.scheduler_counts import (
+    DATABASE_ERRORS,
+    ERRORS,
+    RECORD_DELAYS,
+    SUM,
+    TURN_SECONDS,
+    WEBHOOK_ATTEMPTS,
+    Counts,
+    ErrorScope,
+    bucket_labels,
+)
+from service.store.scrape import read_deliveries, read_queue_starts
+
+SERVICE_FAMILIES: Mapping[str, Family] = {
+    "accordion_jobs": Family(
+        "gauge", "Jobs by state, including ended ones, without guest runs (accordion_guests)."
+    ),
+    "accordion_guests": Family("gauge", "Guest runs by state, including ended ones."),
+    "accordion_queue_jobs": Family("gauge", "Queued jobs."),
+    "accordion_queue_age_seconds": Family(
+        "gauge",
+        "Seconds for which the job that waits longest has waited, by reason; 0 if none waits."
+        " Without jobs whose start_at has not come.",
+    ),
+    "accordion_scheduler_heartbeat_timestamp_seconds": Family(
+        "gauge", "Time at which the scheduler last renewed its lease."
+    ),
+    "accordion_scheduler_lease_changes_total": Family(
+        "counter", "Times that another scheduler process took the lease, also after a restart."
+    ),
+    "accordion_scheduler_turn_duration_seconds": Family(
+        "histogram", "Seconds that each turn of the scheduler took, also of those that failed."
+    ),
+    "accordion_scheduler_errors_total": Family(
+        "counter",
+        "Unexpected errors of the scheduler: those that ended a turn, and those that ended its"
+        " work on one job in a turn.",
+    ),
+    "accordion_scheduler_database_errors_total": Family(
+        "counter", "Database errors of the scheduler, by kind; stored once it can write again."
+    ),
+    "accordion_cluster_reachable": Family(
+        "gauge", "1 if the scheduler reaches the Ray cluster, otherwise 0."
+    ),
+    "accordion_record_delay_seconds": Family(
+        "histogram",
+        "Seconds from the time at which a worker made a record, by its own clock, until the record"
+        " was in the database.",
+    ),
+    "accordion_webhook_deliveries": Family(
+        "gauge", "Messages to webhooks that wait for an attempt, and those that were given up."
+    ),
+    "accordion_webhook_overdue_seconds": Family(
+        "gauge",
+        "Seconds for which the message that waits longest should have been sent; 0 if none should.",
+    ),
+    "accordion_webhook_attempts_total": Family(
+        "counter",
+        "Attempts to deliver a message, by the state after them: PENDING if another one follows.",
+    ),
+}
+_QUEUE_REASONS = (
+    Reason.SUBMITTED,
+    Reason.WAITING_FOR_ROOM,
+    Reason.WAITING_FOR_QUOTA,
+    Reason.NEVER_FITS,
+    Reason.NOT_PLACED,
+    Reason.START_TIMED_OUT,
+    Reason.WORKERS_LOST,
+    Reason.CLUSTER_UNREACHABLE,
+    Reason.PREEMPTED,
+    Reason.RESUMED,
+    Reason.RETRIED,
+)
+"""Reasons for which a job waits; each is exported from the start, so that alerts have a value."""
+
+
+def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
+    """Yield the samples of the service at a time, in seconds since 1970."""
+    counts = repository.count_by_status()
+    for status, count in counts.items():
+        yield Sample("accordion_jobs", count, {"state": status})
+    for status, count in repository.count_by_status(Kind.GUEST).items():
+        yield Sample("accordion_guests", count, {"state": status})
+    yield Sample("accordion_queue_jobs", counts[Status.QUEUED], {})
+    began = read_queue_starts(repository.database)
+    for reason in dict.fromkeys([*_QUEUE_REASONS, *began]):
+        age_s = max(0.0, now - began.get(reason, now))
+        yield Sample("accordion_queue_age_seconds", age_s, {"reason": reason})
+    cluster = repository.cluster()
+    reachable = float(cluster is not None and cluster.reachable)
+    yield Sample("accordion_cluster_reachable", reachable, {})
+    yield from _scheduler_samples(repository)
+    waiting = read_deliveries(repository.database, now)
+    for state, count in waiting.count_by_state.items():
+        yield Sample("accordion_webhook_deliveries", count, {"state": state})
+    overdue_s = 0.0 if waiting.due_since is None else now - waiting.due_since
+    yield Sample("accordion_webhook_overdue_seconds", overdue_s, {})
+
+
+def _scheduler_samples(repository: Repository) -> Iterator[Sample]:
+    lease = repository.scheduler_lease()
+    counts: Counts = lease.counts if lease else {}
+    if lease is not None:
+        name = "accordion_scheduler_heartbeat_timestamp_seconds"
+        yield Sample(name, lease.renewed_at, {})
+        yield Sample("accordion_scheduler_lease_changes_total", lease.token - 1, {})
+    yield from _histogram_samples("accordion_scheduler_turn_duration_seconds", TURN_SECONDS, counts)
+    yield from _histogram_samples("accordion_record_delay_seconds", RECORD_DELAYS, counts)
+    # Every label is exported from the start: a counter that appears with an event has no rate.
+    for name, label, source, values in (
+        ("accordion_scheduler_errors_total", "scope", ERRORS, get_args(ErrorScope)),
+        ("accordion_scheduler_database_errors_total", "kind", DATABASE_ERRORS, ErrorKind),
+        ("accordion_webhook_attempts_total", "outcome", WEBHOOK_ATTEMPTS, DeliveryState),
+    ):
+        for value in values:
+            yield Sample(name, counts.get(source, {}).get(value, 0.0), {label: value})
+
+
+def _histogram_samples(name: str, source: str, counts: Counts) -> Iterator[Sample]:
+    counted, total = counts.get(source, {}), 0.0
+    for label in bucket_labels(source):
+        total += counted.get(label, 0.0)
+        yield Sample(name, total, {"le": label}, "_bucket")
+    yield Sample(name, total, {}, "_count")
+    yield Sample(name, counted.get(SUM, 0.0), {}, "_sum")
