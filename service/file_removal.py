@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 
 import structlog
 
 from service.runtime.protocol import Runtime
+from service.settings import Settings
 from service.store.job_deletion import DeletedJobs
 from service.store.models import DeletedJobRow
 
@@ -20,19 +22,21 @@ _log = structlog.get_logger()
 
 
 class FileRemoval:
-    """Removes checkpoints, journals and end files; safe to run in two schedulers at once."""
+    """Removes checkpoints, journals, end files and files of loggers; safe to run in two schedulers
+    at once.
+    """
 
     def __init__(
         self,
         deleted: DeletedJobs,
         runtime: Runtime,
-        storage_of: Callable[[str], str],
+        settings: Settings,
         *,
         monotonic: Callable[[], float],
     ) -> None:
         self._deleted = deleted
         self._runtime = runtime
-        self._storage_of = storage_of
+        self._settings = settings
         self._monotonic = monotonic
         self._looked_at: float | None = None
         self._retry_at: dict[str, float] = {}
@@ -65,9 +69,14 @@ class FileRemoval:
                 _log.exception("files of a deleted job remain", job_id=row.job_id)
 
     def _remove_files(self, row: DeletedJobRow) -> None:
-        storage = self._storage_of(row.job_id)
+        storage, loggers = (
+            self._settings.storage_of(row.job_id),
+            self._settings.loggers_of(row.job_id),
+        )
         try:
             self._runtime.remove_files(row.job_id, storage, row.storage_url)
+            if loggers.exists():
+                shutil.rmtree(loggers)
         except OSError as error:
             self._retry_at[row.job_id] = self._monotonic() + RETRY_S
             _log.warning("files of a deleted job remain", job_id=row.job_id, error=str(error))

@@ -1,5 +1,5 @@
 """What the scheduler does now and then: it removes uploads, ended jobs, old rows and files that
-nothing needs, and delivers the messages of webhooks.
+nothing needs, delivers the messages of webhooks, and starts the process that serves loggers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from service.code_pruning import CodePruning
 from service.code_store import CodeStore
 from service.file_removal import FileRemoval
+from service.logger_process import LoggerProcess
 from service.retention import Retention, RowRetention
 from service.runtime.protocol import Runtime
 from service.settings import Settings
@@ -37,12 +38,11 @@ class Housekeeping:
         self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._rows = RowRetention(database, settings, clock=clock, monotonic=monotonic)
-        self._files = FileRemoval(
-            DeletedJobs(database), runtime, settings.storage_of, monotonic=monotonic
-        )
+        self._files = FileRemoval(DeletedJobs(database), runtime, settings, monotonic=monotonic)
         self._webhooks = WebhookDelivery(
             database, settings, clock=clock, monotonic=monotonic, counts=counts
         )
+        self._loggers = LoggerProcess(database, settings, clock=clock, monotonic=monotonic)
 
     def run_if_due(self) -> None:
         """Remove and deliver what is due."""
@@ -51,7 +51,9 @@ class Housekeeping:
         self._rows.delete_if_due()
         self._files.start_if_due()
         self._webhooks.start_if_due()
+        self._loggers.start_if_due()
 
     def stop(self) -> None:
-        """Stop delivering."""
+        """Stop delivering, and serving loggers."""
         self._webhooks.stop()
+        self._loggers.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from service.errors import NotFound, SettingsError, Unavailable
 from service.security.secret_box import SecretBox, WrongKeyError, open_secret_box
@@ -26,12 +26,24 @@ class JobEnv:
             NotFound: the user has no secret of a name that the spec gives.
             Unavailable: a secret cannot be decrypted by this process.
         """
-        names = set(list_secret_names(spec.env).values())
+        try:
+            values = self.decrypt(set(list_secret_names(spec.env).values()), owner)
+        except NotFound as error:
+            raise NotFound(f"{error}, then retry the job") from None
+        return resolve_env(spec.env, values)
+
+    def decrypt(self, names: Collection[str], owner: str | None) -> dict[str, str]:
+        """Return the values of secrets of this user, by name.
+
+        Raises:
+            NotFound: the user has no secret of one of the names.
+            Unavailable: a secret cannot be decrypted by this process.
+        """
         if not names:
-            return resolve_env(spec.env, {})
+            return {}
         encrypted = self._store.read_encrypted(owner or "", names)
-        for name in sorted(names - encrypted.keys()):
-            raise NotFound(f"{describe_missing(owner, name)}, then retry the job")
+        for name in sorted(set(names) - encrypted.keys()):
+            raise NotFound(describe_missing(owner, name))
         box = self._open_box()
         values = {}
         for name, text in encrypted.items():
@@ -43,7 +55,7 @@ class JobEnv:
                     " the scheduler has; give the scheduler the key of the api"
                     " (ACCORDION_SECRETS_KEY_FILE), or set the secret again"
                 ) from None
-        return resolve_env(spec.env, values)
+        return values
 
     def _open_box(self) -> SecretBox:
         try:

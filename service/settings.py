@@ -74,10 +74,16 @@ class Settings(BaseSettings):
     takes workers from jobs of other users.
     """
     webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = ()
-    """Networks in which receivers of webhooks may be, also over http; others need a public address
-    and https. Every user may let the service send requests to all of their addresses, so name
-    single receivers, such as 10.1.2.3/32. Api and scheduler need the same.
+    """Networks in which receivers of webhooks and servers of MLflow may be, also over http; others
+    need a public address and https. Every user may let the service send requests to all of their
+    addresses, so name single receivers, such as 10.1.2.3/32. Api and scheduler need the same.
     """
+    logger_folder: Path | None = None
+    """Directory of the files of loggers, one below it for each job; only the service may be able to
+    write there. By default `loggers` in the home directory.
+    """
+    wandb_url: str = Field(default="https://api.wandb.ai", pattern=r"^https?://")
+    """URL of the W&B server to which the loggers of all jobs send."""
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
     user.
@@ -243,6 +249,10 @@ class Settings(BaseSettings):
     def code(self) -> Path:
         """Directory of uploaded code, the same for api and scheduler."""
         return self.home / "code"
+
+    def loggers_of(self, job_id: str) -> Path:
+        """Directory of the files of one job's loggers."""
+        return (self.logger_folder or self.home / "loggers") / job_id
 
     def storage_of(self, job_id: str) -> str:
         """Directory of one job's checkpoints and end file."""

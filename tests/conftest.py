@@ -132,6 +132,11 @@ class Require:
         found = shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
         return Path(found) if found else self.missing(f"program {program!r} is not installed")
 
+    def package(self, name: str) -> None:
+        """Go on if a Python package is installed."""
+        if importlib.util.find_spec(name) is None:
+            self.missing(f"the package {name!r} is not installed")
+
     def data(self, name: str) -> Path:
         """Path of a data set below the folder that ACCORDION_DATA names."""
         folder = Path(os.environ.get("ACCORDION_DATA", "data")).resolve() / name

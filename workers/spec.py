@@ -24,6 +24,7 @@ from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
 from workers.env_spec import Env
+from workers.logger_spec import MAX_LOGGERS, LoggerSpec
 from workers.objective_spec import ObjectiveSpec, check_metric
 from workers.plain_text import check_texts
 from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
@@ -368,6 +369,8 @@ class JobSpec(Strict):
     """Up to 32 labels as names and values, such as `{"team": "vision"}`; lists of jobs filter by
     `?label=team:vision`.
     """
+    loggers: Annotated[tuple[LoggerSpec, ...], Field(max_length=MAX_LOGGERS)] = ()
+    """TensorBoard, MLflow and W&B runs that the service fills with the job's epochs; at most 4."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -13,7 +13,9 @@ COPY accordion accordion
 COPY accordion_ray accordion_ray
 COPY workers workers
 COPY service service
-RUN pip install --constraint constraints.txt '.[service,postgresql]'
+# "service,postgresql,mlflow,wandb" adds the packages of these loggers.
+ARG EXTRAS=service,postgresql
+RUN pip install --constraint constraints.txt ".[$EXTRAS]"
 
 FROM python:3.11.11-slim-bookworm
 RUN useradd --uid 10001 --create-home accordion \

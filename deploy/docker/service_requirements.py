@@ -1,5 +1,5 @@
 """Print what the api needs: the `service` and `postgresql` extras of pyproject.toml without what
-only workers use.
+only workers and the scheduler use.
 
 python service_requirements.py pyproject.toml
 """
@@ -11,7 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ONLY_WORKERS = frozenset({"numpy", "ray", "scikit-learn"})
+NOT_OF_THE_API = frozenset({"numpy", "ray", "scikit-learn", "tensorboardx"})
 
 
 def requirements(pyproject: Path) -> list[str]:
@@ -20,7 +20,7 @@ def requirements(pyproject: Path) -> list[str]:
     return [
         text
         for text in (*extras["service"], *extras["postgresql"])
-        if _name(text) not in ONLY_WORKERS
+        if _name(text) not in NOT_OF_THE_API
     ]
 
 

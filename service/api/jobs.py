@@ -17,6 +17,7 @@ from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, RepositoryDep, StateDep
+from service.api.logger_checks import check_loggers
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN, CloneRequest, DryRun, JobPage, JobView
@@ -286,6 +287,7 @@ def _check_spec(state: AppState, caller: Caller, spec: JobSpec, *, place: str = 
     check_code(state, spec, f"{place}/code")
     check_priority(state, caller, spec.priority, pointer=f"{place}/priority")
     check_secrets(state, caller, spec, pointer=f"{place}/env")
+    check_loggers(state, caller, spec, pointer=f"{place}/loggers")
     check_warm_start(state, caller, spec, pointer=f"{place}/warm_start")
 
 

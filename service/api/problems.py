@@ -118,9 +118,9 @@ def _validation_error(request: Request, error: Exception) -> Response:
         return problem_response(
             request.scope, 400, f"the body is not valid JSON: {reason}", code="invalid_json"
         )
-    kind = body_type(request)
+    kind, body = body_type(request), getattr(error, "body", None)
     items = [
-        ProblemItem(pointer=_json_pointer(item["loc"]), detail=_describe_item(item, kind))
+        ProblemItem(pointer=_json_pointer(item["loc"], body), detail=_describe_item(item, kind))
         for item in found
     ]
     detail = "; ".join(
@@ -130,11 +130,25 @@ def _validation_error(request: Request, error: Exception) -> Response:
     return problem_response(request.scope, 422, detail + more, code="invalid", errors=items)
 
 
-def _json_pointer(loc: tuple[Any, ...]) -> str:
+def _json_pointer(loc: tuple[Any, ...], body: Any) -> str:
     """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`."""
-    if loc and loc[0] == "body":
-        return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc[1:])
-    return "/".join(str(part) for part in loc)
+    if not loc or loc[0] != "body":
+        return "/".join(str(part) for part in loc)
+    parts = []
+    for part in loc[1:]:
+        if isinstance(body, dict) and part not in body and part == body.get("kind"):
+            continue  # pydantic names the kind of the record, which is no place in the body
+        parts.append("/" + str(part).replace("~", "~0").replace("/", "~1"))
+        body = _value_in(body, part)
+    return "".join(parts)
+
+
+def _value_in(body: Any, part: str | int) -> Any:
+    """Return the value at a key or index; None if there is none."""
+    if isinstance(body, dict):
+        return body.get(part)
+    is_inside = isinstance(body, list) and isinstance(part, int) and part < len(body)
+    return body[part] if is_inside else None
 
 
 def _describe_item(item: dict[str, Any], kind: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -63,19 +64,30 @@ def remove_secret(name: _SecretName, state: StateDep, caller: CallerDep) -> Secr
 
 
 def check_secrets(state: AppState, caller: Caller, spec: JobSpec, *, pointer: str = "/env") -> None:
-    """Check that the caller has the secrets that a spec refers to.
+    """Check that the caller has the secrets that the variables of a spec refer to.
 
     Raises:
         Invalid: one is missing, or was encrypted with another key.
         Unavailable: the key of the service cannot be read or written.
     """
     names = list_secret_names(spec.env)
-    if not names:
+    check_owned(
+        state, caller, {f"{pointer}/{variable}/secret": name for variable, name in names.items()}
+    )
+
+
+def check_owned(state: AppState, caller: Caller, name_by_pointer: Mapping[str, str]) -> None:
+    """Check that the caller has the secrets that are named at these places of a body.
+
+    Raises:
+        Invalid: one is missing, or was encrypted with another key.
+        Unavailable: the key of the service cannot be read or written.
+    """
+    if not name_by_pointer:
         return
-    known = _store_of(state).read_encrypted(caller.user, set(names.values()))
+    known = _store_of(state).read_encrypted(caller.user, set(name_by_pointer.values()))
     box = create_box(state)
-    for variable, name in names.items():
-        place = f"{pointer}/{variable}/secret"
+    for place, name in name_by_pointer.items():
         if name not in known:
             raise Invalid(describe_missing(caller.user, name), place)
         try:

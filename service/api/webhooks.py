@@ -13,6 +13,7 @@ from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
+from service.api.receiver_checks import check_receiver
 from service.api.user_secrets import create_box
 from service.api.webhook_schemas import (
     WEBHOOK_NAME,
@@ -25,14 +26,7 @@ from service.api.webhook_schemas import (
 )
 from service.domain.access import Scope
 from service.domain.webhook_retries import DeliveryState
-from service.domain.webhook_targets import (
-    RefusedTarget,
-    WebhookTarget,
-    choose_address,
-    parse_target,
-)
-from service.errors import Invalid
-from service.security.host_lookup import LookupFailed, LookupPostponed, look_up_host
+from service.domain.webhook_targets import WebhookTarget
 from service.security.webhook_signatures import new_signing_secret
 from service.store.models import DeliveryRow
 from service.store.webhook_messages import ALL_USERS
@@ -44,8 +38,6 @@ from service.store.webhook_rows import (
 )
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"], responses=describe_problems())
-_LOOKUP_S = 2.0
-"""Longest wait for the address of a new webhook, which is checked again before each request."""
 _WebhookName = Annotated[
     str, Path(max_length=63, pattern=WEBHOOK_NAME, description="name of the webhook")
 ]
@@ -97,7 +89,7 @@ def add_webhook(
     the ID is the same in every attempt. A response from 200 to 299 within 10 seconds confirms the
     delivery. Otherwise it is tried again for 20 hours, with growing delays.
     """
-    target = _check_url(state, body.url, caller.user)
+    target = check_receiver(state, body.url, user=caller.user, pointer="/url")
     secret = new_signing_secret()
     wanted = RequestedWebhook(
         name=body.name or _name_after(target),
@@ -173,24 +165,6 @@ def send_delivery(
 def test_webhook(name: _WebhookName, state: StateDep, caller: CallerDep) -> DeliveryView:
     """Send a message of type `webhook.test`; its delivery says whether the receiver got it."""
     return _describe_delivery(_store_of(state).queue_test(caller, name))
-
-
-def _check_url(state: AppState, url: str, user: str) -> WebhookTarget:
-    """Parse the URL of a user's new webhook, and check its address if its host has one now.
-
-    Raises:
-        Invalid: the URL is malformed, or no webhook may have its address.
-    """
-    try:
-        target = parse_target(url)
-        found = look_up_host(target.host, _LOOKUP_S, user)
-        choose_address(target, found, state.settings.webhook_networks)
-    except RefusedTarget as error:
-        raise Invalid(str(error), "/url") from None
-    except (LookupFailed, LookupPostponed):
-        # A receiver may get its name later; each attempt checks the address.
-        pass
-    return target
 
 
 def _name_after(target: WebhookTarget) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from service.api.history_schemas import DecisionPage, EpochPage
+from service.api.logger_schemas import LoggerList
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.schemas import (
     AttemptList,
@@ -35,6 +36,11 @@ class HistoryRequests(RequestSender):
     async def attempts(self, job_id: str) -> AttemptList:
         """Get all attempts of the job."""
         return await self._request(AttemptList, "GET", f"/jobs/{job_id}/attempts")
+
+    @shared_method
+    async def loggers(self, job_id: str) -> LoggerList:
+        """Get the loggers of the job."""
+        return await self._request(LoggerList, "GET", f"/jobs/{job_id}/loggers")
 
     @shared_method
     async def epochs(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from service.api.history_schemas import EpochPage
+    from service.api.logger_schemas import LoggerView
     from service.api.override_schemas import OverrideView
     from service.api.schemas import JobView, ScheduleView
     from service.client import Client
@@ -53,7 +54,7 @@ SHOWN_EPOCHS = 50
 
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Show a job: state, levels per layer, overrides, decisions, epochs."""
+    """Show a job: state, levels per layer, overrides, decisions, loggers, epochs."""
     from service.commands.queue_commands import describe_wait
 
     with connect_client(url) as client:
@@ -65,6 +66,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
             return
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
+        loggers = client.loggers(found.id).items if found.spec.get("loggers") else []
         wait = describe_wait(client, found.id) if found.status == "QUEUED" else []
     out = create_console()
     for line in [*_summarize_job(found), *wait]:
@@ -79,6 +81,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     for table in (
         _schedule_table(schedule, numbers),
         _override_table(overrides),
+        _logger_table(loggers),
         _epoch_table(epochs),
     ):
         if table.row_count:
@@ -123,6 +126,7 @@ def _print_document(
         "overrides": overrides,
         "decisions": client.all_decisions(job.id),
         "epochs": client.all_epochs(job.id),
+        "loggers": client.loggers(job.id).items,
     }
     print_json(
         {
@@ -246,6 +250,14 @@ def _override_table(overrides: list[OverrideView]) -> Table:
     for override in overrides:
         described = format_override(override.model_dump(mode="json"))
         table.add_row(described, override.requested_by or "", override.reason)
+    return table
+
+
+def _logger_table(loggers: list[LoggerView]) -> Table:
+    table = _new_table("loggers", "KIND", "STATE", "EPOCHS SENT", "WHERE OR WHY NOT")
+    for logger in loggers:
+        where = logger.message or logger.location
+        table.add_row(logger.kind, logger.state.value, str(logger.next_epoch), where)
     return table
 
 

@@ -20,6 +20,7 @@ from service.errors import Conflict, Forbidden, Invalid, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.events import append_end_event, append_event, reopen_history
+from service.store.logger_rows import reopen_loggers
 from service.store.models import AttemptRow, JobRow
 from service.store.override_changes import load_override_statuses, store_override_status
 from service.store.status_changes import change_status
@@ -202,6 +203,7 @@ class JobLifecycle:
             raise_versions(job)
             before = {"status": job.status, **_describe_request(job)}
             reopen_history(session, job)
+            reopen_loggers(session, job, now=now)
             job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
             _queue_again(session, job, Reason.RETRIED, what="retried", now=now)

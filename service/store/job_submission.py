@@ -23,6 +23,7 @@ from service.store.database import Database
 from service.store.events import append_event
 from service.store.idempotency import Idempotency, find_replay, store_key
 from service.store.job_lifecycle import CheckJob, lock_job, raise_versions, refuse_ended
+from service.store.logger_rows import add_loggers
 from service.store.models import JobRow, OverrideRow
 from service.store.override_changes import (
     load_override_statuses,
@@ -101,6 +102,7 @@ class JobSubmission:
             job.cloned_from = cloned_from
             session.add(job)
             session.flush()
+            add_loggers(session, job, spec, now=now)
             record_first_status(session, job, now=now)
             store_key(session, idempotency, job.id, now=now)
             after = {"name": job.name, "priority": job.priority}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, MetaData
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer
+from sqlalchemy.orm import Mapped, mapped_column
 
 from service.domain.jobs import Kind
 from service.store.columns import LongPlainText, PlainText
+from service.store.logger_table import LoggerRow as LoggerRow
+from service.store.table_base import Base as Base
 
 _ID = PlainText(36)
 _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
@@ -20,21 +22,6 @@ _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
 _TEXT = LongPlainText()
 _USER = PlainText(63)
 _TOKEN_ID = PlainText(16)
-_JSON = JSON(none_as_null=True)
-
-
-class Base(DeclarativeBase):
-    """Root of the tables; constraint names are fixed so that migrations can speak of them."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {float: Double, dict[str, Any]: _JSON, list[Any]: _JSON, Any: _JSON}  # noqa: RUF012
 
 
 def _job_key() -> Mapped[str]:

@@ -31,6 +31,7 @@ from service.store.models import (
     JobRow,
     LeaseRow,
     LogChunkRow,
+    LoggerRow,
     OverrideRow,
     QuotaRow,
 )
@@ -218,6 +219,11 @@ class Repository:
         newest = and_(JobRow.id == AttemptRow.job_id, JobRow.attempt == AttemptRow.number)
         query = select(AttemptRow).join(JobRow, newest).where(JobRow.id.in_(job_ids))
         return {row.job_id: row for row in self._all(query)} if job_ids else {}
+
+    def loggers(self, job_id: str) -> list[LoggerRow]:
+        """Loggers of the job, in the order of its spec."""
+        query = select(LoggerRow).where(LoggerRow.job_id == job_id).order_by(LoggerRow.number)
+        return self._all(query)
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
         """All attempts, oldest first."""

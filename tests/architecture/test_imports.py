@@ -29,6 +29,8 @@ PLANTED = [
     ("ray-home", "service/planted.py", "import ray"),
     ("ray-home", "service/planted.py", "import torch"),
     ("api", "service/store/database.py", "from service.runtime import ray_backend"),
+    ("loggers", "service/loggers/turns.py", "from service.loggers import mlflow_sink"),
+    ("loggers", "service/housekeeping.py", "import wandb"),
     ("domain", "service/domain/jobs.py", "import pydantic"),
     ("client", "service/client/__init__.py", "from service import settings"),
     ("client", "service/client/planted.py", "import workers.contract"),

@@ -1,0 +1,32 @@
+"""Checks of the loggers in the spec of a new job."""
+
+from __future__ import annotations
+
+from service.api.app_state import AppState
+from service.api.receiver_checks import check_receiver
+from service.api.user_secrets import check_owned
+from service.domain.access import Caller
+from workers.contract import JobSpec
+from workers.logger_spec import MlflowSpec, list_logger_secrets
+
+
+def check_loggers(state: AppState, caller: Caller, spec: JobSpec, *, pointer: str) -> None:
+    """Check that the caller has the secrets of the loggers, and may let the service contact their
+    servers.
+
+    Raises:
+        Invalid: a secret is missing, or no server may have an address.
+        Unavailable: the key of the service cannot be read or written.
+    """
+    for number, logger in enumerate(spec.loggers):
+        place = f"{pointer}/{number}"
+        names = list_logger_secrets(logger)
+        check_owned(
+            state, caller, {f"{place}/{field}/secret": name for field, name in names.items()}
+        )
+        if isinstance(logger, MlflowSpec) and logger.tracking_uri is not None:
+            place = f"{place}/tracking_uri"
+            check_receiver(state, logger.tracking_uri, user=caller.user, pointer=place)
+
+
+__all__ = ["check_loggers"]

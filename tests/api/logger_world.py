@@ -1,0 +1,61 @@
+"""A service whose jobs have loggers, which are served when a test says so."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.domain.logger_states import LoggerState
+from service.logger_process import LoggerProcess
+from service.loggers.address_guard import AddressGuard
+from service.loggers.turns import LoggerTurns
+from service.store.models import LoggerRow
+from tests.api.world import World
+
+KINDS: dict[str, dict[str, Any]] = {
+    "tensorboard": {"kind": "tensorboard"},
+    "mlflow": {"kind": "mlflow", "experiment": "digits"},
+    "wandb": {"kind": "wandb", "project": "digits", "mode": "offline"},
+}
+"""A logger of each kind that needs no server."""
+
+
+class LoggerWorld(World):
+    """A world without the process that serves loggers: its clock is not that of the tests."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr(LoggerProcess, "start_if_due", lambda _: None)
+        # Other tests resolve names without the guard.
+        monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
+        super().__init__(home, **settings)
+        self.guard = AddressGuard(self.settings.webhook_networks)
+        self.guard.install()
+        self.turns = self.new_turns()
+
+    def new_turns(self) -> LoggerTurns:
+        """The loggers as a new process serves them."""
+        return LoggerTurns(self.database, self.settings, clock=self.clock, guard=self.guard.limit)
+
+    def serve(self, job_id: str, number: int = 0) -> LoggerRow:
+        """Let the logger's time come, give it a turn, and return its row."""
+        row = self.logger(job_id, number)
+        self.clock.now = max(self.clock.now, row.next_turn_at or 0.0)
+        self.turns.serve((job_id, number))
+        return self.logger(job_id, number)
+
+    def logger(self, job_id: str, number: int = 0) -> LoggerRow:
+        return self.repository.loggers(job_id)[number]
+
+    def state(self, job_id: str, number: int = 0) -> LoggerState:
+        return LoggerState(self.logger(job_id, number).state)
+
+    def train_epochs(self, job_id: str, epochs: int) -> None:
+        """Turn until so many epochs are stored."""
+        self.turn_until(lambda: len(self.epochs(job_id)) >= epochs)
+
+    def close(self) -> None:
+        self.turns.close()
+        super().close()

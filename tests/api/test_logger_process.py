@@ -1,0 +1,95 @@
+"""The process that serves loggers: started when it is needed, and gone with its scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.domain.logger_states import LoggerState
+from service.loggers.process import run_loggers
+from tests.api.team import wait_for
+from tests.api.world import World
+from tests.architecture.source import ROOT
+
+BOARD = {"kind": "tensorboard"}
+HEAVY = frozenset({"mlflow", "tensorboardX", "wandb"})
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A service whose clock shows nearly the time of the processes that it starts."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    world = World(tmp_path)
+    world.clock.jump(time.time() - world.clock.now - 600.0)
+    yield world
+    world.scheduler.release()
+    world.close()
+
+
+def children() -> set[int]:
+    """Process IDs of the children of this process that serve loggers."""
+    found = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = (line.split(maxsplit=1) for line in found.stdout.splitlines())
+    return {int(pid) for pid, command in lines if "service.loggers.process" in command}
+
+
+def turn_until(world: World, condition: Callable[[], bool]) -> None:
+    def is_reached() -> bool:
+        world.turn()
+        return condition()
+
+    wait_for(is_reached)
+
+
+def test_it_is_started_for_a_logger_serves_it_and_ends_with_its_scheduler(world: World) -> None:
+    world.finish(world.submit())
+    assert children() == set()
+    job_id = world.submit(loggers=[BOARD])
+    turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
+    [pid] = children()
+    assert list(Path(world.repository.loggers(job_id)[0].location).iterdir())
+    world.scheduler.release()
+    assert children() == set()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_one_that_is_killed_is_replaced(world: World) -> None:
+    job_id = world.submit(loggers=[BOARD])
+    turn_until(world, lambda: bool(children()))
+    [first] = children()
+    os.kill(first, signal.SIGKILL)
+    turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
+    [second] = children()
+    assert second != first
+
+
+def test_it_ends_when_nothing_is_due(world: World) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=run_loggers, args=(world.settings,), kwargs={"stop": stop, "idle_s": 0.1}
+    )
+    thread.start()
+    thread.join()
+    assert not stop.is_set()
+
+
+def test_neither_api_nor_scheduler_loads_packages_of_loggers() -> None:
+    code = "import sys, service.app, service.scheduler; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert HEAVY.isdisjoint(done.stdout.split())
+    assert "service.loggers.turns" not in done.stdout.split()

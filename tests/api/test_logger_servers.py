@@ -1,0 +1,167 @@
+"""Loggers that send to a server: a real one of MLflow, and addresses where nobody listens."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.domain.access import FULL_ACCESS
+from service.domain.logger_states import LoggerState
+from service.loggers.process import package_settings
+from service.security.secret_box import create_secret_box
+from service.store.job_lifecycle import accept_any
+from service.store.secret_rows import SecretStore
+from tests.api.logger_world import LoggerWorld
+from tests.api.webhook_receiver import LOOPBACK
+from tests.conftest import Require, free_port
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = {"secret": "key"}
+
+
+@pytest.fixture(scope="module")
+def url(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of MLflow over a file."""
+    require.package("mlflow")
+    folder = tmp_path_factory.mktemp("mlflow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        patch.setenv("_MLFLOW_SERVER_FILE_STORE", f"sqlite:///{folder}/server.db")
+        patch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", str(folder))
+        from mlflow.server import app
+        from werkzeug.serving import make_server
+
+        server = make_server("127.0.0.1", free_port(), app, threaded=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoggerWorld]:
+    """A service that may contact this machine, and that checks the addresses of all connections."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    world = LoggerWorld(tmp_path, monkeypatch, webhook_networks=LOOPBACK)
+    for name, value in package_settings(world.settings).items():
+        monkeypatch.setenv(name, value)
+    encrypted = create_secret_box(world.settings).encrypt(KEY)
+    SecretStore(world.database, world.clock).set_secret(FULL_ACCESS, "key", encrypted)
+    yield world
+    world.close()
+
+
+def submit(world: LoggerWorld, url: str, **more: Any) -> str:
+    return world.submit(loggers=[{"kind": "mlflow", "tracking_uri": url, **more}])
+
+
+def test_a_server_gets_every_epoch_and_shows_the_run_where_the_job_says(
+    world: LoggerWorld, url: str
+) -> None:
+    from mlflow import MlflowClient
+
+    job_id = submit(world, url, experiment="digits", run_name="first", token=TOKEN)
+    world.train_epochs(job_id, 2)
+    world.serve(job_id)
+    world.turns.close()
+    world.turns = world.new_turns()
+    world.finish(job_id)
+    row = world.serve(job_id)
+    assert (row.state, row.message) == (LoggerState.DONE, "")
+    client = MlflowClient(url)
+    run = client.get_run(row.run_id)
+    assert row.location == f"{url}/#/experiments/{run.info.experiment_id}/runs/{row.run_id}"
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    assert run.data.tags["accordion.job_id"] == job_id
+    history = client.get_metric_history(row.run_id, "eval/accuracy")
+    assert [metric.step for metric in history] == [0, 1, 2, 3]
+
+
+def test_a_run_whose_id_was_not_recorded_is_found_again(world: LoggerWorld, url: str) -> None:
+    from mlflow import MlflowClient
+
+    job_id = submit(world, url, experiment="found-again")
+    world.train_epochs(job_id, 1)
+    run_id = world.serve(job_id).run_id
+    with world.database.write() as session:
+        row = world.logger(job_id)
+        row.run_id = ""
+        session.merge(row)
+    world.turns = world.new_turns()
+    world.finish(job_id)
+    assert world.serve(job_id).run_id == run_id
+    client = MlflowClient(url)
+    experiment = client.get_experiment_by_name("found-again")
+    assert len(client.search_runs([experiment.experiment_id])) == 1
+
+
+def test_a_retried_job_runs_again_on_the_server(world: LoggerWorld, url: str) -> None:
+    from mlflow import MlflowClient
+
+    job_id = submit(world, url, experiment="retried")
+    world.train_epochs(job_id, 1)
+    world.runtime.fail(job_id, "ValueError: broken on purpose")
+    world.finish(job_id)
+    run_id, client = world.serve(job_id).run_id, MlflowClient(url)
+    assert client.get_run(run_id).info.status == "FAILED"
+    world.lifecycle.retry(job_id, accept_any)
+    world.train_epochs(job_id, 2)
+    world.serve(job_id)
+    assert client.get_run(run_id).info.status == "RUNNING"
+
+
+def test_epochs_of_an_outage_arrive_when_the_server_is_back(world: LoggerWorld, url: str) -> None:
+    from mlflow import MlflowClient
+
+    job_id = submit(world, f"http://127.0.0.1:{free_port()}", experiment="outage", token=TOKEN)
+    world.train_epochs(job_id, 2)
+    row = world.serve(job_id)
+    assert row.state == LoggerState.FAILING
+    assert "Connection refused" in row.message
+    assert KEY not in row.message
+    _change_uri(world, job_id, url)
+    world.finish(job_id)
+    row = world.serve(job_id)
+    history = MlflowClient(url).get_metric_history(row.run_id, "train/loss")
+    assert [metric.step for metric in history] == [0, 1, 2, 3]
+
+
+def test_an_address_that_is_not_allowed_is_not_connected_to(world: LoggerWorld, url: str) -> None:
+    job_id = submit(world, "https://10.0.0.1")
+    world.train_epochs(job_id, 1)
+    assert "ACCORDION_WEBHOOK_NETWORKS" in world.serve(job_id).message
+
+
+def test_a_key_of_an_unreachable_server_of_wandb_is_in_no_message(
+    tmp_path: Path, world: LoggerWorld, require: Require, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require.package("wandb")
+    from service.loggers import wandb_sink
+
+    monkeypatch.setattr(wandb_sink, "INIT_S", 1.0)
+    settings = world.settings.model_copy(update={"wandb_url": f"http://127.0.0.1:{free_port()}"})
+    world.settings = settings
+    world.turns = world.new_turns()
+    job_id = world.submit(loggers=[{"kind": "wandb", "project": "p", "api_key": TOKEN}])
+    world.train_epochs(job_id, 1)
+    row = world.serve(job_id)
+    assert row.state == LoggerState.FAILING
+    assert row.message
+    assert KEY not in row.message
+    written = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any(KEY.encode() in content for content in written)
+
+
+def _change_uri(world: LoggerWorld, job_id: str, url: str) -> None:
+    """Let the server that the job names be at another address."""
+    with world.database.write() as session:
+        job = world.job(job_id)
+        job.spec = {**job.spec, "loggers": [{**job.spec["loggers"][0], "tracking_uri": url}]}
+        session.merge(job)
