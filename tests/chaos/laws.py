@@ -43,6 +43,8 @@ def _check_job(job: OwnedJob, client: Client, repository: Repository) -> Iterabl
     yield from _check_events(
         [(event.seq, event.time.timestamp()) for event in job.seen], "the events of its watcher"
     )
+    if job.watcher_error:
+        yield f"its watcher failed: {job.watcher_error}"
     if found.ended_at is not None and len(job.seen) != len(rows):
         yield f"its watcher received {len(job.seen)} of {len(rows)} events"
     if job.plan == "override" and not job.refused:
