@@ -1,4 +1,4 @@
-"""`accordion submit` and `accordion show` of a job with loggers, and the process that serves them."""
+"""Commands on a job with loggers, and the process that serves them."""
 
 from __future__ import annotations
 
