@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from service.domain.logger_states import LoggerState
-from service.loggers.process import run_loggers
+from service.loggers.serving import run_loggers
 from tests.api.team import wait_for
 from tests.api.world import World
 from tests.architecture.source import ROOT
@@ -43,7 +43,7 @@ def children() -> set[int]:
         check=False,
     )
     lines = (line.split(maxsplit=1) for line in found.stdout.splitlines())
-    return {int(pid) for pid, command in lines if "service.loggers.process" in command}
+    return {int(pid) for pid, command in lines if "service.loggers.serving" in command}
 
 
 def turn_until(world: World, condition: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""`accordion submit` and `accordion show` of a job with loggers, with the process that serves them."""
+"""`accordion submit` and `accordion show` of jobs with loggers, and the process that serves them."""
 
 from __future__ import annotations
 
