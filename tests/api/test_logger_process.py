@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -76,7 +77,8 @@ def test_one_that_is_killed_is_replaced(world: World) -> None:
     assert second != first
 
 
-def test_it_ends_when_nothing_is_due(world: World) -> None:
+def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
     stop = threading.Event()
     thread = threading.Thread(
         target=run_loggers, args=(world.settings,), kwargs={"stop": stop, "idle_s": 0.1}
