@@ -18,7 +18,7 @@ INTERVAL_S = 1.0
 """Seconds between two looks for loggers that are due."""
 STOP_S = 2.0
 """Longest wait for the end of the process."""
-_MODULE = "service.loggers.process"
+_MODULE = "service.loggers.serving"
 _SEES = frozenset(
     {
         "CURL_CA_BUNDLE",

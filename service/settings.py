@@ -185,10 +185,10 @@ class Settings(BaseSettings):
     """Interval between two comments that keep a silent stream open."""
     log_level: str = "INFO"
 
-    @field_validator("home", mode="after")
+    @field_validator("home", "logger_folder", mode="after")
     @classmethod
-    def _expand(cls, home: Path) -> Path:
-        return home.expanduser().absolute()
+    def _expand(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
     @field_validator("allowed_hosts", "pass_to_workers", mode="before")
     @classmethod

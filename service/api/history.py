@@ -15,7 +15,7 @@ from service.api.callers import require_scope
 from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
 from service.api.history_schemas import DecisionPage, EpochPage
-from service.api.logger_schemas import LoggerList
+from service.api.logger_schemas import LoggerList, LoggerView
 from service.api.problems import describe_problems
 from service.api.schemas import AttemptList, CheckpointList, ScheduleView
 from service.api.views import (
@@ -23,7 +23,6 @@ from service.api.views import (
     checkpoint_view,
     decision_views,
     epoch_views,
-    logger_view,
     schedule_view,
 )
 from service.api.why_schemas import WhyView
@@ -131,7 +130,7 @@ def get_checkpoints(job: JobDep, repository: RepositoryDep) -> CheckpointList:
 @router.get("/loggers", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_loggers(job: JobDep, repository: RepositoryDep) -> LoggerList:
     """List the loggers of a job: how far each is, where its run is, and why it fails."""
-    return LoggerList(items=[logger_view(row) for row in repository.loggers(job.id)])
+    return LoggerList(items=[LoggerView.model_validate(row) for row in repository.loggers(job.id)])
 
 
 @router.get("/schedule", dependencies=[NO_QUERY], responses=describe_problems(404))

@@ -13,7 +13,6 @@ from accordion.config import Config
 from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.policies import POLICIES, check_policy
 from service.api.cluster_schemas import ClusterView, NodeView
-from service.api.logger_schemas import LoggerView
 from service.api.override_schemas import OverrideView
 from service.api.schemas import (
     AttemptView,
@@ -38,7 +37,6 @@ from service.store.models import (
     EpochRow,
     EventRow,
     JobRow,
-    LoggerRow,
     OverrideRow,
 )
 from service.store.stored_documents import (
@@ -133,12 +131,6 @@ def attempt_view(row: AttemptRow) -> AttemptView:
 def checkpoint_view(row: CheckpointRow) -> CheckpointView:
     """Build the view of one checkpoint."""
     return CheckpointView.model_validate(row)
-
-
-def logger_view(row: LoggerRow) -> LoggerView:
-    """Build the view of one logger."""
-    plain = {name: getattr(row, name) for name in LoggerView.model_fields if name != "next_epoch"}
-    return LoggerView.model_validate({**plain, "next_epoch": row.epoch + 1})
 
 
 def epoch_views(rows: Iterable[EpochRow]) -> list[EpochView]:

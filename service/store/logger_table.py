@@ -48,3 +48,8 @@ class LoggerRow(Base):
     """Why the last attempt failed; empty if it did not."""
     sent_at: Mapped[float | None]
     """When something was last sent."""
+
+    @property
+    def next_epoch(self) -> int:
+        """Epoch after the newest one that is sent."""
+        return self.epoch + 1

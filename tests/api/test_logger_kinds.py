@@ -10,7 +10,7 @@ import pytest
 
 from service.domain.logger_states import LoggerState
 from service.loggers import SINKS
-from service.loggers.process import package_settings
+from service.loggers.serving import package_settings
 from service.store.job_lifecycle import accept_any
 from service.store.logger_queue import CLAIM_S, LoggerQueue
 from tests.api.logger_readers import PACKAGES, READERS, StoredRun

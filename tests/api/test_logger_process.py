@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from service.domain.logger_states import LoggerState
-from service.loggers.process import run_loggers
+from service.loggers.serving import run_loggers
 from tests.api.team import wait_for
 from tests.api.world import World
 from tests.architecture.source import ROOT
@@ -43,7 +44,7 @@ def children() -> set[int]:
         check=False,
     )
     lines = (line.split(maxsplit=1) for line in found.stdout.splitlines())
-    return {int(pid) for pid, command in lines if "service.loggers.process" in command}
+    return {int(pid) for pid, command in lines if "service.loggers.serving" in command}
 
 
 def turn_until(world: World, condition: Callable[[], bool]) -> None:
@@ -76,7 +77,8 @@ def test_one_that_is_killed_is_replaced(world: World) -> None:
     assert second != first
 
 
-def test_it_ends_when_nothing_is_due(world: World) -> None:
+def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
     stop = threading.Event()
     thread = threading.Thread(
         target=run_loggers, args=(world.settings,), kwargs={"stop": stop, "idle_s": 0.1}

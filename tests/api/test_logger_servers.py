@@ -12,7 +12,7 @@ import pytest
 
 from service.domain.access import FULL_ACCESS
 from service.domain.logger_states import LoggerState
-from service.loggers.process import package_settings
+from service.loggers.serving import package_settings
 from service.security.secret_box import create_secret_box
 from service.store.job_lifecycle import accept_any
 from service.store.secret_rows import SecretStore

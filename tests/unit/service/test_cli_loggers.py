@@ -1,4 +1,4 @@
-"""Commands on a job with loggers, and the process that serves them."""
+"""`accordion submit` and `accordion show` of jobs with loggers, and what serves those."""
 
 from __future__ import annotations
 

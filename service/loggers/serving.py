@@ -51,6 +51,7 @@ def run_loggers(settings: Settings, *, stop: threading.Event, idle_s: float = ID
         except Exception:  # noqa: BLE001  # the loop's one catch-all: log, and retry
             _log.exception("loggers")
         stop.wait(INTERVAL_S)
+    database.close()
 
 
 def serve_loggers(settings: Settings) -> None:
