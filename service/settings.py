@@ -152,11 +152,6 @@ class Settings(BaseSettings):
     starts even if more important jobs keep arriving. It changes the order of the queue: a job gives
     up workers only to one that is more important and ahead of it in this order.
     """
-    request_nodes: bool = True
-    """Whether the cluster's autoscaler is asked for nodes on which queued jobs could start; without
-    an autoscaler it does nothing. Of several services on one cluster, only one may ask: each
-    request replaces the one before.
-    """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
@@ -25,9 +26,11 @@ MAX_MEMORY_BYTES = 2**50
 """Largest memory limit of a worker (1 PiB)."""
 BUILT_IN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 """Resources that Ray gives every node."""
+MIN_RESOURCE = 1e-4
+"""Smallest amount of a custom resource: Ray counts in ten-thousandths."""
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 ResourceName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
-LabelName = Annotated[str, Field(max_length=253, pattern=rf"^([A-Za-z0-9.-]+/)?{_NAME}$")]
+LabelName = Annotated[str, Field(max_length=253, pattern=rf"^({_NAME}(\.{_NAME})*/)?{_NAME}$")]
 LabelValue = Annotated[str, Field(pattern=rf"^{_NAME}$")]
 """Ray also reads operators such as `!spot` and `in(a, b)` here, which the queue does not know."""
 
@@ -65,7 +68,7 @@ class WorkersSpec(Strict):
     from 300 MB to 1 PiB. It is reserved on the node, and a worker above it is killed. Null: the
     largest worker of a node short of memory is killed.
     """
-    resources: dict[ResourceName, Annotated[Number, Field(gt=0, le=1e6)]] = Field(
+    resources: dict[ResourceName, Annotated[Number, Field(ge=MIN_RESOURCE, le=1e6)]] = Field(
         default={}, max_length=8
     )
     """Ray's custom resources that each worker reserves, by name, as nodes were started with
@@ -106,6 +109,8 @@ class WorkersSpec(Strict):
                 )
             if amount > 1 and not amount.is_integer():
                 raise ValueError(f"resources has {amount:g} of {name}; give a whole number above 1")
+            if not math.isclose(amount, round(amount, 4), rel_tol=1e-9):
+                raise ValueError(f"resources has {amount:g} of {name}; give at most four decimals")
         return resources
 
     @property

@@ -23,15 +23,22 @@ class Backfill:
     def __init__(self, nodes: Sequence[Resources]) -> None:
         self._nodes = [FreeCapacity.of(node) for node in nodes]
         self._ahead: set[Resources] = set()
+        self._needs = [[0.0 for _ in node.pairs(_NOTHING)] for node in self._nodes]
+        """How much of each resource of each node the jobs ahead can use, all together."""
         self._most_by_size: dict[Resources, int] = {}
         """Number of harmless workers by size, until another size is ahead."""
 
     def add_ahead(self, request: ResourceRequest) -> None:
         """Note a job that waits: no later one may delay it."""
         size = worker_resources(request)
-        if size not in self._ahead:
-            self._ahead.add(size)
-            self._most_by_size.clear()
+        if size in self._ahead:
+            return
+        self._ahead.add(size)
+        self._most_by_size.clear()
+        for node, needs in zip(self._nodes, self._needs, strict=True):
+            count = node.count_fitting(size)
+            for index, (_, each) in enumerate(node.pairs(size)):
+                needs[index] += count * each
 
     def count_harmless(self, request: ResourceRequest, packing: Packing) -> int:
         """Return how many of a job's workers can start now, at most its maximum.
@@ -47,21 +54,12 @@ class Backfill:
 
     def _count_harmless(self, size: Resources, packing: Packing) -> int:
         most = packing.count_fitting(size)
-        for empty, free in zip(self._nodes, packing.free, strict=True):
+        for needs, free in zip(self._needs, packing.free, strict=True):
             fitting = free.count_fitting(size)
-            harmless = _count_beside(self._measure_needs(empty), size, free)
+            harmless = _count_beside(needs, size, free)
             if harmless < fitting:
                 most = min(most, int(harmless))
         return most
-
-    def _measure_needs(self, empty: FreeCapacity) -> tuple[float, ...]:
-        """Return how much of each resource the jobs ahead can use on a node, all together."""
-        nothing = [0.0 for _ in empty.pairs(_NOTHING)]
-        used = [
-            [empty.count_fitting(ahead) * need for _, need in empty.pairs(ahead)]
-            for ahead in self._ahead
-        ]
-        return tuple(map(sum, zip(nothing, *used, strict=True)))
 
 
 def _count_beside(needs: Sequence[float], size: Resources, free: FreeCapacity) -> float:

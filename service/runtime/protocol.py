@@ -4,11 +4,10 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from service.domain.resources import Resources
 from workers.contract import (
     Cursor,
     DesiredState,
@@ -80,11 +79,6 @@ class Runtime(Protocol):
     def claim(self, scheduler: str, *, last_s: float) -> str:
         """Claim the cluster for a scheduler of this installation; return the holder of the
         claim.
-        """
-
-    def request_capacity(self, workers: Sequence[Resources]) -> None:
-        """Ask the cluster's autoscaler for nodes that hold all these workers together, in place of
-        the request before; does nothing on a cluster without one.
         """
 
     def start(self, launch: Launch) -> None:

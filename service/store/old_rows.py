@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CursorResult, and_, delete, func, not_, or_, select
+from sqlalchemy import CursorResult, and_, delete, exists, func, not_, or_, select
+from sqlalchemy.orm import aliased
 
 from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
@@ -35,10 +36,15 @@ def delete_keys(database: Database, *, before: float) -> None:
 
 
 def delete_ended_tokens(database: Database, *, before: float) -> None:
-    """Delete the tokens that were revoked, or expired, before a time."""
+    """Delete the tokens that were revoked, or expired, before a time, except those that created
+    another token: a revocation of one of their ancestors reaches it through them.
+    """
     ended = or_(TokenRow.revoked_at < before, TokenRow.expires_at < before)
+    made = aliased(TokenRow)
+    has_made = exists().where(made.made_by == TokenRow.id)
     with database.write() as session:
-        session.execute(delete(TokenRow).where(ended))
+        ids = session.scalars(select(TokenRow.id).where(ended, not_(has_made))).all()
+        session.execute(delete(TokenRow).where(TokenRow.id.in_(ids)))
 
 
 def delete_deliveries(

@@ -14,6 +14,7 @@ from service.app import create_app
 from service.client import Client
 from service.domain.access import Role
 from service.settings import load_settings
+from service.store.old_rows import delete_ended_tokens
 from tests.api.conftest import LOCAL, serve_live
 from tests.api.team import (
     ADMIN,
@@ -36,6 +37,22 @@ def test_a_token_is_shown_once_and_stored_as_a_digest(team: Team) -> None:
     assert [row["id"] for row in listed.json()["items"]] == [id_of(ada)]
     assert secret not in listed.text
     assert secret not in str(team.audit())
+
+
+def test_an_expired_token_that_created_another_is_kept_to_revoke_that_one(team: Team) -> None:
+    root = team.user("root", role=Role.ADMIN, days=None)
+    expiring = team.token(root, days=1)
+    team.user("bob")
+    child = team.token(expiring, user="bob", days=None)
+    alone = team.token(root, days=1)
+    team.clock.jump(100 * DAY_S)
+    delete_ended_tokens(team.app.state.accordion.database, before=team.clock.now)
+    listed = team.call(root, "GET", "/api/v1/tokens").json()["items"]
+    assert {id_of(root), id_of(expiring)} <= {row["id"] for row in listed}
+    assert id_of(alone) not in {row["id"] for row in listed}
+    assert team.call(child, "GET", JOBS).status_code == 200
+    team.call(root, "DELETE", f"/api/v1/tokens/{id_of(root)}")
+    assert team.call(child, "GET", JOBS).status_code == 401
 
 
 def test_the_newest_use_of_a_token_is_noted_to_the_minute(team: Team) -> None:

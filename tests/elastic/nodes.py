@@ -171,12 +171,8 @@ class Cluster:
         arguments += (
             [f"--ray-client-server-port={_free_port()}"] if importlib.util.find_spec("grpc") else []
         )
-        self.head = self._start([*arguments, *self._head_arguments()])
+        self.head = self._start(arguments)
         self._wait_until_up([self.head])
-
-    def _head_arguments(self) -> list[str]:
-        """More arguments of `ray start` for the head."""
-        return []
 
     @contextmanager
     def driver(self) -> Iterator[None]:

@@ -133,7 +133,7 @@ class ActorPool:
         options = dict(self._options)
         if avoid:
             labels = options.get("label_selector", {})
-            options["label_selector"] = {**labels, _NODE_LABEL: f"!in({','.join(sorted(avoid))})"}
+            options["label_selector"] = {_NODE_LABEL: f"!in({','.join(sorted(avoid))})", **labels}
         actor = self._start_actor(options)
         self._members[self._next] = Member(self._next, actor, actor.locate.remote())
         self._next += 1

@@ -8,11 +8,44 @@ import inspect
 
 import pytest
 import ray.exceptions
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
+from ray._common.ray_option_utils import validate_actor_options
+from ray._private.label_utils import validate_label_selector
 from ray._private.state import GlobalState, available_resources_per_node
 
 from workers.error_kinds import _SIGNS_OF_DEATH
 from workers.hub import actor_client
+from workers.workers_spec import WorkersSpec
+
+
+ANY_LABEL = st.text(alphabet="aZ09-._/!(), \n", max_size=70)
+
+
+@given(st.one_of(ANY_LABEL, ANY_LABEL.map(lambda text: f"zone.example/{text}")), ANY_LABEL)
+@example("-x/y", "v")
+@example(f"{'a' * 64}/y", "v")
+@example("ray.io/accelerator-type", "H100")
+def test_ray_takes_every_label_that_a_spec_may_have(name: str, value: str) -> None:
+    try:
+        spec = WorkersSpec(node_labels={name: value})
+    except ValidationError:
+        return
+    assert validate_label_selector(spec.node_labels) is None
+
+
+@given(st.floats(min_value=0, max_value=1e7))
+@example(0.00005)
+@example(0.12345)
+@example(2.5)
+def test_ray_takes_every_amount_that_a_spec_may_have(amount: float) -> None:
+    try:
+        spec = WorkersSpec(resources={"fpga": amount})
+    except ValidationError:
+        return
+    validate_actor_options(spec.ray_options(), in_options=True)
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNS_OF_DEATH))
