@@ -6,7 +6,7 @@ All api processes export the same values. What belongs to one of them is in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from service.domain.jobs import Kind, Reason, Status
@@ -90,6 +90,15 @@ _QUEUE_REASONS = (
 )
 """Reasons for which a job waits; each is exported from the start, so that alerts have a value."""
 
+_COUNTERS: Sequence[tuple[str, str, str, Sequence[str]]] = (
+    ("accordion_scheduler_errors_total", "scope", ERRORS, get_args(ErrorScope)),
+    ("accordion_scheduler_database_errors_total", "kind", DATABASE_ERRORS, [*ErrorKind]),
+    ("accordion_webhook_attempts_total", "outcome", WEBHOOK_ATTEMPTS, [*DeliveryState]),
+)
+"""Name and label of each counter, what the scheduler counts for it, and all values of the label:
+each is exported from the start, since a counter that appears with an event has no rate.
+"""
+
 
 def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
     """Yield the samples of the service at a time, in seconds since 1970."""
@@ -123,12 +132,7 @@ def _scheduler_samples(repository: Repository) -> Iterator[Sample]:
         yield Sample("accordion_scheduler_lease_changes_total", lease.token - 1, {})
     yield from _histogram_samples("accordion_scheduler_turn_duration_seconds", TURN_SECONDS, counts)
     yield from _histogram_samples("accordion_record_delay_seconds", RECORD_DELAYS, counts)
-    # Every label is exported from the start: a counter that appears with an event has no rate.
-    for name, label, source, values in (
-        ("accordion_scheduler_errors_total", "scope", ERRORS, get_args(ErrorScope)),
-        ("accordion_scheduler_database_errors_total", "kind", DATABASE_ERRORS, ErrorKind),
-        ("accordion_webhook_attempts_total", "outcome", WEBHOOK_ATTEMPTS, DeliveryState),
-    ):
+    for name, label, source, values in _COUNTERS:
         for value in values:
             yield Sample(name, counts.get(source, {}).get(value, 0.0), {label: value})
 

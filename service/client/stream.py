@@ -93,8 +93,9 @@ async def follow_stream(
     outage = _Outage(waiter=waiter)
     while not stream.ended:
         async with outage.tolerate(), _connect(stream) as source:
+            # A stream may be silent for hours between two events.
+            outage.lost_at = None
             async for item in _read_items(stream, source):
-                outage.lost_at = None
                 yield item
         if not stream.ended:
             await waiter.pause(waiter.retry_s)

@@ -98,8 +98,8 @@ class Lease:
     def _renew(self, session: Session, row: LeaseRow, now: float) -> None:
         """Extend the lease, and store what this scheduler counted of itself."""
         row.renewed_at, row.expires_at = now, now + self._lease_s
-        counts = self.counts.list_unstored()
-        row.counts = add_counts(row.counts or {}, counts)
+        counts = self.counts.list_all()
+        row.counts = add_counts(row.counts or {}, self.counts.subtract_stored(counts))
         event.listen(session, "after_commit", lambda _: self.counts.mark_stored(counts), once=True)
 
     def _is_abandoned(self, row: LeaseRow) -> bool:

@@ -28,7 +28,9 @@ ErrorScope = Literal["turn", "job"]
 
 
 class SchedulerCounts:
-    """Counts of one scheduler process, and how much of them is stored; threads share it."""
+    """Counts of one scheduler process, which its threads share, and how much of them is stored,
+    which only its lease uses.
+    """
 
     def __init__(self, database_errors: Callable[[], Mapping[str, float]] = dict) -> None:
         self._database_errors = database_errors
@@ -53,20 +55,26 @@ class SchedulerCounts:
         """Count an attempt to deliver a message, by the state in which it left the message."""
         self._add({WEBHOOK_ATTEMPTS: {outcome: 1.0}})
 
-    def list_unstored(self) -> Counts:
-        """Return what was counted since the counts were last stored."""
+    def list_all(self) -> Counts:
+        """Return what was counted so far."""
         with self._lock:
-            counted = {**self._counted, DATABASE_ERRORS: dict(self._database_errors())}
-            return add_counts(counted, self._stored, sign=-1.0)
+            return {**self._counted, DATABASE_ERRORS: dict(self._database_errors())}
+
+    def subtract_stored(self, counts: Counts) -> Counts:
+        """Return how much of these counts is not stored; never negative, so that sums only grow."""
+        return add_counts(counts, self._stored, sign=-1.0)
 
     def mark_stored(self, counts: Counts) -> None:
-        """Note that these counts were stored."""
-        with self._lock:
-            self._stored = add_counts(self._stored, counts)
+        """Note that all of these counts are stored."""
+        self._stored = counts
 
     def _observe(self, name: str, values: Iterable[float]) -> None:
+        counted: dict[str, float] = {}
         for value in values:
-            self._add({name: {_bucket(name, value): 1.0, SUM: value}})
+            label = _bucket(name, value)
+            counted[label] = counted.get(label, 0.0) + 1.0
+            counted[SUM] = counted.get(SUM, 0.0) + value
+        self._add({name: counted})
 
     def _add(self, counts: Counts) -> None:
         with self._lock:

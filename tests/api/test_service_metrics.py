@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from tests.api.team import wait_for
 from tests.api.test_streams import JOBS, submit
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 from tests.api.world import DIGITS, TURN_S, World
+from tests.conftest import Require
 from tests.unit.service.test_metrics import value
 
 TOO_LARGE = {"workers": {"min": 1, "max": 1, "cpus": 40}}
@@ -89,8 +91,9 @@ def test_turns_are_counted_with_their_duration(
 
 
 @pytest.mark.each_database
-def test_a_turn_that_fails_is_an_error_and_a_turn(world: World, scrape: Scrape) -> None:
-    with broken_table(world, "quotas"):
+@pytest.mark.parametrize("table", ["leases", "quotas"])
+def test_a_turn_that_fails_is_an_error_and_a_turn(world: World, scrape: Scrape, table: str) -> None:
+    with broken_table(world, table):
         for _ in range(2):
             with pytest.raises(DBAPIError):
                 world.turn()
@@ -248,6 +251,20 @@ def test_a_metric_that_cannot_be_read_is_our_fault_and_not_the_databases(
 ) -> None:
     with broken_table(world, "cluster"):
         assert client.get("/metrics").status_code == 500
+
+
+def test_promtool_has_nothing_to_say_about_a_whole_scrape(
+    world: World, client: TestClient, require: Require
+) -> None:
+    world.train(world.submit())
+    said = subprocess.run(
+        [require("promtool"), "check", "metrics"],
+        input=client.get("/metrics").text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout + said.stderr) == (0, "")
 
 
 def test_all_api_processes_export_the_same_of_the_service(world: World, client: TestClient) -> None:

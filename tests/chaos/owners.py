@@ -37,9 +37,11 @@ class OwnedJob:
     """Finished epochs after which the owner acts."""
     id: str = ""
     refused: str = ""
-    """Why the service refused what the owner wanted, if it did: the job had ended."""
+    """Why the owner's plan was not carried out, if it was not: the job had ended."""
     seen: list[EventView] = field(default_factory=list)
     """Events, as one client received them."""
+    watcher_error: str = ""
+    """Why that client stopped before the end, if it did."""
 
     @property
     def expected(self) -> str:
@@ -96,15 +98,20 @@ class Owner:
         return self._pool.submit(self._act, job), self._pool.submit(self._watch, job)
 
     def _watch(self, job: OwnedJob) -> None:
-        for event in self.client.events(job.id):
-            if isinstance(event, EventView):
-                job.seen.append(event)
+        try:
+            for event in self.client.events(job.id):
+                if isinstance(event, EventView):
+                    job.seen.append(event)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the run reports it
+            job.watcher_error = repr(error)
 
     def _act(self, job: OwnedJob) -> None:
         found = self._wait(
             job, lambda now: now.ended_at is not None or _epochs(now) >= job.act_after
         )
-        if found.ended_at is None and job.plan != "finish":
+        if found.ended_at is not None:
+            job.refused = "it had ended"
+        elif job.plan != "finish":
             try:
                 self._carry_out(job)
             except Refused as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -202,6 +203,19 @@ def test_a_service_that_stays_away_is_told_once_and_then_given_up(client_of: Cli
     with pytest.raises(ServiceFailed):
         list(client.events("job"))
     assert len(told) == 1
+
+
+def test_a_quiet_stream_survives_lost_connections_for_longer_than_the_patience(
+    client_of: ClientOf,
+) -> None:
+    requests = itertools.count()
+
+    def serve(_: httpx2.Request) -> httpx2.Response:
+        is_last = next(requests) == 20
+        return stream_of(event(1, "end")) if is_last else stream_of(": keep-alive\n\n", breaks=True)
+
+    client = client_of(serve, patience_s=5.0, retry_s=1.0)
+    assert [found.seq for found in client.events("job")] == [1]
 
 
 def test_a_stream_of_an_unknown_job_is_not_tried_again(client_of: ClientOf) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
+from service.store.database import Database
+from service.store.leases import Lease
+from service.store.migrations import upgrade
+from service.store.repository import Repository
 from service.store.scheduler_counts import (
     BUCKETS,
     DATABASE_ERRORS,
     ERRORS,
     SUM,
     TURN_SECONDS,
+    Counts,
     SchedulerCounts,
     add_counts,
     bucket_labels,
@@ -27,12 +35,16 @@ def test_a_difference_and_a_sum_cancel(counts, others):
     assert changed == add_counts(counts, add_counts(others, others, sign=-1.0))
 
 
+def unstored(counts: SchedulerCounts) -> Counts:
+    return counts.subtract_stored(counts.list_all())
+
+
 @given(st.lists(st.floats(0, 1e4)))
 def test_each_duration_is_in_the_first_bucket_that_holds_it(durations):
     counts = SchedulerCounts()
     for duration in durations:
         counts.observe_turn(duration)
-    counted = counts.list_unstored().get(TURN_SECONDS, {})
+    counted = counts.list_all().get(TURN_SECONDS, {})
     for limit in BUCKETS[TURN_SECONDS]:
         labels = bucket_labels(TURN_SECONDS)[: BUCKETS[TURN_SECONDS].index(limit) + 1]
         assert sum(counted.get(label, 0) for label in labels) == sum(
@@ -41,25 +53,52 @@ def test_each_duration_is_in_the_first_bucket_that_holds_it(durations):
     assert sum(count for label, count in counted.items() if label != SUM) == len(durations)
 
 
+@given(st.lists(st.floats(0, 1e4)))
+def test_sums_that_are_stored_piece_by_piece_never_shrink(durations):
+    counts, stored = SchedulerCounts(), 0.0
+    for duration in durations:
+        counts.observe_turn(duration)
+        for _ in range(2):
+            added = unstored(counts)[TURN_SECONDS][SUM]
+            assert added >= 0
+            stored += added
+            counts.mark_stored(counts.list_all())
+    assert stored == pytest.approx(sum(durations))
+
+
 def test_what_is_counted_while_counts_are_stored_is_stored_the_next_time():
     counts = SchedulerCounts()
     counts.count_error("turn")
-    stored = counts.list_unstored()
+    stored = counts.list_all()
     counts.count_error("turn")
     counts.mark_stored(stored)
-    assert counts.list_unstored()[ERRORS] == {"turn": 1}
-
-
-def test_counts_that_could_not_be_stored_are_not_lost():
-    counts = SchedulerCounts()
-    counts.count_error("job")
-    counts.list_unstored()
-    assert counts.list_unstored()[ERRORS] == {"job": 1}
+    assert unstored(counts)[ERRORS] == {"turn": 1}
 
 
 def test_errors_of_the_database_are_stored_once():
     errors = {"full": 2.0}
     counts = SchedulerCounts(lambda: errors)
-    counts.mark_stored(counts.list_unstored())
+    counts.mark_stored(counts.list_all())
     errors["full"] = 3.0
-    assert counts.list_unstored()[DATABASE_ERRORS] == {"full": 1}
+    assert unstored(counts)[DATABASE_ERRORS] == {"full": 1}
+
+
+def test_a_renewal_that_fails_stores_its_counts_the_next_time(tmp_path):
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    upgrade(url)
+    database, now = Database(url), [0.0]
+    lease = Lease(database, owner="me", clock=lambda: now[0], lease_s=3.0)
+    lease.counts.count_error("job")
+    with database.connect_writer() as connection:
+        connection.execute(text("ALTER TABLE leases RENAME TO hidden"))
+    with pytest.raises(OperationalError):
+        lease.hold()
+    with database.connect_writer() as connection:
+        connection.execute(text("ALTER TABLE hidden RENAME TO leases"))
+    for _ in range(2):
+        now[0] += 2.0
+        lease.hold()
+    row = Repository(database).scheduler_lease()
+    assert row is not None
+    assert (row.counts[ERRORS], row.counts[DATABASE_ERRORS]["other"]) == ({"job": 1}, 1)
+    database.close()
