@@ -37,11 +37,12 @@ _PACKAGE_SETTINGS: Mapping[str, str] = {
 _log = structlog.get_logger()
 
 
-def run_loggers(settings: Settings, *, stop: threading.Event, idle_s: float = IDLE_S) -> None:
+def run_loggers(
+    database: Database, settings: Settings, *, stop: threading.Event, idle_s: float = IDLE_S
+) -> None:
     """Serve loggers until `stop` is set or nothing was due for `idle_s` seconds."""
     guard = AddressGuard(settings.webhook_networks)
     guard.install()
-    database = Database(settings.database)
     turns = LoggerTurns(database, settings, clock=time.time, guard=guard.limit)
     busy_at = time.monotonic()
     while not stop.is_set() and time.monotonic() - busy_at < idle_s:
@@ -51,7 +52,6 @@ def run_loggers(settings: Settings, *, stop: threading.Event, idle_s: float = ID
         except Exception:  # noqa: BLE001  # the loop's one catch-all: log, and retry
             _log.exception("loggers")
         stop.wait(INTERVAL_S)
-    database.close()
 
 
 def serve_loggers(settings: Settings) -> None:
@@ -64,7 +64,7 @@ def serve_loggers(settings: Settings) -> None:
     os.environ.update(package_settings(settings))
     stop = threading.Event()
     threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
-    run_loggers(settings, stop=stop)
+    run_loggers(Database(settings.database), settings, stop=stop)
     sys.stderr.flush()
     # Without waiting for turns in flight: what they send is sent again, and not doubled.
     os._exit(0)

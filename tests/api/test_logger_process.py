@@ -81,7 +81,9 @@ def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
     stop = threading.Event()
     thread = threading.Thread(
-        target=run_loggers, args=(world.settings,), kwargs={"stop": stop, "idle_s": 0.1}
+        target=run_loggers,
+        args=(world.database, world.settings),
+        kwargs={"stop": stop, "idle_s": 0.1},
     )
     thread.start()
     thread.join()

@@ -133,7 +133,7 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
         for word in ("SUCCEEDED", "3 of 3 epochs done", "in force", "fc1.weight", "decisions")
     )
     assert len(whole["epochs"]) == 3
-    assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
+    assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs", "loggers"}
 
 
 def test_why_tells_what_holds_a_job_up_with_the_parts_of_a_step(
