@@ -20,7 +20,6 @@ from workers.error_kinds import _SIGNS_OF_DEATH
 from workers.hub import actor_client
 from workers.workers_spec import WorkersSpec
 
-
 ANY_LABEL = st.text(alphabet="aZ09-._/!(), \n", max_size=70)
 
 
