@@ -41,8 +41,7 @@ def blocking(client: Client) -> None:
     client.find(3)  # error: arg-type
 
 async def awaiting(client: AsyncClient) -> None:
-    found = client.find("a")
-    found = assert_type(found, Coroutine[Any, Any, JobView])
+    found: Coroutine[Any, Any, JobView] = client.find("a")
     assert_type(await found, JobView)
     assert_type(await client.submit({}, idempotency_key="a"), JobView)
     assert_type(client.events("a", after=3), AsyncGenerator[Event, None])
@@ -186,7 +185,7 @@ def test_waiting_for_a_service_does_not_block_the_event_loop() -> None:
         raise httpx2.ConnectError("refused")
 
     async def run() -> bool:
-        hours = RetryBudget(delay_s=9999.0, total_s=99999.0, random=lambda: 1.0)
+        hours = RetryBudget(delay_s=9999.0, total_s=1e6, random=lambda: 1.0)
         transport = httpx2.MockTransport(fail)
         async with AsyncClient("http://service", transport=transport, retries=hours) as client:
             asking = asyncio.create_task(client.jobs())
