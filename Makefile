@@ -32,7 +32,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-plan bench-mixed bench-recovery
+.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-plan bench-mixed bench-service bench-recovery chaos
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -46,6 +46,8 @@ help:
 	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
+	@echo "make bench-service  load the control plane on both databases; alone on the machine, 20 minutes (BENCH_ARGS='--rows NAME' for some)"
+	@echo "make chaos   kill parts of a service at random while 30 jobs of three owners run, then check every job; 15 minutes at most"
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make venv    install everything into $(VENV)"
 
@@ -109,6 +111,12 @@ bench-plan: $(TEST_STAMP)
 
 bench-mixed: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.mixed_workers $(BENCH_ARGS)
+
+bench-service: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
+
+chaos: $(TEST_STAMP)
+	$(BIN)/python -m tests.chaos.run $(CHAOS_ARGS)
 
 bench-recovery: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.recovery $(BENCH_ARGS)

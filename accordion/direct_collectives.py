@@ -4,9 +4,10 @@ Gloo's own collectives pass messages around a ring, and gloo sends no message be
 been posted, of which the sender learns by another trip over the link: an all-reduce of W workers
 takes 4(W-1) trips. Here each worker posts all receives at once and sends to all others at once, so
 that an all-reduce takes 3 trips (2 with two workers) and an all-gather 2, with as many bytes as in
-a ring. An all-reduce whose size was known during the one before takes a trip less. Sums are added
-in rank order, whatever the position of a value in its buffer, so they do not depend on what shares
-the buffer.
+a ring. An all-reduce whose size was known during the one before takes a trip less. A large one is
+summed in pieces, so that the sums of one piece travel while the next one arrives. Sums are added in
+rank order, whatever the position of a value in its buffer, so they do not depend on what shares the
+buffer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _PARTS, _POSTED_PARTS, _SUMS, _ROWS = range(0xACC0, 0xACC4)
 """Tags of messages. Gloo matches messages of equal tags in their order, also with those of the
 training script in the same group, hence the unusual numbers.
 """
+_PIECE = 1 << 17
+"""Maximum number of values that a worker adds at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +37,16 @@ class _PostedSum:
 
     values: int
     """Number of values of the all-reduce."""
-    received: Tensor
-    """(W - 1, length), in the order of the peers."""
-    works: list[Any]
+    received: list[Tensor]
+    """Memory for each piece, (W - 1, length), in the order of the peers."""
+    works: list[list[Any]]
+    """Receives into each piece."""
     tag: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.received[0].dtype
 
 
 class DirectCollectives:
@@ -64,7 +73,7 @@ class DirectCollectives:
     @property
     def posted_dtype(self) -> torch.dtype | None:
         """Dtype of the next all-reduce, if its receives are posted already."""
-        return None if self._next is None else self._next.received.dtype
+        return None if self._next is None else self._next.dtype
 
     def all_reduce_(self, buffer: Tensor, name: str, *, next_values: int = 0) -> None:
         """Replace a contiguous buffer, equally long on all workers, by its sum over the workers.
@@ -91,7 +100,7 @@ class DirectCollectives:
         """Fill `gathered`, (W, length), with the rows of all workers in rank order."""
         incoming = [self._receive(gathered[peer], peer, _ROWS) for peer in self._peers]
         gathered[self._rank].copy_(row)
-        self._send_to_peers([row] * len(self._peers), incoming, _ROWS)
+        _wait_for([*incoming, *self._send_to_peers([row] * len(self._peers), _ROWS)])
 
     def _post_next(self, values: int, dtype: torch.dtype) -> _PostedSum:
         self._memory = 1 - self._memory
@@ -101,21 +110,35 @@ class DirectCollectives:
         self, values: int, dtype: torch.dtype, name: str, *, tag: int = _PARTS
     ) -> _PostedSum:
         """Post the receives of the parts that the other workers send to this one."""
-        length = values
-        if self._world_size > 2:
-            length, longer = divmod(values, self._world_size)
-            length += self._rank < longer  # as `tensor_split` does
-        received = self._scratch.take(name, (len(self._peers), length), dtype)
+        lengths = [self._part_length(piece) for piece in self._piece_sizes(values)]
+        memory = self._scratch.take(name, (len(self._peers) * sum(lengths),), dtype)
+        received = [
+            piece.view(len(self._peers), -1)
+            for piece in torch.split(memory, [len(self._peers) * length for length in lengths])
+        ]
         works = [
-            self._receive(row, peer, tag) for row, peer in zip(received, self._peers, strict=True)
+            [self._receive(row, peer, tag) for row, peer in zip(piece, self._peers, strict=True)]
+            for piece in received
         ]
         return _PostedSum(values=values, received=received, works=works, tag=tag)
 
+    def _piece_sizes(self, values: int) -> list[int]:
+        """Return how many values of an all-reduce are summed at a time, by all workers together."""
+        largest = _PIECE if self._world_size == 2 else _PIECE * self._world_size
+        return [min(largest, values - start) for start in range(0, max(values, 1), largest)]
+
+    def _part_length(self, piece: int) -> int:
+        """Return how many values of a piece this worker adds."""
+        if self._world_size == 2:
+            return piece
+        length, longer = divmod(piece, self._world_size)
+        return length + (self._rank < longer)  # as `tensor_split` does
+
     def _check_size(self, values: Tensor, posted: _PostedSum) -> None:
-        if values.numel() < posted.values or values.dtype != posted.received.dtype:
+        if values.numel() < posted.values or values.dtype != posted.dtype:
             raise HookError(
                 f"a mean of {values.numel()} values of {values.dtype} was requested where the mean"
-                f" before it had next_values={posted.values} of {posted.received.dtype};"
+                f" before it had next_values={posted.values} of {posted.dtype};"
                 " next_values must be the size of the mean that a compressor requests next"
             )
 
@@ -126,16 +149,24 @@ class DirectCollectives:
         adds one part and sends the sum to all. A peer's sum arrives in the memory of the part that
         was sent to this peer, which the peer has received by then.
         """
+        pieces = torch.split(values, self._piece_sizes(posted.values))
+        arriving = list(zip(posted.received, posted.works, strict=True))
         if self._world_size == 2:
-            self._send_to_peers([values], posted.works, posted.tag)
-            self._add_in_rank_order_(values, posted.received)
+            sent = [self._send_to_peers([piece], posted.tag) for piece in pieces]
+            for piece, outgoing, (received, incoming) in zip(pieces, sent, arriving, strict=True):
+                _wait_for([*incoming, *outgoing])
+                self._add_in_rank_order_(piece, received)
             return
-        parts = values.tensor_split(self._world_size)
-        own = parts[self._rank]
-        sums = [self._receive(parts[peer], peer, _SUMS) for peer in self._peers]
-        self._send_to_peers([parts[peer] for peer in self._peers], posted.works, posted.tag)
-        self._add_in_rank_order_(own, posted.received)
-        self._send_to_peers([own] * len(self._peers), sums, _SUMS)
+        parts = [piece.tensor_split(self._world_size) for piece in pieces]
+        works = [self._receive(part[peer], peer, _SUMS) for part in parts for peer in self._peers]
+        for part in parts:
+            works += self._send_to_peers([part[peer] for peer in self._peers], posted.tag)
+        for part, (received, incoming) in zip(parts, arriving, strict=True):
+            _wait_for(incoming)
+            own = part[self._rank]
+            self._add_in_rank_order_(own, received)
+            works += self._send_to_peers([own] * len(self._peers), _SUMS)
+        _wait_for(works)
 
     def _add_in_rank_order_(self, own: Tensor, received: Tensor) -> None:
         rows = {**dict(zip(self._peers, received, strict=True)), self._rank: own}
@@ -144,13 +175,11 @@ class DirectCollectives:
             total.add_(row)
         torch.add(total, last, out=own)
 
-    def _send_to_peers(self, tensors: Sequence[Tensor], incoming: Sequence[Any], tag: int) -> None:
-        """Send a tensor to each peer, and wait for these and for the posted receives `incoming`."""
-        outgoing = [
+    def _send_to_peers(self, tensors: Sequence[Tensor], tag: int) -> list[Any]:
+        """Start to send a tensor to each peer."""
+        return [
             self._send(tensor, peer, tag) for peer, tensor in zip(self._peers, tensors, strict=True)
         ]
-        # Each message once: gloo would wait for a second one.
-        _wait_for([*incoming, *outgoing])
 
     def _receive(self, tensor: Tensor, peer: int, tag: int) -> Any:
         if not tensor.numel():
@@ -164,7 +193,10 @@ class DirectCollectives:
 
 
 def _wait_for(works: Iterable[Any]) -> None:
-    """Wait for messages; None stands for an empty one, which is not sent."""
+    """Wait for messages, for each only once: gloo would wait for another one.
+
+    None stands for an empty message, which is not sent.
+    """
     for work in works:
         if work is not None:
             work.wait()

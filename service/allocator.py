@@ -11,7 +11,7 @@ from typing import Any
 from service.domain.allocation import find_unplaceable, plan_allocations
 from service.domain.jobs import Reason, Status
 from service.domain.queue import Admission, AllocatedJob, plan_queue
-from service.domain.resources import Resources, list_worker_resources
+from service.domain.resources import Resources, list_worker_resources, sort_custom
 from service.foreign_use import ForeignUse
 from service.queue_inputs import QueueReader
 from service.runtime.protocol import Node, SupervisorState
@@ -87,7 +87,14 @@ class ClusterState:
     def usable_nodes(self) -> list[Resources]:
         """Capacity of the nodes that accept workers."""
         return [
-            Resources(cpus=node.cpus, gpus=node.gpus, memory=node.memory_bytes, node=node.id)
+            Resources(
+                cpus=node.cpus,
+                gpus=node.gpus,
+                memory=node.memory_bytes,
+                custom=sort_custom(node.custom),
+                labels=frozenset(node.labels.items()),
+                node=node.id,
+            )
             for node in self.nodes
             if node.alive and not node.draining
         ]

@@ -13,22 +13,41 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from service.client import Client, Waiter
+from service.client import AsyncClient, Client, RetryBudget, Waiter
 from service.home import Home, Running
 from service.security.guards import is_loopback
 from service.settings import Settings, load_settings
 
 
-def connect(url: str = "", *, waiter: Waiter | None = None) -> Client:
+def connect(
+    url: str = "", *, waiter: Waiter | None = None, retries: RetryBudget | None = None
+) -> Client:
     """Create a client of the service at `url`; by default the one named by the settings or the
     home.
 
     Raises:
         SettingsError: a setting is wrong, or the token's file cannot be read.
     """
+    return Client(*_find_service(url), waiter=waiter, retries=retries)
+
+
+def connect_async(
+    url: str = "", *, waiter: Waiter | None = None, retries: RetryBudget | None = None
+) -> AsyncClient:
+    """Create an asynchronous client of the service at `url`; by default the one named by the
+    settings or the home.
+
+    Raises:
+        SettingsError: a setting is wrong, or the token's file cannot be read.
+    """
+    return AsyncClient(*_find_service(url), waiter=waiter, retries=retries)
+
+
+def _find_service(url: str) -> tuple[str, str | None]:
+    """Find the address and the token of a service."""
     settings = load_settings()
     address = service_url(settings, url)
-    return Client(address, service_token(settings, address), waiter=waiter)
+    return address, service_token(settings, address)
 
 
 def service_url(settings: Settings, url: str = "") -> str:

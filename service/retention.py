@@ -1,5 +1,5 @@
-"""Deletes what is older, or more, than is kept: ended jobs, audit entries, idempotency keys and
-deliveries of webhooks.
+"""Deletes what is older, or more, than is kept: ended jobs, audit entries, idempotency keys, tokens
+that have ended, and deliveries of webhooks.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from service.store.database import Database
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import accept_any
 from service.store.models import JobRow
-from service.store.old_rows import delete_audit, delete_deliveries, delete_keys
+from service.store.old_rows import (
+    delete_audit,
+    delete_deliveries,
+    delete_ended_tokens,
+    delete_keys,
+)
 from service.store.repository import Repository
 
 INTERVAL_S = 60.0
 """Seconds between two looks for ended jobs and old audit entries."""
 KEY_RETENTION_S = 7 * 86_400.0
 """How long an idempotency key is kept."""
+TOKEN_RETENTION_S = 90 * 86_400.0
+"""How long a token stays listed after it was revoked or expired. The audit log keeps its ID."""
 DELIVERED_RETENTION_S = 7 * 86_400.0
 """How long a delivery of a webhook is kept that succeeded."""
 DEAD_RETENTION_S = 30 * 86_400.0
 """How long a delivery of a webhook is kept that was given up."""
 _KEY_INTERVAL_S = 3600.0
-"""Seconds between two looks for old idempotency keys, which have no index by time, and for old
-deliveries.
+"""Seconds between two looks for old idempotency keys and tokens, which have no index by time, and
+for old deliveries.
 """
 _BATCH = 50
 """Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
@@ -80,8 +87,8 @@ class Retention:
 
 
 class RowRetention:
-    """Deletes old audit entries, idempotency keys and deliveries; `clock` returns seconds since
-    1970.
+    """Deletes old audit entries, idempotency keys, tokens and deliveries; `clock` returns seconds
+    since 1970.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class RowRetention:
         if now >= self._keys_due:
             self._keys_due = now + _KEY_INTERVAL_S
             delete_keys(self._database, before=self._clock() - KEY_RETENTION_S)
+            delete_ended_tokens(self._database, before=self._clock() - TOKEN_RETENTION_S)
         if now >= self._deliveries_due:
             deleted = self._delete_deliveries()
             self._deliveries_due = now if deleted == _ROW_BATCH else now + _KEY_INTERVAL_S

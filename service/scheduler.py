@@ -22,6 +22,7 @@ import structlog
 import uuid_utils
 
 from service.allocator import Allocator, ClusterState
+from service.autoscaling import CapacityRequests
 from service.code_store import CodeStore
 from service.deadlines import Deadlines
 from service.domain.actions import (
@@ -101,6 +102,7 @@ class Scheduler:
         )
         self._foreign = ForeignJobs()
         self._cluster = ClusterState()
+        self._capacity = CapacityRequests(self._repository, runtime, settings, monotonic=monotonic)
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
@@ -181,6 +183,8 @@ class Scheduler:
         for job in self._allocator.admit(self._cluster, token, self._settings):
             self._reconcile_job(job, token, fresh=True)
         self._allocator.reallocate(self._cluster, token, self._settings)
+        if fresh:
+            self._capacity.update()
         self._plans.advance()
 
     def release(self) -> None:

@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     url: str = ""
     """URL of the service for clients; empty is the service of this home directory."""
+    completion_timeout_s: float = Field(default=1.0, gt=0)
+    """Seconds for which the shell waits for the service when it completes a word."""
     admin_token: SecretStr | None = None
     admin_token_file: Path | None = None
     metrics_token: SecretStr | None = None
@@ -143,6 +145,11 @@ class Settings(BaseSettings):
     """Points by which the priority of a job rises with each hour since it was queued, so that it
     starts even if more important jobs keep arriving. It changes the order of the queue: a job gives
     up workers only to one that is more important and ahead of it in this order.
+    """
+    request_nodes: bool = True
+    """Whether the cluster's autoscaler is asked for nodes on which queued jobs could start; without
+    an autoscaler it does nothing. Of several services on one cluster, only one may ask: each
+    request replaces the one before.
     """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,6 +40,9 @@ class Postgres:
     port: int
     password: str
     process: subprocess.Popen[bytes]
+    start: Callable[[], subprocess.Popen[bytes]]
+    """Starts the server on its data."""
+    log: Path
     numbers: Iterator[int] = field(default_factory=count)
 
     def url(self, database: str) -> str:
@@ -59,6 +62,13 @@ class Postgres:
     def drop_database(self, url: str) -> None:
         """Remove a database, whoever is still connected to it."""
         self.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def crash(self) -> None:
+        """Kill all processes of the server, and start it again: it recovers from its log."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait()
+        self.process = self.start()
+        _wait_for_answer(self, self.log)
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run one statement beside all transactions; its rows."""
@@ -84,7 +94,9 @@ def _version(program: Path) -> tuple[int, ...]:
 
 
 @contextmanager
-def run_postgres(initdb: Path, pick_port: Callable[[], int]) -> Iterator[Postgres]:
+def run_postgres(
+    initdb: Path, pick_port: Callable[[], int], settings: Mapping[str, str] = _SETTINGS
+) -> Iterator[Postgres]:
     """Start a server, and stop it at the end of the block."""
     user, password = _ordinary_user(), secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as name:
@@ -111,17 +123,27 @@ def run_postgres(initdb: Path, pick_port: Callable[[], int]) -> Iterator[Postgre
                 "-k",
                 folder,
             ]
-            command += [part for setting in _SETTINGS.items() for part in ("-c", "=".join(setting))]
-            process = subprocess.Popen(
-                command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
+            command += [part for setting in settings.items() for part in ("-c", "=".join(setting))]
+
+            def start() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
+                )
+
+            server = Postgres(
+                host="127.0.0.1",
+                port=port,
+                password=password,
+                process=start(),
+                start=start,
+                log=folder / "log",
             )
-        server = Postgres(host="127.0.0.1", port=port, password=password, process=process)
-        try:
-            _wait_for_answer(server, folder / "log")
-            yield server
-        finally:
-            process.send_signal(signal.SIGQUIT)
-            process.wait(timeout=30)
+            try:
+                _wait_for_answer(server, server.log)
+                yield server
+            finally:
+                server.process.send_signal(signal.SIGQUIT)
+                server.process.wait(timeout=30)
 
 
 def _ordinary_user() -> str:

@@ -23,6 +23,13 @@ MIN_MEMORY_BYTES = 300_000_000
 """Smallest memory limit: a process with torch loaded takes about 250 MB."""
 MAX_MEMORY_BYTES = 2**50
 """Largest memory limit of a worker (1 PiB)."""
+BUILT_IN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+"""Resources that Ray gives every node."""
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+ResourceName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
+LabelName = Annotated[str, Field(max_length=253, pattern=rf"^([A-Za-z0-9.-]+/)?{_NAME}$")]
+LabelValue = Annotated[str, Field(pattern=rf"^{_NAME}$")]
+"""Ray also reads operators such as `!spot` and `in(a, b)` here, which the queue does not know."""
 
 
 def _memory_bounds(schema: dict[str, Any]) -> None:
@@ -58,6 +65,16 @@ class WorkersSpec(Strict):
     from 300 MB to 1 PiB. It is reserved on the node, and a worker above it is killed. Null: the
     largest worker of a node short of memory is killed.
     """
+    resources: dict[ResourceName, Annotated[Number, Field(gt=0, le=1e6)]] = Field(
+        default={}, max_length=8
+    )
+    """Ray's custom resources that each worker reserves, by name, as nodes were started with
+    (`ray start --resources`). Above 1 only whole numbers.
+    """
+    node_labels: dict[LabelName, LabelValue] = Field(default={}, max_length=8)
+    """Labels that the nodes of the workers must have, by name, as nodes were started with
+    (`ray start --labels`), such as `ray.io/accelerator-type: H100`.
+    """
     balance: Annotated[bool, Field(strict=True)] = True
     """Whether faster workers take more micro-batches of each global batch; their speed is compared
     at the end of every epoch and window. It needs more micro-batches than workers. False, in
@@ -78,10 +95,32 @@ class WorkersSpec(Strict):
                 "memory is a number of bytes or a text such as 4GB, from 300MB to 1PiB"
             ) from None
 
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in BUILT_IN_RESOURCES or name.startswith("node:"):
+                raise ValueError(
+                    f"resources has {name}, which is not a custom resource; use cpus, gpus, memory"
+                    " or node_labels"
+                )
+            if amount > 1 and not amount.is_integer():
+                raise ValueError(f"resources has {amount:g} of {name}; give a whole number above 1")
+        return resources
+
     @property
     def num_threads(self) -> int:
         """Number of compute threads of a worker: the whole CPUs that it reserves, at least one."""
         return max(1, int(self.cpus))
+
+    def ray_options(self) -> dict[str, Any]:
+        """Return the options of Ray with which a worker is placed, besides CPUs and GPUs."""
+        options: dict[str, Any] = {"memory": int(self.memory)} if self.memory else {}
+        if self.resources:
+            options["resources"] = dict(self.resources)
+        if self.node_labels:
+            options["label_selector"] = dict(self.node_labels)
+        return options
 
     @model_validator(mode="after")
     def _check_limits(self) -> WorkersSpec:

@@ -86,7 +86,7 @@ async def get_caller(caller: CallerDep) -> CallerView:
 def get_tokens(
     query: Annotated[_TokenQuery, Query()], state: StateDep, caller: CallerDep
 ) -> TokenList:
-    """List tokens, newest first, with revoked and expired ones."""
+    """List tokens, newest first, with those that were revoked or expired in the last 90 days."""
     user = query.user or caller.user
     if user != caller.user and Scope.ADMIN not in caller.scopes:
         raise Forbidden(describe_missing_scope(caller, Scope.ADMIN))

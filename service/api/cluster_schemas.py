@@ -96,6 +96,10 @@ class NodeView(Answer):
     """GPUs of the node, as configured in Ray."""
     memory_bytes: int
     """Memory that Ray can reserve on the node, in bytes."""
+    custom: dict[str, float] = Field(default_factory=dict)
+    """Ray's custom resources of the node, which `workers.resources` of a job can name."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Ray's labels of the node, which `workers.node_labels` of a job can name."""
     cpus_foreign: float = 0.0
     """CPUs that other programs have reserved in Ray."""
     gpus_foreign: float = 0.0

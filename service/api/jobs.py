@@ -27,7 +27,7 @@ from service.domain.access import Caller, Scope
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
-from service.domain.resources import ResourceRequest
+from service.domain.resources import ResourceRequest, sort_custom
 from service.domain.wait_causes import list_preempted
 from service.domain.waiting_message import format_start, format_waiting_message
 from service.errors import Conflict, Invalid
@@ -346,6 +346,8 @@ def _build_pending(reader: QueueReader, now: float, caller: Caller, *, spec: Job
             cpus=group.cpus,
             gpus=group.gpus,
             memory=group.memory or 0.0,
+            custom=sort_custom(group.resources),
+            labels=frozenset(group.node_labels.items()),
         ),
         priority=spec.priority,
         rank=reader.compute_rank(spec.priority, now),

@@ -1,8 +1,8 @@
-"""Python client of the service; of the server it imports only the schemas of the API and the table
-of job statuses.
+"""Python clients of the service; of the server they import only the schemas of the API and the
+table of job statuses.
 """
 
-from service.client.client import Client
+from service.client.client import AsyncClient, Client
 from service.client.errors import (
     AmbiguousJob,
     APIStatusError,
@@ -12,16 +12,19 @@ from service.client.errors import (
     ServiceFailed,
     Unreachable,
 )
+from service.client.retries import RetryBudget
 from service.client.stream import LogChunk, Waiter
 
 __all__ = [
     "APIStatusError",
     "AmbiguousJob",
+    "AsyncClient",
     "Client",
     "ClientError",
     "LogChunk",
     "NotFound",
     "Refused",
+    "RetryBudget",
     "ServiceFailed",
     "Unreachable",
     "Waiter",

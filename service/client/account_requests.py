@@ -1,13 +1,9 @@
-"""Requests of `Client` for users, tokens, quotas, secrets and the audit log."""
+"""Requests for users, tokens, quotas, secrets and the audit log."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
 from urllib.parse import quote
-
-from pydantic import BaseModel
 
 from service.api.account_schemas import (
     AuditPage,
@@ -20,42 +16,44 @@ from service.api.account_schemas import (
 )
 from service.api.quota_schemas import QuotaList, QuotaView
 from service.api.secret_schemas import SecretList, SecretView
+from service.client.request_sender import RequestSender
+from service.client.shared_methods import shared_method
 
-Answer = TypeVar("Answer", bound=BaseModel)
 
+class AccountRequests(RequestSender):
+    """Part of `Client` and `AsyncClient`."""
 
-class AccountRequests(ABC):
-    """Part of `Client`."""
-
-    @abstractmethod
-    def _request(self, record: type[Answer], method: str, path: str, **more: Any) -> Answer:
-        """Send a request, and parse its response."""
-
-    def caller(self) -> CallerView:
+    @shared_method
+    async def caller(self) -> CallerView:
         """Get who you are, and what your token allows."""
-        return self._request(CallerView, "GET", "/me")
+        return await self._request(CallerView, "GET", "/me")
 
-    def users(self) -> UserList:
+    @shared_method
+    async def users(self) -> UserList:
         """Get all users."""
-        return self._request(UserList, "GET", "/users")
+        return await self._request(UserList, "GET", "/users")
 
-    def add_user(self, name: str, role: str = "editor") -> UserView:
+    @shared_method
+    async def add_user(self, name: str, role: str = "editor") -> UserView:
         """Add a user."""
-        return self._request(UserView, "POST", "/users", json={"name": name, "role": role})
+        return await self._request(UserView, "POST", "/users", json={"name": name, "role": role})
 
-    def change_user(
+    @shared_method
+    async def change_user(
         self, name: str, *, role: str | None = None, disabled: bool | None = None
     ) -> UserView:
         """Change the role of a user, or refuse or accept the user's tokens."""
         change = {"role": role, "disabled": disabled}
-        return self._request(UserView, "PATCH", f"/users/{name}", json=change)
+        return await self._request(UserView, "PATCH", f"/users/{name}", json=change)
 
-    def tokens(self, user: str | None = None) -> TokenList:
+    @shared_method
+    async def tokens(self, user: str | None = None) -> TokenList:
         """Get the tokens of a user, by default yours."""
         params = {"user": user} if user else {}
-        return self._request(TokenList, "GET", "/tokens", params=params)
+        return await self._request(TokenList, "GET", "/tokens", params=params)
 
-    def add_token(
+    @shared_method
+    async def add_token(
         self,
         label: str,
         *,
@@ -77,17 +75,20 @@ class AccountRequests(ABC):
             "days": days,
             "user": user,
         }
-        return self._request(NewToken, "POST", "/tokens", json=body)
+        return await self._request(NewToken, "POST", "/tokens", json=body)
 
-    def revoke_token(self, token_id: str) -> TokenView:
+    @shared_method
+    async def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token; repeating has no effect."""
-        return self._request(TokenView, "DELETE", f"/tokens/{token_id}")
+        return await self._request(TokenView, "DELETE", f"/tokens/{token_id}", repeatable=True)
 
-    def quotas(self) -> QuotaList:
+    @shared_method
+    async def quotas(self) -> QuotaList:
         """Get all quotas, and what the jobs hold of them."""
-        return self._request(QuotaList, "GET", "/quotas")
+        return await self._request(QuotaList, "GET", "/quotas")
 
-    def set_quota(
+    @shared_method
+    async def set_quota(
         self,
         *,
         user: str | None = None,
@@ -106,27 +107,32 @@ class AccountRequests(ABC):
             gpus: maximum number of GPUs across these jobs; None for no limit.
         """
         body = {"user": user, "label": label, "jobs": jobs, "workers": workers, "gpus": gpus}
-        return self._request(QuotaView, "PUT", "/quotas", json=body)
+        return await self._request(QuotaView, "PUT", "/quotas", json=body)
 
-    def remove_quota(self, *, user: str | None = None, label: str | None = None) -> QuotaView:
+    @shared_method
+    async def remove_quota(self, *, user: str | None = None, label: str | None = None) -> QuotaView:
         """Remove the quota of a user or a label, and return it."""
         params = {"user": user} if label is None else {"label": label}
-        return self._request(QuotaView, "DELETE", "/quotas", params=params)
+        return await self._request(QuotaView, "DELETE", "/quotas", params=params)
 
-    def secrets(self) -> SecretList:
+    @shared_method
+    async def secrets(self) -> SecretList:
         """Get your secrets, without their values."""
-        return self._request(SecretList, "GET", "/secrets")
+        return await self._request(SecretList, "GET", "/secrets")
 
-    def set_secret(self, name: str, value: str) -> SecretView:
+    @shared_method
+    async def set_secret(self, name: str, value: str) -> SecretView:
         """Set one of your secrets, which jobs refer to in `env`; it replaces the previous value."""
         path = f"/secrets/{quote(name, safe='')}"
-        return self._request(SecretView, "PUT", path, json={"value": value})
+        return await self._request(SecretView, "PUT", path, json={"value": value})
 
-    def remove_secret(self, name: str) -> SecretView:
+    @shared_method
+    async def remove_secret(self, name: str) -> SecretView:
         """Remove one of your secrets, and return it without its value."""
-        return self._request(SecretView, "DELETE", f"/secrets/{quote(name, safe='')}")
+        return await self._request(SecretView, "DELETE", f"/secrets/{quote(name, safe='')}")
 
-    def audit(
+    @shared_method
+    async def audit(
         self,
         *,
         user: str | None = None,
@@ -138,4 +144,4 @@ class AccountRequests(ABC):
         """Get one page of the changes that users made, newest first."""
         asked = {"user": user, "subject": subject, "action": action, "cursor": cursor}
         params = {"limit": limit} | {name: value for name, value in asked.items() if value}
-        return self._request(AuditPage, "GET", "/audit", params=params)
+        return await self._request(AuditPage, "GET", "/audit", params=params)

@@ -40,7 +40,7 @@ def translate_errors(url: str) -> Iterator[None]:
         ) from error
 
 
-def raise_for_status(response: httpx2.Response) -> None:
+async def raise_for_status(response: httpx2.Response) -> None:
     """Raise an error for a response other than success.
 
     Raises:
@@ -51,7 +51,7 @@ def raise_for_status(response: httpx2.Response) -> None:
     """
     if response.is_success:
         return
-    response.read()
+    await response.aread()
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError as error:

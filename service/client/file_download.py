@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx2
-
-from service.client.answers import raise_for_status, translate_errors
 
 DOWNLOAD_TIMEOUT_S = 660.0
 """Timeout of the first byte of a model, which the service exports first."""
 
 
-def download_file(
-    http: httpx2.Client, url: str, *, path: str, file: Path, params: dict[str, str]
-) -> str:
+async def download_file(opening: AbstractAsyncContextManager[httpx2.Response], file: Path) -> str:
     """Write a model to a file, which appears once it is complete; return its checkpoint's name.
 
     Raises:
@@ -23,15 +21,18 @@ def download_file(
     """
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with (
-            draft.open("wb") as opened,  # first: an export takes long
-            translate_errors(url),
-            http.stream("GET", path, params=params, timeout=DOWNLOAD_TIMEOUT_S) as response,
-        ):
-            raise_for_status(response)
-            for chunk in response.iter_bytes():
-                opened.write(chunk)
+        with draft.open("wb") as opened:  # first: an export takes long
+            name = await _receive_model(opening, opened)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
+    return name
+
+
+async def _receive_model(
+    opening: AbstractAsyncContextManager[httpx2.Response], opened: BinaryIO
+) -> str:
+    async with opening as response:
+        async for chunk in response.aiter_bytes():
+            opened.write(chunk)
     return response.headers.get("Accordion-Checkpoint", "")

@@ -4,15 +4,17 @@ arrives exactly once.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx2
 from pydantic import BaseModel
 
 from service.client.answers import raise_for_status, translate_errors
-from service.client.errors import ClientError, ServiceFailed, Unreachable
+from service.client.errors import ServiceFailed, Unreachable
 
 SILENCE_S = 45.0
 """Read timeout: the service sends a comment every 15 s by default; without three of them the
@@ -22,7 +24,7 @@ connection is dead.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter:
-    """How long a stream waits for an unreachable service."""
+    """How long a stream waits for an unreachable service, and by which clock a client waits."""
 
     patience_s: float = 60.0
     """Seconds from the first failed attempt to the last; a restarted service is back within
@@ -33,7 +35,15 @@ class Waiter:
     tell: Callable[[Exception], None] = lambda _: None
     """Called once each time the service becomes unreachable."""
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] | None = None
+    """Called in place of `time.sleep` and `asyncio.sleep`."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, without blocking the event loop."""
+        if self.sleep is None:
+            await asyncio.sleep(seconds)
+        else:
+            self.sleep(seconds)
 
 
 class LogChunkLine(BaseModel):
@@ -62,7 +72,7 @@ class LogChunk(BaseModel):
 class Stream:
     """Reading position of one stream."""
 
-    http: httpx2.Client
+    http: httpx2.AsyncClient
     path: str
     params: dict[str, str] = field(default_factory=dict)
     last_id: int | None = None
@@ -70,7 +80,9 @@ class Stream:
     """Whether the stream has ended."""
 
 
-def follow_stream(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
+async def follow_stream(
+    stream: Stream, waiter: Waiter
+) -> AsyncGenerator[httpx2.ServerSentEvent, None]:
     """Yield every event up to and including `end`.
 
     Raises:
@@ -78,47 +90,56 @@ def follow_stream(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentE
         ServiceFailed: the service failed for longer than the patience.
         Refused: there is no such stream.
     """
-    lost_at: float | None = None
+    outage = _Outage(waiter=waiter)
     while not stream.ended:
-        try:
-            for item in _receive_once(stream):
-                lost_at = None
+        async with outage.tolerate(), _connect(stream) as source:
+            async for item in _read_items(stream, source):
+                outage.lost_at = None
                 yield item
-        except (Unreachable, ServiceFailed) as error:
-            lost_at = _check_patience(error, lost_at, waiter)
         if not stream.ended:
-            waiter.sleep(waiter.retry_s)
+            await waiter.pause(waiter.retry_s)
 
 
-def _check_patience(error: ClientError, lost_at: float | None, waiter: Waiter) -> float:
-    """Return when the service was lost.
+@dataclass(slots=True, kw_only=True)
+class _Outage:
+    waiter: Waiter
+    lost_at: float | None = None
+    """Time of the first failed attempt; None while the service responds."""
 
-    Raises:
-        ClientError: the error, once the patience is over.
-    """
-    now = waiter.clock()
-    if lost_at is None:
-        waiter.tell(error)
-        return now
-    if now - lost_at > waiter.patience_s:
-        raise error
-    return lost_at
+    @asynccontextmanager
+    async def tolerate(self) -> AsyncIterator[None]:
+        """Suppress the errors of an unreachable service until the patience is over."""
+        try:
+            yield
+        except (Unreachable, ServiceFailed) as error:
+            now = self.waiter.clock()
+            if self.lost_at is None:
+                self.waiter.tell(error)
+                self.lost_at = now
+            elif now - self.lost_at > self.waiter.patience_s:
+                raise
 
 
-def _receive_once(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
+@asynccontextmanager
+async def _connect(stream: Stream) -> AsyncIterator[httpx2.EventSource]:
     headers = {"Last-Event-ID": str(stream.last_id)} if stream.last_id is not None else {}
     timeout = httpx2.Timeout(10.0, read=SILENCE_S)
     url = str(stream.http.base_url).rstrip("/")
     request = stream.http.sse(stream.path, params=stream.params, headers=headers, timeout=timeout)
-    with translate_errors(url), request as source:
-        raise_for_status(source.response)
-        stream.ended = source.response.status_code == 204
-        yield from () if stream.ended else _keep_last_id(stream, source)
+    with translate_errors(url):
+        async with request as source:
+            await raise_for_status(source.response)
+            stream.ended = source.response.status_code == 204
+            yield source
 
 
-def _keep_last_id(stream: Stream, source: httpx2.EventSource) -> Iterator[httpx2.ServerSentEvent]:
+async def _read_items(
+    stream: Stream, source: httpx2.EventSource
+) -> AsyncIterator[httpx2.ServerSentEvent]:
     """Yield events without connection hints, and keep the last number for the next connection."""
-    for item in source:
+    if stream.ended:
+        return
+    async for item in source:
         if item.id.isdecimal():
             stream.last_id = int(item.id)
         stream.ended = item.event == "end"

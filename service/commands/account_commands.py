@@ -16,12 +16,20 @@ from service.commands.cli_support import (
     find_to_read,
     print_json,
 )
+from service.commands.completion import (
+    complete_job,
+    complete_token,
+    complete_user,
+    complete_words,
+)
+from service.domain.access import Role, Scope
 
 if TYPE_CHECKING:
     from service.api.account_schemas import AuditEntry, TokenView
 
 _ROLES = "viewer, editor, operator or admin"
-_UserArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the user")]
+_NAME_HELP = "name of the user"
+_complete_role = complete_words(*Role)
 
 
 def whoami(*, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -36,9 +44,12 @@ def whoami(*, url: UrlOption = "", json: JsonOption = False) -> None:
 
 
 def add_user(
-    name: _UserArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=_NAME_HELP)],
     *,
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help=_ROLES)] = "editor",
+    role: Annotated[
+        str,
+        typer.Option("--role", metavar="ROLE", help=_ROLES, autocompletion=_complete_role),
+    ] = "editor",
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -54,10 +65,15 @@ def add_user(
 
 
 def change_user(
-    name: _UserArgument,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=_NAME_HELP, autocompletion=complete_user)
+    ],
     *,
     role: Annotated[
-        str | None, typer.Option("--role", metavar="ROLE", help=f"new role: {_ROLES}")
+        str | None,
+        typer.Option(
+            "--role", metavar="ROLE", help=f"new role: {_ROLES}", autocompletion=_complete_role
+        ),
     ] = None,
     disabled: Annotated[
         bool | None,
@@ -103,6 +119,7 @@ def new_token(
             metavar="SCOPE",
             help="what it allows: read, read:all, submit, override, write:all, tokens, metrics or"
             " admin; may be repeated (default: all that the role allows)",
+            autocompletion=complete_words(*Scope),
         ),
     ] = None,
     days: Annotated[
@@ -110,7 +127,13 @@ def new_token(
         typer.Option("--days", metavar="DAYS", min=0, help="until it expires; 0 for never"),
     ] = 90.0,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="user of the token (default: you)")
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="user of the token (default: you)",
+            autocompletion=complete_user,
+        ),
     ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -132,7 +155,13 @@ def new_token(
 def list_tokens(
     *,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="whose tokens (default: yours)")
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="whose tokens (default: yours)",
+            autocompletion=complete_user,
+        ),
     ] = None,
     everyone: Annotated[
         bool, typer.Option("--all", help="tokens of all users; needs the scope admin")
@@ -158,7 +187,12 @@ def list_tokens(
 
 def revoke_token(
     token: Annotated[
-        str, typer.Argument(metavar="ID", help="ID of the token, or the token itself")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="ID of the token, or the token itself",
+            autocompletion=complete_token,
+        ),
     ],
     *,
     url: UrlOption = "",
@@ -180,7 +214,13 @@ def revoke_token(
 def audit(
     *,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="only changes by this user")
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="only changes by this user",
+            autocompletion=complete_user,
+        ),
     ] = None,
     subject: Annotated[
         str | None,
@@ -193,7 +233,12 @@ def audit(
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option("--job", metavar="JOB", help="only changes of this job"),
+        typer.Option(
+            "--job",
+            metavar="JOB",
+            help="only changes of this job",
+            autocompletion=complete_job,
+        ),
     ] = None,
     action: Annotated[
         str | None,

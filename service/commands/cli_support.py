@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from service.commands.completion import complete_job
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -16,24 +18,12 @@ if TYPE_CHECKING:
     from service.api.schemas import JobView
     from service.client import Client
 
-
-def complete_job_name(incomplete: str) -> list[str]:
-    """Return the names of jobs that start with this, for the shell; none if the service is away."""
-    try:
-        with connect_client("") as client:
-            client.limit_time(_COMPLETION_S)
-            page = client.jobs(name_prefix=incomplete or None, limit=_COMPLETED_JOBS)
-    except Exception:  # noqa: BLE001 - a shell that completes a word has no place for an error
-        return []
-    return list(dict.fromkeys(job.name for job in page.items))
-
-
 JobArgument = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
         help="job id, id prefix or name; if several match, the unfinished one",
-        autocompletion=complete_job_name,
+        autocompletion=complete_job,
     ),
 ]
 UrlOption = Annotated[
@@ -54,10 +44,6 @@ ChangesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 FAILED = 1
-_COMPLETION_S = 1.0
-"""Seconds that the shell waits for the service."""
-_COMPLETED_JOBS = 50
-"""Newest jobs whose names the shell completes."""
 _PIPE_WIDTH = 240
 """Width of tables in columns when standard output is not a terminal."""
 

@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from service.commands.cli_support import JobArgument, UrlOption, connect_client
+from service.commands.cli_support import (
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect_client,
+    print_json,
+)
+from service.commands.completion import complete_checkpoint
 from service.commands.format import format_bytes
 
 
@@ -25,10 +32,12 @@ def download(
             "--checkpoint",
             metavar="NAME",
             help="checkpoint; best: the best one by the job's objective (default: the newest)",
+            autocompletion=complete_checkpoint,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     url: UrlOption = "",
+    json: JsonOption = False,
 ) -> None:
     """Download the model of a job from its newest checkpoint; the job may still train.
 
@@ -49,4 +58,8 @@ def download(
             raise SettingsError(
                 f"{file} cannot be written ({error.strerror}); give another file with --to"
             ) from error
-    typer.echo(f"wrote {file} ({format_bytes(file.stat().st_size)}) from checkpoint {name}")
+    size = file.stat().st_size
+    if json:
+        print_json({"file": str(file), "bytes": size, "checkpoint": name})
+    else:
+        typer.echo(f"wrote {file} ({format_bytes(size)}) from checkpoint {name}")

@@ -17,6 +17,7 @@ from service.commands.cli_support import (
     connect_client,
     print_json,
 )
+from service.commands.completion import complete_label, complete_override, complete_words
 
 if TYPE_CHECKING:
     from service.api.override_schemas import OverrideRequest, OverrideView
@@ -28,13 +29,20 @@ LEVEL_HELP = (
     " method=none"
 )
 BATCH_HELP = "global batch, instead of --level: low, high or samples per step"
+_complete_regime = complete_words("low", "high")
 
 
 def override(
     job: JobArgument,
     *,
-    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help=LEVEL_HELP)] = "",
-    batch: Annotated[str, typer.Option("--batch", metavar="SIZE", help=BATCH_HELP)] = "",
+    level: Annotated[
+        str,
+        typer.Option("--level", metavar="LEVEL", help=LEVEL_HELP, autocompletion=_complete_regime),
+    ] = "",
+    batch: Annotated[
+        str,
+        typer.Option("--batch", metavar="SIZE", help=BATCH_HELP, autocompletion=_complete_regime),
+    ] = "",
     layers: Annotated[
         list[str] | None,
         typer.Option("--layers", metavar="GLOB", help="only layers that match; may be repeated"),
@@ -54,6 +62,7 @@ def override(
             "--apply-at",
             metavar="WHEN",
             help="when it starts: next_step, next_epoch or an epoch number",
+            autocompletion=complete_words("next_step", "next_epoch"),
         ),
     ] = "next_step",
     reason: Annotated[
@@ -103,7 +112,11 @@ def hand_back(
     job: JobArgument,
     numbers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NUMBER]...", help="override numbers (default: all active)"),
+        typer.Argument(
+            metavar="[NUMBER]...",
+            help="override numbers (default: all active)",
+            autocompletion=complete_override,
+        ),
     ] = None,
     *,
     url: UrlOption = "",
@@ -182,6 +195,7 @@ def change(
             "--label",
             metavar="KEY:VALUE",
             help="set a label, or remove it with KEY: and no value; may be repeated",
+            autocompletion=complete_label,
         ),
     ] = None,
     url: UrlOption = "",

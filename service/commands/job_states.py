@@ -11,10 +11,10 @@ from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
-    complete_job_name,
     connect_client,
     print_json,
 )
+from service.commands.completion import complete_job, complete_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ _OptionalJob = Annotated[
     typer.Argument(
         metavar="[JOB]",
         help="job id, id prefix or name; if several match, the unfinished one",
-        autocompletion=complete_job_name,
+        autocompletion=complete_job,
     ),
 ]
 _LabelsOption = Annotated[
@@ -37,6 +37,7 @@ _LabelsOption = Annotated[
         "--label",
         metavar="KEY:VALUE",
         help="in place of JOB, all unfinished jobs with this label; may be repeated",
+        autocompletion=complete_label,
     ),
 ]
 _DryRunOption = Annotated[

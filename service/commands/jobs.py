@@ -17,6 +17,13 @@ from service.commands.cli_support import (
     find_to_read,
     print_json,
 )
+from service.commands.completion import (
+    complete_job,
+    complete_label,
+    complete_user,
+    complete_words,
+)
+from service.domain.jobs import Status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,20 +147,35 @@ def list_jobs(
             "--status",
             metavar="STATUS",
             help="only jobs with this status, such as RUNNING; may be repeated",
+            autocompletion=complete_words(*Status),
         ),
     ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
-            "--label", metavar="KEY:VALUE", help="only jobs with this label; may be repeated"
+            "--label",
+            metavar="KEY:VALUE",
+            help="only jobs with this label; may be repeated",
+            autocompletion=complete_label,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="START", help="only jobs whose name starts with this"),
+        typer.Option(
+            "--name",
+            metavar="START",
+            help="only jobs whose name starts with this",
+            autocompletion=complete_job,
+        ),
     ] = None,
     owner: Annotated[
-        str | None, typer.Option("--owner", metavar="USER", help="only jobs of this user")
+        str | None,
+        typer.Option(
+            "--owner",
+            metavar="USER",
+            help="only jobs of this user",
+            autocompletion=complete_user,
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", metavar="NUMBER", min=1, max=200, help="most jobs to list")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.cli_support import UrlOption, connect_client
+from service.commands.cli_support import JsonOption, UrlOption, connect_client, print_json
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -60,10 +60,15 @@ def login(
     page: Annotated[str, typer.Argument(metavar="[PAGE]", help="path of the page to open")] = "/",
     *,
     url: UrlOption = "",
+    json: JsonOption = False,
 ) -> None:
     """Print a link that logs in one browser. It works once, within 15 minutes."""
     with connect_client(url) as client:
-        typer.echo(client.login_link(page))
+        link = client.login_link(page)
+    if json:
+        print_json({"url": link})
+    else:
+        typer.echo(link)
 
 
 def scheduler() -> None:
@@ -74,10 +79,10 @@ def scheduler() -> None:
     serve_scheduler(load_settings())
 
 
-def env() -> None:
+def env(*, json: JsonOption = False) -> None:
     """Print the variables that connect your own Ray script to the cluster of `accordion up`.
 
-    Use it as: eval "$(accordion env)"
+    Use it as: eval "$(accordion env)". In JSON, a variable to unset is null.
     """
     import shlex
 
@@ -93,9 +98,13 @@ def env() -> None:
             f"no service runs in {home.path}; start it with `accordion up`, or set ACCORDION_HOME"
             " to where it runs"
         )
+    variables = driver_environment(home, running.ray_address)
     # Ray prefers a token in this variable to the file at RAY_AUTH_TOKEN_PATH.
+    if json:
+        print_json({"RAY_AUTH_TOKEN": None, **variables})
+        return
     typer.echo("unset RAY_AUTH_TOKEN")
-    for name, value in driver_environment(home, running.ray_address).items():
+    for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 

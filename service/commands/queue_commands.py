@@ -14,6 +14,7 @@ from service.commands.cli_support import (
     create_table,
     print_json,
 )
+from service.commands.completion import complete_label, complete_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,11 +32,17 @@ _REMEDY_COMMANDS = (
 _UserOption = Annotated[
     str | None,
     typer.Option(
-        "--user", metavar="NAME", help="user; '*' for every user without a quota of their own"
+        "--user",
+        metavar="NAME",
+        help="user; '*' for every user without a quota of their own",
+        autocompletion=complete_user,
     ),
 ]
 _LabelOption = Annotated[
-    str | None, typer.Option("--label", metavar="KEY:VALUE", help="label of the jobs")
+    str | None,
+    typer.Option(
+        "--label", metavar="KEY:VALUE", help="label of the jobs", autocompletion=complete_label
+    ),
 ]
 
 

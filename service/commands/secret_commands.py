@@ -16,8 +16,12 @@ from service.commands.cli_support import (
     create_table,
     print_json,
 )
+from service.commands.completion import complete_secret
 
-_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the secret")]
+_NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="name of the secret", autocompletion=complete_secret),
+]
 
 
 def set_secret(

@@ -15,11 +15,22 @@ from service.commands.cli_support import (
     create_table,
     print_json,
 )
+from service.commands.completion import (
+    complete_delivery,
+    complete_label,
+    complete_webhook,
+    complete_words,
+)
+from service.domain.jobs import Status
+from service.domain.webhook_retries import DeliveryState
 
 if TYPE_CHECKING:
     from service.api.webhook_schemas import DeliveryView, WebhookView
 
-_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="name of the webhook")]
+_NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="name of the webhook", autocompletion=complete_webhook),
+]
 
 
 def add_webhook(
@@ -35,11 +46,17 @@ def add_webhook(
             "--on",
             metavar="STATUS",
             help="status that is sent; may be repeated (default: SUCCEEDED, FAILED and CANCELLED)",
+            autocompletion=complete_words(*Status),
         ),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option("--label", metavar="KEY:VALUE", help="only jobs with this label"),
+        typer.Option(
+            "--label",
+            metavar="KEY:VALUE",
+            help="only jobs with this label",
+            autocompletion=complete_label,
+        ),
     ] = None,
     all_jobs: Annotated[
         bool, typer.Option("--all-jobs", help="jobs of all users; needs the scope read:all")
@@ -104,7 +121,12 @@ def list_deliveries(
     *,
     state: Annotated[
         str | None,
-        typer.Option("--state", metavar="STATE", help="only those: pending, delivered or dead"),
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="only those: pending, delivered or dead",
+            autocompletion=complete_words(*DeliveryState),
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, max=200, help="newest ones to list")
@@ -136,7 +158,12 @@ def list_deliveries(
 def send_again(
     name: _NameArgument,
     delivery_id: Annotated[
-        str, typer.Argument(metavar="ID", help="ID of the message, from webhook deliveries")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="ID of the message, from webhook deliveries",
+            autocompletion=complete_delivery,
+        ),
     ],
     *,
     url: UrlOption = "",

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from service.domain.bin_packing import FreeCapacity, Packing, round_down
 from service.domain.resources import ResourceRequest, Resources, worker_resources
 
+_NOTHING = Resources(cpus=0.0, gpus=0.0)
+
 
 class Backfill:
     """Counts harmless workers, for jobs in the order of the queue."""
 
     def __init__(self, nodes: Sequence[Resources]) -> None:
-        self._nodes = [FreeCapacity(node.cpus, node.gpus, node.memory) for node in nodes]
+        self._nodes = [FreeCapacity.of(node) for node in nodes]
         self._ahead: set[Resources] = set()
         self._most_by_size: dict[Resources, int] = {}
         """Number of harmless workers by size, until another size is ahead."""
@@ -54,11 +56,12 @@ class Backfill:
 
     def _measure_needs(self, empty: FreeCapacity) -> tuple[float, ...]:
         """Return how much of each resource the jobs ahead can use on a node, all together."""
+        nothing = [0.0 for _ in empty.pairs(_NOTHING)]
         used = [
             [empty.count_fitting(ahead) * need for _, need in empty.pairs(ahead)]
             for ahead in self._ahead
         ]
-        return tuple(map(sum, zip(*used, strict=True))) if used else (0.0, 0.0, 0.0)
+        return tuple(map(sum, zip(nothing, *used, strict=True)))
 
 
 def _count_beside(needs: Sequence[float], size: Resources, free: FreeCapacity) -> float:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from service.domain.resources import (
+    Labels,
     ResourceRequest,
     Resources,
     list_worker_resources,
@@ -28,48 +30,74 @@ class FreeCapacity:
     cpus: float
     gpus: float
     memory: float
+    custom: dict[str, float] = field(default_factory=dict)
+    """What is free of each custom resource that the node has."""
+    labels: Labels = frozenset()
+
+    @classmethod
+    def of(cls, node: Resources) -> FreeCapacity:
+        """Return the capacity of an empty node."""
+        return cls(node.cpus, node.gpus, node.memory, dict(node.custom), node.labels)
 
     def fits(self, worker: Resources) -> bool:
         """Return whether the node has capacity for a worker."""
         enough = self.cpus >= worker.cpus - _ROUNDING and self.gpus >= worker.gpus - _ROUNDING
-        return enough and self.memory >= worker.memory
+        return (
+            enough
+            and self.memory >= worker.memory
+            and self._accepts(worker)
+            and all(self.custom[name] >= amount - _ROUNDING for name, amount in worker.custom)
+        )
 
     def take(self, worker: Resources, count: int = 1) -> None:
         """Reserve the resources of so many workers."""
         self.cpus -= worker.cpus * count
         self.gpus -= worker.gpus * count
         self.memory -= worker.memory * count
+        for name, amount in worker.custom:
+            if name in self.custom:
+                self.custom[name] -= amount * count
 
     def count_fitting(self, worker: Resources) -> int:
         """Return how many such workers fit."""
+        if not self._accepts(worker):
+            return 0
         return min(round_down(free / each) for free, each in self.pairs(worker) if each > 0)
 
+    def _accepts(self, worker: Resources) -> bool:
+        """Return whether the node has the labels and kinds of resources that a worker needs."""
+        has_kinds = all(name in self.custom for name, _ in worker.custom)
+        return has_kinds and worker.labels <= self.labels
+
     def pairs(self, worker: Resources) -> Iterator[tuple[float, float]]:
-        """Return what is free, and what a worker takes, of each resource."""
+        """Return what is free, and what a worker takes, of each resource of the node."""
         yield self.cpus, worker.cpus
         yield self.gpus, worker.gpus
         yield self.memory, worker.memory
+        needs = dict(worker.custom)
+        for name, free in self.custom.items():
+            yield free, needs.get(name, 0.0)
 
 
 class Packing:
     """Workers on nodes: what remains free on each node, and how many workers have no place."""
 
     def __init__(self, taken: Iterable[Resources], nodes: Sequence[Resources]) -> None:
-        self.free = [FreeCapacity(node.cpus, node.gpus, node.memory) for node in nodes]
+        self.free = [FreeCapacity.of(node) for node in nodes]
         """Free capacity of each node, in the order of the nodes."""
         by_node = {node.node: free for node, free in zip(nodes, self.free, strict=True)}
         by_node.pop("", None)
-        elsewhere: Counter[tuple[float, float, float]] = Counter()
+        elsewhere: Counter[Resources] = Counter()
         for held in taken:
             node = by_node.get(held.node)
             if node is None:
-                elsewhere[held.gpus, held.cpus, held.memory] += 1
+                elsewhere[replace(held, node="") if held.node else held] += 1
             else:
                 node.take(held)
         # A worker whose node accepts no workers is packed elsewhere, like one that starts.
         self.num_unplaced = sum(
-            _place_workers(Resources(cpus=cpus, gpus=gpus, memory=memory), count, self.free)
-            for (gpus, cpus, memory), count in sorted(elsewhere.items(), reverse=True)
+            _place_workers(size, elsewhere[size], self.free)
+            for size in sorted(elsewhere, key=_packing_order, reverse=True)
         )
         """Number of workers that do not fit: their node is gone."""
 
@@ -113,6 +141,14 @@ def count_placeable(
             return count
         count -= 1
     return 0
+
+
+def _packing_order(size: Resources) -> tuple[Any, ...]:
+    """Return the sort key of workers: those that fit on few nodes, and then large ones, are placed
+    first.
+    """
+    few = bool(size.labels), bool(size.custom)
+    return *few, size.gpus, size.cpus, size.memory, size.custom, sorted(size.labels)
 
 
 def round_down(workers: float) -> int:

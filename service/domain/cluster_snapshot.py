@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.domain.resources import Resources
+from service.domain.resources import Resources, sort_custom
 
 
 def read_cluster_snapshot(
@@ -21,7 +21,12 @@ def read_cluster_snapshot(
     return (
         [
             Resources(
-                cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]
+                cpus=node["cpus"],
+                gpus=node["gpus"],
+                memory=node["memory_bytes"],
+                custom=sort_custom(node.get("custom", {})),
+                labels=frozenset(node.get("labels", {}).items()),
+                node=node["id"],
             )
             for node in usable
         ],

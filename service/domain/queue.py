@@ -337,7 +337,13 @@ def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources])
 def _describe_group(request: ResourceRequest) -> str:
     each = f"{request.cpus:g} CPU" + (f" and {request.gpus:g} GPU" if request.gpus else "")
     each += f" and {request.memory / 1e9:.1f} GB" if request.memory else ""
-    return f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
+    each += "".join(f" and {amount:g} {name}" for name, amount in request.custom)
+    group = f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
+    return f"{group}, on nodes with {_name_labels(request)}" if request.labels else group
+
+
+def _name_labels(request: ResourceRequest) -> str:
+    return " and ".join(f"{name}={value}" for name, value in sorted(request.labels))
 
 
 def _describe_memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
@@ -353,6 +359,13 @@ def _largest_memory(nodes: Sequence[Resources]) -> float:
 
 def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit: int) -> str:
     """Suggest a change to a job that does not fit the whole cluster."""
+    if request.labels and not any(request.labels <= node.labels for node in nodes):
+        return f"no node has {_name_labels(request)}: change workers.node_labels, or add such nodes"
+    missing = [
+        name for name, _ in request.custom if not any(name in dict(node.custom) for node in nodes)
+    ]
+    if missing:
+        return f"no node has {' or '.join(missing)}: change workers.resources, or add such nodes"
     if request.memory > _largest_memory(nodes):
         return "lower workers.memory, or add larger nodes"
     fewer = "workers.min or " if limit else ""

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+Custom = tuple[tuple[str, float], ...]
+"""Amounts of Ray's custom resources, sorted by name."""
+Labels = frozenset[tuple[str, str]]
+"""Labels of nodes as pairs of name and value."""
+
+
+def sort_custom(amounts: Mapping[str, float]) -> Custom:
+    """Return the amounts of custom resources in a form that can be compared and hashed."""
+    return tuple(sorted(amounts.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +26,9 @@ class ResourceRequest:
     gpus: float
     memory: float = 0.0
     """Bytes per worker; 0 if the job sets no limit."""
+    custom: Custom = ()
+    labels: Labels = frozenset()
+    """Labels that the node of a worker must have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +39,9 @@ class Resources:
     gpus: float
     memory: float = 0.0
     """Bytes: capacity of a node, or memory limit of a worker; 0 for a worker without a limit."""
+    custom: Custom = ()
+    labels: Labels = frozenset()
+    """Labels of a node, or those that the node of a worker must have."""
     node: str = ""
     """Id of the node, or of the node that runs the worker; empty if unknown."""
 
@@ -38,13 +54,19 @@ def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) ->
 
 def worker_resources(request: ResourceRequest) -> Resources:
     """Resources of one worker of the group."""
-    return Resources(cpus=request.cpus, gpus=request.gpus, memory=request.memory)
+    return Resources(
+        cpus=request.cpus,
+        gpus=request.gpus,
+        memory=request.memory,
+        custom=request.custom,
+        labels=request.labels,
+    )
 
 
 def list_worker_resources(
     request: ResourceRequest, workers: int, placed: Sequence[str] = ()
 ) -> list[Resources]:
     """List the resources of each worker of a group; `placed` are the nodes of placed processes."""
-    cpus, gpus, memory = request.cpus, request.gpus, request.memory
-    known = [Resources(cpus=cpus, gpus=gpus, memory=memory, node=node) for node in placed[:workers]]
-    return [*known, *[worker_resources(request)] * (workers - len(known))]
+    size = worker_resources(request)
+    known = [replace(size, node=node) for node in placed[:workers]]
+    return [*known, *[size] * (workers - len(known))]

@@ -4,10 +4,11 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from service.domain.resources import Resources
 from workers.contract import (
     Cursor,
     DesiredState,
@@ -31,6 +32,9 @@ class Node:
     """Total, not free: free resources lag behind, so the scheduler counts from its own rows."""
     gpus: float
     memory_bytes: int
+    custom: Mapping[str, float] = field(default_factory=dict)
+    """Total of each of Ray's custom resources."""
+    labels: Mapping[str, str] = field(default_factory=dict)
     cpus_free: float | None = None
     """Not reserved by any program, as Ray counts; None if unknown."""
     gpus_free: float | None = None
@@ -76,6 +80,11 @@ class Runtime(Protocol):
     def claim(self, scheduler: str, *, last_s: float) -> str:
         """Claim the cluster for a scheduler of this installation; return the holder of the
         claim.
+        """
+
+    def request_capacity(self, workers: Sequence[Resources]) -> None:
+        """Ask the cluster's autoscaler for nodes that hold all these workers together, in place of
+        the request before; does nothing on a cluster without one.
         """
 
     def start(self, launch: Launch) -> None:

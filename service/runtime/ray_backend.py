@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 
+from service.domain.resources import Resources
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Node, SupervisorState
 from service.runtime.ray_dashboard import DashboardProbe
@@ -32,6 +34,7 @@ from workers.controller.supervisor import start_supervisor
 from workers.hub.actor_client import ActorTimeoutError, RayActorClient, ensure_actor
 from workers.hub.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
+from workers.workers_spec import BUILT_IN_RESOURCES
 
 PROBE_TIMEOUT_S = 2.0
 """Timeout, in seconds, of the check that GCS listens; a network responds in a fraction of it."""
@@ -116,6 +119,14 @@ class RayBackend:
         """Claim the cluster; an unresponsive Accordion actor counts as holding no claim."""
         with self._connected():
             return str(self._try_call("claim", scheduler, last_s) or scheduler)
+
+    def request_capacity(self, workers: Sequence[Resources]) -> None:
+        """Ask Ray's autoscaler for nodes that hold all these workers together."""
+        with self._connected():
+            request_resources(
+                bundles=[_build_bundle(worker) for worker in workers],
+                bundle_label_selectors=[dict(worker.labels) for worker in workers],
+            )
 
     def start(self, launch: Launch) -> None:
         """Start the job's supervisor, unless one already runs this attempt."""
@@ -276,10 +287,21 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
         cpus=float(resources.get("CPU", 0.0)),
         gpus=float(resources.get("GPU", 0.0)),
         memory_bytes=int(resources.get("memory", 0)),
+        custom={
+            name: float(amount)
+            for name, amount in resources.items()
+            if name not in BUILT_IN_RESOURCES and not name.startswith("node:")
+        },
+        labels=dict(found.get("Labels") or {}),
         draining=draining,
         cpus_free=None if free is None else float(free.get("CPU", 0.0)),
         gpus_free=None if free is None else float(free.get("GPU", 0.0)),
     )
+
+
+def _build_bundle(worker: Resources) -> dict[str, float]:
+    built_in = {"CPU": worker.cpus, "GPU": worker.gpus, "memory": worker.memory}
+    return {**{name: amount for name, amount in built_in.items() if amount}, **dict(worker.custom)}
 
 
 def _read_state(name: SupervisorName, call: Any) -> SupervisorState | None:

@@ -1,4 +1,6 @@
-"""Deletes rows once they are old: audit entries, idempotency keys and deliveries of webhooks."""
+"""Deletes rows once they are old: audit entries, idempotency keys, tokens that have ended, and
+deliveries of webhooks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from sqlalchemy import CursorResult, and_, delete, func, not_, or_, select
 from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
 from service.store.delivery_queue import has_served_webhook
-from service.store.models import AuditRow, DeliveryRow, IdempotencyRow
+from service.store.models import AuditRow, DeliveryRow, IdempotencyRow, TokenRow
 
 
 def delete_audit(database: Database, *, before: float, limit: int) -> int:
@@ -30,6 +32,13 @@ def delete_keys(database: Database, *, before: float) -> None:
     """Delete the idempotency keys that were used before a time."""
     with database.write() as session:
         session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
+
+
+def delete_ended_tokens(database: Database, *, before: float) -> None:
+    """Delete the tokens that were revoked, or expired, before a time."""
+    ended = or_(TokenRow.revoked_at < before, TokenRow.expires_at < before)
+    with database.write() as session:
+        session.execute(delete(TokenRow).where(ended))
 
 
 def delete_deliveries(
@@ -66,4 +75,4 @@ def delete_deliveries(
         return len(ids)
 
 
-__all__ = ["delete_audit", "delete_deliveries", "delete_keys"]
+__all__ = ["delete_audit", "delete_deliveries", "delete_ended_tokens", "delete_keys"]

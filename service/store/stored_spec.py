@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.domain.documents import Value, value_at
-from service.domain.resources import ResourceRequest
+from service.domain.documents import Value, entries_at, value_at
+from service.domain.resources import ResourceRequest, sort_custom
 from service.errors import Conflict
 from service.store.models import JobRow
 from workers.contract import JobSpec
@@ -86,4 +86,6 @@ def resource_request(job: JobRow) -> ResourceRequest:
         cpus=cpus if cpus > 0 else 1.0,
         gpus=max(0.0, gpus),
         memory=max(0.0, spec_value(job, "workers.memory", 0.0)),
+        custom=sort_custom(entries_at(job.spec, "workers.resources", 0.0)),
+        labels=frozenset(entries_at(job.spec, "workers.node_labels", "").items()),
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from accordion.messages import Ack, Decision, Report, plan_digest
+from service.domain.resources import Resources
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Node, SupervisorState
 from tests.api.fake_guests import FakeGuests
@@ -97,6 +98,8 @@ class FakeRuntime(FakePlans, FakeGuests):
         self.lag_s = 0.0
         """How long CPUs count as used after a process has ended."""
         self._used: list[tuple[float, list[float]]] = []
+        self.requested: list[list[Resources]] = []
+        """Requests to the autoscaler."""
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._monotonic = monotonic
@@ -149,6 +152,10 @@ class FakeRuntime(FakePlans, FakeGuests):
         if scheduler == self.claimed[0] or self._monotonic() >= self.claimed[1]:
             self.claimed = (scheduler, self._monotonic() + last_s)
         return self.claimed[0]
+
+    def request_capacity(self, workers: Sequence[Resources]) -> None:
+        self._answer()
+        self.requested.append(list(workers))
 
     def start(self, launch: Launch) -> None:
         self._answer()

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from service.app import create_app
-from service.retention import KEY_RETENTION_S
-from service.store.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow
+from service.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
+from service.store.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
 from tests.api.world import DIGITS, World
@@ -137,3 +137,26 @@ def test_an_idempotency_key_is_kept_for_a_week(client: TestClient, world: World)
     world.clock.now += 2 * 3600
     world.turn_until(lambda: count(world, IdempotencyRow) == 0)
     assert client.post(JOBS, json=spec, headers=key).json()["id"] != first
+
+
+def test_tokens_stay_listed_for_90_days_after_they_were_revoked_or_expired(
+    client: TestClient, world: World
+) -> None:
+    def add_token(label: str, days: float | None) -> str:
+        asked = {"label": label, "days": days, "user": "ada"}
+        return str(client.post("/api/v1/tokens", json=asked).json()["id"])
+
+    client.post("/api/v1/users", json={"name": "ada"})
+    revoked, expired, kept = (
+        add_token(label, days) for label, days in (("old", None), ("short", 1), ("long", None))
+    )
+    client.delete(f"/api/v1/tokens/{revoked}").raise_for_status()
+    world.clock.now += TOKEN_RETENTION_S - 60
+    world.turn()
+    assert count(world, TokenRow) == 3, expired
+    world.clock.now += 2 * 3600
+    world.turn_until(lambda: count(world, TokenRow) == 2)
+    world.clock.now += DAY_S
+    world.turn_until(lambda: count(world, TokenRow) == 1)
+    listed = client.get("/api/v1/tokens", params={"user": "ada"}).json()["items"]
+    assert [token["id"] for token in listed] == [kept]

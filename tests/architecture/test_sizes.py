@@ -15,6 +15,7 @@ TABLES_OF_RECORDS = {
     "accordion.messages": "every message of the library",
     "service.api.account_schemas": "every body of users, tokens and the audit log",
     "service.api.schemas": "every body of the REST api",
+    "service.client": "both clients, their options, and every error that they raise",
     "service.commands.cli_support": "options and output that the commands share",
     "service.commands.format": "every value that the command line prints",
     "service.errors": "every error of the service, one a status",

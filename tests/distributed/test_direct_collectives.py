@@ -13,7 +13,9 @@ from accordion.errors import HookError
 from accordion.exchange import GroupNetwork, run_flows
 from accordion.wire import Gather, Mean, Scratch
 
-SIZES = [1, 2, 3, 5, 1000, 1 << 18]
+LARGE = 600_001
+"""Number of values of a sum in several pieces, also of four workers."""
+SIZES = [1, 2, 3, 5, 1000, LARGE]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 GIVE_UP = timedelta(seconds=20)
 
@@ -66,20 +68,21 @@ def test_what_shares_a_buffer_changes_no_bit_of_a_sum(run_group, workers):
     assert run_group(workers, _sum_apart_and_together) == [True] * workers
 
 
-def _sums_in_a_row(rank, all_next_values):
+def _sums_in_a_row(rank, size, all_next_values):
     collectives, found = _collectives(), []
     for place, next_values in enumerate(all_next_values):
-        buffer = _values(rank, 1000 + place, torch.float32)
+        buffer = _values(rank, size + place, torch.float32)
         collectives.all_reduce_(buffer, "sum", next_values=next_values)
         found.append(buffer)
     return found
 
 
+@pytest.mark.parametrize("size", [1000, LARGE])
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_a_posted_sum_has_the_same_bits_even_if_it_is_larger(run_group, workers):
-    rows = [1001, 1002, 3, 1004, 7, 7, 0, 0]
-    posted = run_group(workers, _sums_in_a_row, rows)
-    plain = run_group(workers, _sums_in_a_row, [0] * len(rows))
+def test_a_posted_sum_has_the_same_bits_even_if_it_is_larger(run_group, workers, size):
+    rows = [size + 1, size + 2, 3, size + 4, 7, 7, 0, 0]
+    posted = run_group(workers, _sums_in_a_row, size, rows)
+    plain = run_group(workers, _sums_in_a_row, size, [0] * len(rows))
     for found, expected in zip(posted, plain, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
@@ -171,22 +174,25 @@ def test_a_gather_has_the_rows_of_all_workers_in_rank_order(run_group, workers):
             assert torch.equal(gathered, ranks[:, None].expand_as(gathered))
 
 
-def _lose_a_peer(rank, lost):
+def _lose_a_peer(rank, lost, size):
     """Return what a worker gets whose peer leaves the group instead of adding."""
     group = dist.new_group(timeout=GIVE_UP)
     collectives = _collectives(group)
-    collectives.all_reduce_(torch.ones(1000), "sum")
+    collectives.all_reduce_(torch.ones(size), "sum")
     if rank == lost:
         dist.destroy_process_group(group)
         return ""
     try:
-        collectives.all_reduce_(torch.ones(1000), "sum")
+        collectives.all_reduce_(torch.ones(size), "sum")
     except RuntimeError as error:
         return str(error)
     return "nothing was raised"
 
 
-@pytest.mark.parametrize(("workers", "lost"), [(2, 0), (2, 1), (3, 0), (3, 2)])
-def test_a_peer_that_leaves_is_reported_by_gloo_on_all_others(run_group, workers, lost):
-    found = run_group(workers, _lose_a_peer, lost)
+@pytest.mark.parametrize(
+    ("workers", "lost", "size"),
+    [(2, 0, 1000), (2, 1, 1000), (3, 0, 1000), (3, 2, 1000), (2, 1, LARGE), (3, 2, LARGE)],
+)
+def test_a_peer_that_leaves_is_reported_by_gloo_on_all_others(run_group, workers, lost, size):
+    found = run_group(workers, _lose_a_peer, lost, size)
     assert all("gloo/transport" in error for rank, error in enumerate(found) if rank != lost), found

@@ -171,8 +171,12 @@ class Cluster:
         arguments += (
             [f"--ray-client-server-port={_free_port()}"] if importlib.util.find_spec("grpc") else []
         )
-        self.head = self._start(arguments)
+        self.head = self._start([*arguments, *self._head_arguments()])
         self._wait_until_up([self.head])
+
+    def _head_arguments(self) -> list[str]:
+        """More arguments of `ray start` for the head."""
+        return []
 
     @contextmanager
     def driver(self) -> Iterator[None]:
@@ -186,9 +190,17 @@ class Cluster:
         """What to run to have the command on the head's host."""
         return [*self._at(_HEAD_HOST), *command]
 
-    def add(self, *, cpus: int | None = None, prefix: Sequence[str] = ()) -> Node:
-        """Start another node, with these words before its command; wait until it is registered."""
-        node = self._start_node(self._cpus if cpus is None else cpus, prefix)
+    def add(
+        self,
+        *,
+        cpus: int | None = None,
+        prefix: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> Node:
+        """Start another node, with these words before its command and after it; wait until it is
+        registered.
+        """
+        node = self._start_node(self._cpus if cpus is None else cpus, prefix, options)
         self._wait_until_up([node])
         return node
 
@@ -259,8 +271,11 @@ class Cluster:
 
         return start_again
 
-    def _start_node(self, cpus: int, prefix: Sequence[str] = ()) -> Node:
-        node = self._start([f"--address={self.address}", f"--num-cpus={cpus}"], prefix)
+    def _start_node(
+        self, cpus: int, prefix: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> Node:
+        arguments = [f"--address={self.address}", f"--num-cpus={cpus}", *options]
+        node = self._start(arguments, prefix)
         self.nodes.append(node)
         return node
 

@@ -31,6 +31,19 @@ def test_a_node_that_joins(begin: Watch) -> None:
         assert [resize.cause for resize in watched.life.all(ResizeRecord)] == ["joined"]
 
 
+def test_only_nodes_with_the_labels_and_resources_of_the_job_are_used(begin: Watch) -> None:
+    needs = {"node_labels": {"zone": "b"}, "resources": {"fpga": 1}}
+    with connected_cluster(nodes=1) as made:
+        watched = begin(made, workers={"min": 1, "max": 1, **needs})
+        [other] = made.nodes
+        fitting = made.add(options=["--labels=zone=b", '--resources={"fpga": 1}'])
+        watched.reach(AFTER)
+        assert len(fitting.workers("ray::Worker")) == 1
+        assert other.workers("ray::Worker") == []
+        [seen] = [node for node in watched.life.backend.nodes() if node.id == fitting.id]
+        assert (seen.labels["zone"], seen.custom) == ("b", {"fpga": 1.0})
+
+
 def test_nodes_that_lack_the_data_or_the_storage_are_avoided(
     begin: Watch, require: Require, tmp_path: Path
 ) -> None:

@@ -93,13 +93,13 @@ class ActorPool:
         self._launch = launch.model_dump_json()
         self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
-        self._options = {
+        self._options: dict[str, Any] = {
             "num_cpus": workers.cpus,
             "num_gpus": workers.gpus,
             "max_concurrency": 4,
             "max_restarts": 0,
         }
-        self._options |= {"memory": workers.memory} if workers.memory else {}
+        self._options |= workers.ray_options()
         self._memory_limit, self._measure = workers.memory, measure
         self._members: dict[int, Member] = {}
         self._next = 0
@@ -130,10 +130,11 @@ class ActorPool:
 
     def start(self, avoid: Collection[str] = ()) -> None:
         """Start one more actor on a node that has room and is not avoided."""
-        selector = (
-            {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
-        )
-        actor = self._start_actor({**self._options, **selector})
+        options = dict(self._options)
+        if avoid:
+            labels = options.get("label_selector", {})
+            options["label_selector"] = {**labels, _NODE_LABEL: f"!in({','.join(sorted(avoid))})"}
+        actor = self._start_actor(options)
         self._members[self._next] = Member(self._next, actor, actor.locate.remote())
         self._next += 1
 

@@ -53,9 +53,7 @@ class PlanTasks:
 
 def _start(plan: PlanTask, code: bytes | None) -> Any:
     workers = plan.spec.workers
-    reserved: dict[str, Any] = {"num_cpus": workers.cpus}
-    if workers.memory is not None:
-        reserved["memory"] = int(workers.memory)
+    reserved = {"num_cpus": workers.cpus, **workers.ray_options()}
     task = ray.remote(max_retries=0, **reserved)(_measure)
     secrets = plan.list_secret_values()
     return task.remote(_request_of(plan), code, env=plan.env, secrets=secrets)

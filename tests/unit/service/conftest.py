@@ -6,14 +6,17 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from service.client import Client
+from service.client import AsyncClient, Client
 from service.commands.cli_app import run_command
 from tests.api.conftest import Live, serve_live
+from tests.unit.service.event_loop import InEventLoop
 
 SPEC = "name: NAME\ntask: {name: digits-mlp}\ntraining: {epochs: 3}\n"
 LONG = ("--set", "training.epochs=2000")
@@ -33,6 +36,21 @@ class Said:
 
 
 Accordion = Callable[..., Said]
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture(params=[Client, AsyncClient])
+def make_client(request: pytest.FixtureRequest) -> Iterator[MakeClient]:
+    """Makes clients with the interface of `Client`, of both kinds; closed after the test."""
+    with ExitStack() as clients:
+
+        def make(*args: Any, **options: Any) -> Any:
+            made = request.param(*args, **options)
+            client = InEventLoop(made) if isinstance(made, AsyncClient) else made
+            clients.callback(client.close)
+            return client
+
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,8 @@ from service.domain.allocation import build_allocated_job, plan_allocations
 from service.domain.bin_packing import count_fitting, fits_beside, num_unplaced
 from service.domain.jobs import Status
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules
-from service.domain.resources import ResourceRequest, Resources, worker_resources
-from tests.unit.service.test_queue import ASKED, NODES, WAITING, asked
+from service.domain.resources import ResourceRequest, Resources, sort_custom, worker_resources
+from tests.unit.service.test_queue import ASKED, NODES, WAITING, ZONE_A, ZONE_B, asked
 
 HOLDING = st.lists(st.tuples(ASKED, st.integers(1, 8)), max_size=5).map(
     lambda all_: [
@@ -272,8 +273,14 @@ def test_capacity_is_taken_from_less_important_jobs_and_only_if_the_head_then_st
     jobs: list[AllocatedJob], head: PendingJob, free: int, may_pause: bool
 ) -> None:
     used = [*taken(jobs), worker_resources(head.request)]
+    custom = sum((Counter(dict(one.custom)) for one in used), Counter())
     nodes = [
-        Resources(cpus=free + sum(one.cpus for one in used), gpus=sum(one.gpus for one in used))
+        Resources(
+            cpus=free + sum(one.cpus for one in used),
+            gpus=sum(one.gpus for one in used),
+            custom=sort_custom(custom),
+            labels=ZONE_A | ZONE_B,
+        )
     ]
     changes = plan_allocations(jobs, [head], nodes, rules=QueueRules(may_pause=may_pause))
     if count_fitting(worker_resources(head.request), nodes, ()) < head.request.min:

@@ -19,19 +19,20 @@ from service.domain.resources import (
     list_worker_resources,
     worker_resources,
 )
-from tests.unit.service.test_queue import ASKED, asked
+from tests.unit.service.test_queue import ASKED, CUSTOM, LABELS, asked
 
 MAY_PAUSE = QueueRules(may_pause=True)
 NAMED_NODES = st.lists(
-    st.tuples(st.sampled_from([2.0, 4.0, 8.0]), st.sampled_from([0.0, 1.0, 4.0])),
+    st.builds(
+        Resources,
+        cpus=st.sampled_from([2.0, 4.0, 8.0]),
+        gpus=st.sampled_from([0.0, 1.0, 4.0]),
+        custom=CUSTOM,
+        labels=LABELS,
+    ),
     min_size=1,
     max_size=3,
-).map(
-    lambda sizes: [
-        Resources(cpus=cpus, gpus=gpus, node=f"n{number}")
-        for number, (cpus, gpus) in enumerate(sizes)
-    ]
-)
+).map(lambda nodes: [replace(node, node=f"n{number}") for number, node in enumerate(nodes)])
 RUNNING = st.lists(st.tuples(ASKED, st.integers(0, 2)), max_size=4)
 
 
@@ -45,7 +46,8 @@ def place(rows: list[tuple[ResourceRequest, int]], nodes: list[Resources]) -> li
     jobs: list[AllocatedJob] = []
     for number, (request, index) in enumerate(rows):
         node = nodes[index % len(nodes)].node
-        job = running_job(f"r{number}", node, request.cpus, request.gpus)
+        one = replace(request, min=1, max=1)
+        job = AllocatedJob(id=f"r{number}", request=one, allocated_workers=1, placed=(node,))
         free = Packing(workers_of(jobs), nodes).free[index % len(nodes)]
         jobs += [job] if free.fits(worker_resources(job.request)) else []
     return jobs

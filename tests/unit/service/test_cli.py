@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import socket
 import subprocess
@@ -465,30 +464,3 @@ def test_the_list_of_jobs_never_cuts_a_name(
     assert ("METRICS" in said) == (width >= 160)
     assert max(len(line.rstrip()) for line in said.splitlines()) <= width
     accordion("cancel", job["id"])
-
-
-def test_the_shell_completes_commands_and_names_of_jobs(
-    accordion: Accordion, spec: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    name = accordion("submit", spec, "--set", "name=completed-by-the-shell", "--json").json()[
-        "name"
-    ]
-    environment = {**os.environ, "_ACCORDION_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
-    said = subprocess.run(
-        [sys.executable, "-m", "service.cli"],
-        env={**environment, "COMP_WORDS": f"accordion show {name[:12]}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout.split() == [name]
-    accordion("cancel", name)
-    words = {"COMP_WORDS": "accordion quota se", "ACCORDION_URL": "http://127.0.0.1:1"}
-    said = subprocess.run(
-        [sys.executable, "-m", "service.cli"],
-        env={**environment, **words},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout.split() == ["set"]

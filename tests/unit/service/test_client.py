@@ -1,10 +1,11 @@
-"""The client: answers, refusals, and streams that survive lost connections."""
+"""Both clients: answers, refusals, and streams that survive lost connections."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -20,7 +21,9 @@ from service.client import (
     Waiter,
 )
 from service.client.client import IDLE_CONNECTION_S
+from tests.unit.service.conftest import MakeClient
 
+ClientOf = Callable[..., Client]
 Handler = Callable[[httpx2.Request], httpx2.Response]
 PROBLEM = {
     "title": "Unprocessable",
@@ -44,10 +47,17 @@ class Clock:
         self.now += seconds
 
 
-def client_of(handler: Handler, **waiting) -> Client:
-    clock = Clock()
-    waiter = Waiter(clock=clock, sleep=clock.sleep, **waiting)
-    return Client("http://service", transport=httpx2.MockTransport(handler), waiter=waiter)
+@pytest.fixture
+def client_of(make_client: MakeClient) -> ClientOf:
+    """Makes a client whose service is a function."""
+
+    def make(handler: Handler, **waiting: Any) -> Client:
+        clock = Clock()
+        waiter = Waiter(clock=clock, sleep=clock.sleep, **waiting)
+        transport = httpx2.MockTransport(handler)
+        return make_client("http://service", transport=transport, waiter=waiter)
+
+    return make
 
 
 def answering(status: int, body: object) -> Handler:
@@ -59,13 +69,25 @@ def event(number: int, kind: str = "log") -> str:
     return f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
-def stream_of(*parts: str, breaks: bool = False) -> httpx2.Response:
-    def body() -> Iterator[bytes]:
-        yield from (part.encode() for part in parts)
-        if breaks:
+class Body(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A body for both clients; its connection may be lost at its end."""
+
+    def __init__(self, *parts: str, breaks: bool) -> None:
+        self._parts, self._breaks = parts, breaks
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (part.encode() for part in self._parts)
+        if self._breaks:
             raise httpx2.ReadError("connection reset")
 
-    return httpx2.Response(200, content=body(), headers={"content-type": "text/event-stream"})
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+
+def stream_of(*parts: str, breaks: bool = False) -> httpx2.Response:
+    headers = {"content-type": "text/event-stream"}
+    return httpx2.Response(200, stream=Body(*parts, breaks=breaks), headers=headers)
 
 
 class Outbox:
@@ -82,7 +104,7 @@ class Outbox:
         return stream_of("retry: 1000\n\n", *frames, breaks=len(self.asked_after) % 2 == 0)
 
 
-def test_a_refusal_is_one_line_for_each_wrong_value() -> None:
+def test_a_refusal_is_one_line_for_each_wrong_value(client_of: ClientOf) -> None:
     errors = [
         {"pointer": "/training/epochs", "detail": "too few"},
         {"pointer": "", "detail": "does not fit"},
@@ -96,23 +118,25 @@ def test_a_refusal_is_one_line_for_each_wrong_value() -> None:
     ("status", "kind"),
     [(404, NotFound), (409, Refused), (500, ServiceFailed), (503, ServiceFailed)],
 )
-def test_a_problem_becomes_the_error_of_its_status(status: int, kind: type[Exception]) -> None:
+def test_a_problem_becomes_the_error_of_its_status(
+    client_of: ClientOf, status: int, kind: type[Exception]
+) -> None:
     with pytest.raises(kind, match="all of it"):
         client_of(answering(status, PROBLEM | {"status": status})).job("x")
 
 
-def test_a_missing_token_is_told_with_the_way_out() -> None:
+def test_a_missing_token_is_told_with_the_way_out(client_of: ClientOf) -> None:
     with pytest.raises(Refused, match="ACCORDION_ADMIN_TOKEN_FILE"):
         client_of(answering(401, PROBLEM | {"status": 401})).queue()
 
 
 @pytest.mark.parametrize("status", [200, 502])
-def test_an_answer_of_another_program_is_told_as_such(status: int) -> None:
+def test_an_answer_of_another_program_is_told_as_such(client_of: ClientOf, status: int) -> None:
     with pytest.raises(Unreachable, match="not an Accordion service"):
         client_of(lambda _: httpx2.Response(status, text="<html>")).queue()
 
 
-def test_nothing_at_the_address_is_told_with_the_way_out() -> None:
+def test_nothing_at_the_address_is_told_with_the_way_out(client_of: ClientOf) -> None:
     def refuse(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("refused")
 
@@ -121,30 +145,32 @@ def test_nothing_at_the_address_is_told_with_the_way_out() -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost:8080", "ftp://there", "http://[", "nonsense"])
-def test_an_address_that_is_none_is_told_with_an_example(address: str) -> None:
-    with pytest.raises(Unreachable, match=r"like http://127.0.0.1:8080"), Client(address) as client:
-        client.queue()
+def test_an_address_that_is_none_is_told_with_an_example(
+    make_client: MakeClient, address: str
+) -> None:
+    with pytest.raises(Unreachable, match=r"like http://127.0.0.1:8080"):
+        make_client(address)
 
 
-def test_not_being_ready_is_an_answer() -> None:
+def test_not_being_ready_is_an_answer(client_of: ClientOf) -> None:
     check = {"ok": False, "message": "has never run"}
     ready = client_of(answering(503, {"ready": False, "checks": {"scheduler": check}})).ready()
     assert not ready.ready
     assert ready.checks["scheduler"].message == "has never run"
 
 
-def test_every_event_comes_once_and_in_order_over_lost_connections() -> None:
+def test_every_event_comes_once_and_in_order_over_lost_connections(client_of: ClientOf) -> None:
     outbox = Outbox()
     seen = [event.seq for event in client_of(outbox).events("job")]
     assert seen == list(range(1, 11))
     assert outbox.asked_after == [None, "3", "6", "9"]
 
 
-def test_events_start_after_the_number_that_is_known() -> None:
+def test_events_start_after_the_number_that_is_known(client_of: ClientOf) -> None:
     assert [event.seq for event in client_of(Outbox()).events("job", after=8)] == [9, 10]
 
 
-def test_progress_does_not_move_the_number() -> None:
+def test_progress_does_not_move_the_number(client_of: ClientOf) -> None:
     numbers = {
         "epoch": 0,
         "epochs": 1,
@@ -166,11 +192,11 @@ def test_progress_does_not_move_the_number() -> None:
     assert asked == [None, "1"]
 
 
-def test_a_stream_that_has_nothing_more_ends() -> None:
+def test_a_stream_that_has_nothing_more_ends(client_of: ClientOf) -> None:
     assert list(client_of(lambda _: httpx2.Response(204)).events("job")) == []
 
 
-def test_a_service_that_stays_away_is_told_once_and_then_given_up() -> None:
+def test_a_service_that_stays_away_is_told_once_and_then_given_up(client_of: ClientOf) -> None:
     told: list[Exception] = []
     client = client_of(answering(503, PROBLEM | {"status": 503}), patience_s=5.0, tell=told.append)
     with pytest.raises(ServiceFailed):
@@ -178,7 +204,7 @@ def test_a_service_that_stays_away_is_told_once_and_then_given_up() -> None:
     assert len(told) == 1
 
 
-def test_a_stream_of_an_unknown_job_is_not_tried_again() -> None:
+def test_a_stream_of_an_unknown_job_is_not_tried_again(client_of: ClientOf) -> None:
     requests: list[httpx2.Request] = []
 
     def missing(request: httpx2.Request) -> httpx2.Response:
@@ -226,16 +252,18 @@ def jobs_named(*names: str) -> Handler:
 @pytest.mark.parametrize(
     ("reference", "found"), [("02", "02-abc"), ("01-abc", "01-abc"), ("b", "01-abc")]
 )
-def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(reference: str, found: str) -> None:
+def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(
+    client_of: ClientOf, reference: str, found: str
+) -> None:
     assert client_of(jobs_named("a", "b", "c")).find(reference).id == found
 
 
-def test_a_reference_that_fits_several_jobs_lists_them() -> None:
+def test_a_reference_that_fits_several_jobs_lists_them(client_of: ClientOf) -> None:
     with pytest.raises(AmbiguousJob, match=r"fits 2 jobs: 00-abc \(QUEUED\), 02-abc \(QUEUED\)"):
         client_of(jobs_named("a", "b", "a")).find("a")
 
 
-def test_of_several_jobs_of_a_name_the_one_that_has_not_ended_is_meant() -> None:
+def test_of_several_jobs_of_a_name_the_one_that_has_not_ended_is_meant(client_of: ClientOf) -> None:
     def serve(request: httpx2.Request) -> httpx2.Response:
         answer = json.loads(jobs_named("a", "a")(request).text)
         for job in answer["items"][:1]:
@@ -245,7 +273,7 @@ def test_of_several_jobs_of_a_name_the_one_that_has_not_ended_is_meant() -> None
     assert client_of(serve).find("a").id == "01-abc"
 
 
-def test_of_several_ended_jobs_of_a_name_the_newest_is_known() -> None:
+def test_of_several_ended_jobs_of_a_name_the_newest_is_known(client_of: ClientOf) -> None:
     def serve(request: httpx2.Request) -> httpx2.Response:
         answer = json.loads(jobs_named("a", "a")(request).text)
         for job, day in zip(answer["items"], (2, 1), strict=False):
@@ -263,7 +291,7 @@ def test_of_several_ended_jobs_of_a_name_the_newest_is_known() -> None:
     assert caught.value.newest_ended == "00-abc"
 
 
-def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
+def test_a_job_is_found_with_as_many_requests_however_many_there_are(client_of: ClientOf) -> None:
     asked: list[httpx2.Request] = []
 
     def serve(request: httpx2.Request) -> httpx2.Response:
@@ -274,7 +302,7 @@ def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
     assert len(asked) == 1
 
 
-def test_a_reference_that_fits_no_job_is_told_with_the_way_out() -> None:
+def test_a_reference_that_fits_no_job_is_told_with_the_way_out(client_of: ClientOf) -> None:
     with pytest.raises(AmbiguousJob, match="there is no job 'z'; 'accordion list'"):
         client_of(jobs_named("a", "b")).find("z")
 
@@ -286,18 +314,12 @@ def test_an_idle_connection_is_dropped_before_the_service_closes_it() -> None:
     assert uvicorn.Config(app).timeout_keep_alive > 2 * IDLE_CONNECTION_S
 
 
-class Broken(httpx2.SyncByteStream):
-    """A body whose connection is lost after its first piece."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield b"first"
-        raise httpx2.ReadError("connection reset")
-
-
-def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_download_is_whole_or_not_there(client_of: ClientOf, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     with pytest.raises(Unreachable):
-        client_of(lambda _: httpx2.Response(200, stream=Broken())).download_model("a", file)
+        client_of(lambda _: httpx2.Response(200, stream=Body("first", breaks=True))).download_model(
+            "a", file
+        )
     gone = {**PROBLEM, "status": 404, "code": "not_found"}
     with pytest.raises(NotFound):
         client_of(answering(404, gone)).download_model("a", file)

@@ -14,9 +14,16 @@ from service.domain.queue import AllocatedJob, PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, Resources
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
+ZONE_A, ZONE_B = frozenset({("zone", "a")}), frozenset({("zone", "b")})
+LABELS = st.sampled_from([frozenset(), frozenset(), ZONE_A, ZONE_B])
+CUSTOM = st.sampled_from([(), (), (("fpga", 1.0),), (("fpga", 2.0), ("licence", 0.5))])
 NODES = st.lists(
     st.builds(
-        Resources, cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])
+        Resources,
+        cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]),
+        gpus=st.sampled_from([0.0, 1.0, 4.0]),
+        custom=CUSTOM,
+        labels=LABELS,
     ),
     max_size=4,
 )
@@ -30,11 +37,15 @@ def asked(
 
 
 ASKED = st.builds(
-    lambda least, more, cpus, gpus: asked(least, least + more, cpus, gpus),
+    lambda least, more, cpus, gpus, custom, labels: replace(
+        asked(least, least + more, cpus, gpus), custom=custom, labels=labels
+    ),
     st.integers(1, 4),
     st.integers(0, 4),
     SHARES,
     st.sampled_from([0.0, 1.0]),
+    CUSTOM,
+    LABELS,
 )
 
 
@@ -160,6 +171,42 @@ def test_memory_that_no_node_has_is_refused_with_what_the_nodes_have() -> None:
         == "needs 1 worker of 1 CPU and 64.0 GB, but the whole cluster (8 CPU on 2 nodes), whose"
         " largest node has 16.0 GB, holds at most 0; lower workers.memory, or add larger nodes"
     )
+
+
+def test_a_label_that_no_node_has_is_refused_with_what_to_change() -> None:
+    job = PendingJob(id="a", request=replace(asked(1, 1), labels=ZONE_B))
+    nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A)]
+    admission = plan_queue([job], nodes, [])["a"]
+    assert admission.reason is Reason.NEVER_FITS
+    assert admission.message == (
+        "needs 1 worker of 1 CPU, on nodes with zone=b, but the whole cluster (4 CPU on 1 node)"
+        " holds at most 0; no node has zone=b: change workers.node_labels, or add such nodes"
+    )
+
+
+def test_a_custom_resource_that_no_node_has_is_named() -> None:
+    job = PendingJob(id="a", request=replace(asked(2, 2), custom=(("fpga", 1.0),)))
+    admission = plan_queue([job], [Resources(cpus=4, gpus=0)], [])["a"]
+    assert admission.reason is Reason.NEVER_FITS
+    assert "2 workers of 1 CPU and 1 fpga each" in admission.message
+    assert "no node has fpga: change workers.resources" in admission.message
+
+
+def test_workers_start_on_nodes_with_their_labels_alone() -> None:
+    nodes = [
+        Resources(cpus=8, gpus=0, node="n1", labels=ZONE_A),
+        Resources(cpus=2, gpus=0, node="n2", labels=ZONE_B),
+    ]
+    group = PendingJob(id="a", request=replace(asked(1, 8), labels=ZONE_B))
+    assert plan_queue([group], nodes, [])["a"].workers == 2
+
+
+def test_custom_resources_are_counted_like_cpus() -> None:
+    node = Resources(cpus=8, gpus=0, custom=(("fpga", 3.0),))
+    size = Resources(cpus=1, gpus=0, custom=(("fpga", 1.0),))
+    assert count_fitting(size, [node], []) == 3
+    assert count_fitting(size, [node], [size]) == 2
+    assert count_fitting(Resources(cpus=1, gpus=0), [node], [size] * 3) == 5
 
 
 def test_limits_of_memory_are_counted_like_cpus() -> None:

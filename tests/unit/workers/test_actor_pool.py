@@ -21,6 +21,7 @@ from workers.spec import LimitsSpec
 from workers.training.context import RankProgress
 from workers.worker.exit_notes import exit_note_path
 from workers.worker.process import Heartbeat, ProcessLocation
+from workers.workers_spec import WorkersSpec
 
 HUNG_S = LimitsSpec().answer_seconds
 NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
@@ -189,6 +190,20 @@ def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None
     assert [options.get("label_selector") for options in here.ray.options] == [
         None,
         {"ray.io/node-id": "!in(a,b)"},
+    ]
+
+
+def test_a_process_reserves_custom_resources_and_needs_the_labels_of_the_spec(
+    tmp_path: Path,
+) -> None:
+    needs = WorkersSpec(resources={"fpga": 1}, node_labels={"zone": "a"})
+    here = pool_of(tmp_path, workers=needs)
+    here.pool.start()
+    here.pool.start({"b"})
+    assert [options["resources"] for options in here.ray.options] == [{"fpga": 1}] * 2
+    assert [options["label_selector"] for options in here.ray.options] == [
+        {"zone": "a"},
+        {"zone": "a", "ray.io/node-id": "!in(b)"},
     ]
 
 

@@ -69,6 +69,11 @@ def test_a_spec_survives_json():
             {"workers": {"min": 3, "max": 2}},
             "workers.min is 3, above workers.max 2; lower min or raise max",
         ),
+        (
+            {"workers": {"resources": {"GPU": 1}}},
+            "resources has GPU, which is not a custom resource; use cpus, gpus, memory",
+        ),
+        ({"workers": {"resources": {"fpga": 1.5}}}, "resources has 1.5 of fpga; give a whole"),
         ({"compression": {"method": "zip"}}, "unknown compression method 'zip'; known are none"),
         (
             {"compression": {"buckets_per_exchange": 0}},

@@ -26,13 +26,19 @@ const quotaRows = (quota) => [
 
 const nodeState = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
 
+const traits = (node) => [
+  ...Object.entries(node.custom).map(([name, amount]) => `${number(amount)} ${name}`),
+  ...Object.entries(node.labels).filter(([name]) => name !== "ray.io/node-id").map(([name, value]) => `${name}=${value}`),
+].join(", ") || "–";
+
 const nodeRow = (node) => element("tr", {},
   cell("mono", node.id.slice(0, 12)),
   cell("mono", node.address),
   cell("", element("span", { className: `pill ${nodeState(node)[0]}` }, nodeState(node)[1])),
   cell("num", number(node.cpus)),
   cell("num", number(node.gpus)),
-  cell("num", bytes(node.memory_bytes)));
+  cell("num", bytes(node.memory_bytes)),
+  cell("long", traits(node)));
 
 const check = ([name, result]) => element("tr", {},
   cell("", element("span", { className: result.ok ? "pill good" : "pill bad" }, result.ok ? "OK" : "Not ready")),

@@ -1,0 +1,177 @@
+"""Requests for the history of a job, its model, its overrides and its streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from service.api.history_schemas import DecisionPage, EpochPage
+from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
+from service.api.schemas import (
+    AttemptList,
+    CheckpointList,
+    DecisionView,
+    EpochView,
+    EventView,
+    ProgressView,
+    ScheduleView,
+)
+from service.api.why_schemas import WhyView
+from service.client.file_download import DOWNLOAD_TIMEOUT_S, download_file
+from service.client.request_sender import RequestSender
+from service.client.shared_methods import shared_iterator, shared_method
+from service.client.stream import LogChunk, Stream, follow_stream
+
+PAGE_HISTORY = 100
+"""Default number of epochs or decisions per page."""
+
+
+class HistoryRequests(RequestSender):
+    """Part of `Client` and `AsyncClient`."""
+
+    @shared_method
+    async def attempts(self, job_id: str) -> AttemptList:
+        """Get all attempts of the job."""
+        return await self._request(AttemptList, "GET", f"/jobs/{job_id}/attempts")
+
+    @shared_method
+    async def epochs(
+        self,
+        job_id: str,
+        *,
+        limit: int = PAGE_HISTORY,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> EpochPage:
+        """Get one page of finished epochs."""
+        params = _page_params(limit, cursor, newest_first=newest_first)
+        return await self._request(EpochPage, "GET", f"/jobs/{job_id}/epochs", params=params)
+
+    @shared_iterator
+    async def all_epochs(self, job_id: str) -> AsyncGenerator[EpochView, None]:
+        """Iterate over all finished epochs, oldest first."""
+        params = _page_params(PAGE_HISTORY, None, newest_first=False)
+        async for page in self._read_pages(EpochPage, f"/jobs/{job_id}/epochs", params):
+            for epoch in page.items:
+                yield epoch
+
+    @shared_method
+    async def decisions(
+        self,
+        job_id: str,
+        *,
+        limit: int = PAGE_HISTORY,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> DecisionPage:
+        """Get one page of decisions."""
+        params = _page_params(limit, cursor, newest_first=newest_first)
+        return await self._request(DecisionPage, "GET", f"/jobs/{job_id}/decisions", params=params)
+
+    @shared_iterator
+    async def all_decisions(self, job_id: str) -> AsyncGenerator[DecisionView, None]:
+        """Iterate over all decisions, oldest first."""
+        params = _page_params(PAGE_HISTORY, None, newest_first=False)
+        async for page in self._read_pages(DecisionPage, f"/jobs/{job_id}/decisions", params):
+            for decision in page.items:
+                yield decision
+
+    @shared_method
+    async def checkpoints(self, job_id: str) -> CheckpointList:
+        """Get all checkpoints."""
+        return await self._request(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
+
+    @shared_method
+    async def download_model(
+        self, job_id: str, file: Path, *, checkpoint: str | None = None
+    ) -> str:
+        """Write the model of a checkpoint (the newest, or `best` by the job's objective) to a
+        safetensors file; return the name of the checkpoint.
+        """
+        params = {"checkpoint": checkpoint} if checkpoint else {}
+        path = f"/jobs/{job_id}/model"
+        return await download_file(
+            self._open(path, params=params, timeout=DOWNLOAD_TIMEOUT_S), file
+        )
+
+    @shared_method
+    async def schedule(self, job_id: str) -> ScheduleView:
+        """Get the state of each layer."""
+        return await self._request(ScheduleView, "GET", f"/jobs/{job_id}/schedule")
+
+    @shared_method
+    async def why(self, job_id: str) -> WhyView:
+        """GET /jobs/{id}/why: what holds the job up, and the best change."""
+        return await self._request(WhyView, "GET", f"/jobs/{job_id}/why")
+
+    @shared_method
+    async def overrides(self, job_id: str) -> OverrideList:
+        """Get all overrides of the job."""
+        return await self._request(OverrideList, "GET", f"/jobs/{job_id}/overrides")
+
+    @shared_method
+    async def override(
+        self, job_id: str, request: OverrideRequest, *, idempotency_key: str | None = None
+    ) -> OverrideView:
+        """Override levels or the global batch."""
+        path, body = f"/jobs/{job_id}/overrides", request.model_dump(mode="json")
+        return await self._create(OverrideView, path, idempotency_key, json=body)
+
+    @shared_method
+    async def cancel_override(self, job_id: str, override_id: str) -> OverrideView:
+        """Cancel an override; its layers return to the policy."""
+        return await self._request(
+            OverrideView, "DELETE", f"/jobs/{job_id}/overrides/{override_id}"
+        )
+
+    @shared_iterator
+    async def events(
+        self, job_id: str, *, after: int = 0
+    ) -> AsyncGenerator[EventView | ProgressView, None]:
+        """Follow the job's events above number `after`, each once, over lost connections, until the
+        job ends.
+
+        `ProgressView` has no number: only the newest counts.
+
+        Raises:
+            Unreachable: the service was unreachable for longer than the waiter's patience.
+        """
+        stream = Stream(
+            http=self._http, path=f"/api/v1/jobs/{job_id}/events", last_id=after or None
+        )
+        async with aclosing(follow_stream(stream, self._waiter)) as items:
+            async for item in items:
+                record = ProgressView if item.event == "progress" else EventView
+                yield record.model_validate_json(item.data)
+
+    @shared_iterator
+    async def logs(self, job_id: str, *, attempt: int | None = None) -> AsyncGenerator[str, None]:
+        """Get the log lines so far, each with its source."""
+        params = {"attempt": attempt} if attempt else {}
+        async with self._open(f"/jobs/{job_id}/logs", params=params) as response:
+            async for line in response.aiter_lines():
+                yield line
+
+    @shared_iterator
+    async def follow_logs(
+        self, job_id: str, *, attempt: int | None = None
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Follow the log lines over lost connections, until the job ends.
+
+        Raises:
+            Unreachable: the service was unreachable for longer than the waiter's patience.
+        """
+        params = {"follow": "true"} | ({"attempt": str(attempt)} if attempt else {})
+        stream = Stream(http=self._http, path=f"/api/v1/jobs/{job_id}/logs", params=params)
+        async with aclosing(follow_stream(stream, self._waiter)) as items:
+            async for item in items:
+                if item.event == "log":
+                    yield LogChunk.model_validate_json(item.data)
+
+
+def _page_params(limit: int, cursor: str | None, *, newest_first: bool) -> dict[str, Any]:
+    return {"limit": limit, "order": "newest" if newest_first else "oldest"} | (
+        {"cursor": cursor} if cursor else {}
+    )

@@ -1,0 +1,210 @@
+"""Requests that submit, find, change and delete jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from service.api.batch_schemas import BatchView
+from service.api.schemas import CodeView, DryRun, JobPage, JobView
+from service.client.errors import AmbiguousJob, NotFound
+from service.client.request_sender import RequestSender
+from service.client.shared_methods import shared_iterator, shared_method
+from service.domain.job_status import UNFINISHED
+
+UPLOAD_TIMEOUT_S = 120.0
+"""Timeout of an upload, which is unpacked once before the response."""
+PAGE_JOBS = 200
+"""Maximum number of jobs per page."""
+MAX_NAME = 63
+"""Maximum length of a job name, in characters."""
+_ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
+
+
+class JobRequests(RequestSender):
+    """Part of `Client` and `AsyncClient`."""
+
+    @shared_method
+    async def submit(
+        self, spec: Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> JobView:
+        """Submit a job; with a key, a repeated request returns the same job."""
+        return await self._create(JobView, "/jobs", idempotency_key, json=dict(spec))
+
+    @shared_method
+    async def clone(
+        self,
+        job_id: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> JobView:
+        """Submit a new job with the spec of another one and a JSON merge patch."""
+        body = {"spec": dict(changes or {})}
+        return await self._create(JobView, f"/jobs/{job_id}/clone", idempotency_key, json=body)
+
+    @shared_method
+    async def upload(self, archive: bytes) -> CodeView:
+        """Upload your own modules as a zip file; name the returned `sha256` in the field `code` of
+        a spec.
+        """
+        headers = {"Content-Type": "application/zip"}
+        more = {"content": archive, "headers": headers, "timeout": UPLOAD_TIMEOUT_S}
+        return await self._request(CodeView, "POST", "/code", repeatable=True, **more)
+
+    @shared_method
+    async def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
+        """Validate a spec: returns it with defaults, and whether the job would wait."""
+        more = {"json": dict(spec), "params": {"dry_run": "true"}}
+        return await self._request(DryRun, "POST", "/jobs", repeatable=True, **more)
+
+    @shared_method
+    async def jobs(
+        self,
+        *,
+        status: Sequence[str] = (),
+        name: str | None = None,
+        name_prefix: str | None = None,
+        id_prefix: str | None = None,
+        label: Sequence[str] = (),
+        owner: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> JobPage:
+        """Get one page of jobs, newest first; labels have the form `key:value`."""
+        params: dict[str, Any] = {
+            "status": list(status),
+            "name": name,
+            "name_prefix": name_prefix,
+            "id": id_prefix,
+            "label": list(label),
+            "owner": owner,
+        }
+        params |= {"limit": limit, "cursor": cursor}
+        return await self._request(
+            JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value}
+        )
+
+    @shared_iterator
+    async def all_jobs(self) -> AsyncGenerator[JobView, None]:
+        """Iterate over all jobs, newest first."""
+        async for page in self._read_pages(JobPage, "/jobs", {"limit": PAGE_JOBS}):
+            for job in page.items:
+                yield job
+
+    @shared_method
+    async def job(self, job_id: str) -> JobView:
+        """Get one job by its id."""
+        return await self._request(JobView, "GET", f"/jobs/{job_id}")
+
+    @shared_method
+    async def find(self, reference: str) -> JobView:
+        """Find a job by id, id prefix or name; if several match, the unfinished one.
+
+        Raises:
+            AmbiguousJob: none matches, or several.
+        """
+        if len(reference) == 36:
+            try:
+                return await self._request(JobView, "GET", f"/jobs/{reference}")
+            except NotFound:
+                pass  # A name can be as long as an id.
+        found = await self._find_matching(reference)
+        going = [job for job in found if job.ended_at is None]
+        if not going and len(found) >= PAGE_JOBS:
+            going = await self._find_matching(reference, status=UNFINISHED)
+        if len(found) == 1 or len(going) == 1:
+            return (going or found)[0]
+        if not found:
+            raise AmbiguousJob(f"there is no job {reference!r}; 'accordion list' shows all")
+        if not going:
+            newest = max(found, key=lambda job: job.created_at)
+            message = (
+                f"no unfinished job matches {reference!r}; the newest that ended is {newest.id}"
+                f" ({newest.status})"
+            )
+            raise AmbiguousJob(message, newest.id)
+        shown = ", ".join(f"{job.id} ({job.status})" for job in found[:5])
+        count = f"{len(found)} or more" if len(found) >= PAGE_JOBS else len(found)
+        more = " ..." if len(found) > 5 else ""
+        raise AmbiguousJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
+
+    async def _find_matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
+        """Newest jobs with that name or id prefix, at most one page of each."""
+        asked = {
+            "name": len(reference) <= MAX_NAME and reference.isprintable(),
+            "id": _ID_PREFIX.fullmatch(reference),
+        }
+        found: dict[str, JobView] = {}
+        for field in (field for field, may_match in asked.items() if may_match):
+            params = {field: reference, "status": list(status), "limit": PAGE_JOBS}
+            page = await self._request(JobPage, "GET", "/jobs", params=params)
+            found |= {job.id: job for job in page.items}
+        return list(found.values())
+
+    @shared_method
+    async def change(
+        self,
+        job_id: str,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        priority: int | None = None,
+    ) -> JobView:
+        """Change the name, labels or priority of a job; a label of None is removed."""
+        change = {"name": name, "labels": dict(labels or {}), "priority": priority}
+        return await self._request(JobView, "PATCH", f"/jobs/{job_id}", json=change)
+
+    @shared_method
+    async def cancel(self, job_id: str) -> JobView:
+        """Cancel; repeating is harmless."""
+        return await self._request(JobView, "POST", f"/jobs/{job_id}/cancel", repeatable=True)
+
+    @shared_method
+    async def resize(self, job_id: str, min_workers: int, max_workers: int) -> JobView:
+        """Allow the job `min_workers` to `max_workers` workers; repeating is harmless."""
+        body = {"min": min_workers, "max": max_workers}
+        return await self._request(
+            JobView, "POST", f"/jobs/{job_id}/resize", repeatable=True, json=body
+        )
+
+    @shared_method
+    async def pause(self, job_id: str) -> JobView:
+        """Pause a job after saving a checkpoint; repeating is harmless."""
+        return await self._request(JobView, "POST", f"/jobs/{job_id}/pause", repeatable=True)
+
+    @shared_method
+    async def resume(self, job_id: str) -> JobView:
+        """Resume a paused job; repeating is harmless."""
+        return await self._request(JobView, "POST", f"/jobs/{job_id}/resume", repeatable=True)
+
+    @shared_method
+    async def retry(self, job_id: str) -> JobView:
+        """Retry a job that failed or was cancelled; repeating is harmless."""
+        return await self._request(JobView, "POST", f"/jobs/{job_id}/retry")
+
+    @shared_method
+    async def delete_job(self, job_id: str) -> JobView:
+        """Delete an ended job with its history and checkpoints, and return it as it was."""
+        return await self._request(JobView, "DELETE", f"/jobs/{job_id}")
+
+    @shared_method
+    async def act_on_jobs(
+        self,
+        action: str,
+        labels: Mapping[str, str],
+        *,
+        owner: str | None = None,
+        dry_run: bool = False,
+    ) -> BatchView:
+        """Cancel, pause or resume all unfinished jobs with these labels; repeating is harmless.
+
+        Args:
+            action: `cancel`, `pause` or `resume`.
+            labels: labels by key; a job must have all of them.
+            owner: only jobs of this user.
+            dry_run: list the jobs, and change nothing.
+        """
+        body = {"action": action, "labels": dict(labels), "owner": owner, "dry_run": dry_run}
+        return await self._request(BatchView, "POST", "/job-actions", json=body)

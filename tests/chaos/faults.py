@@ -1,0 +1,83 @@
+"""Kills processes and database connections of a service at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from tests.e2e.real_up import Up
+from tests.postgres import Postgres
+
+FAULTS = ("api", "scheduler", "actor", "supervisor", "worker", "connection", "database")
+_TITLES = {"actor": "ray::AccordionActor", "supervisor": "ray::Supervisor", "worker": "ray::Worker"}
+
+
+class Faults:
+    """Plants a fault every few seconds. A database server that it starts ends with this thread."""
+
+    def __init__(
+        self, up: Up, server: Postgres | None, draw: random.Random, *, seconds: tuple[float, float]
+    ) -> None:
+        self._up, self._server, self._draw, self._seconds = up, server, draw, seconds
+        self._next_at = time.monotonic()
+        self.planted: Counter[str] = Counter()
+
+    def plant_if_due(self) -> None:
+        """Plant a fault, if the last one was long enough ago."""
+        if time.monotonic() < self._next_at:
+            return
+        fault = self._draw.choice(FAULTS)
+        if self._plant(fault):
+            self.planted[fault] += 1
+        self._next_at = time.monotonic() + self._draw.uniform(*self._seconds)
+
+    def _plant(self, fault: str) -> bool:
+        """Plant a fault; False if there was nothing to kill."""
+        if fault == "connection":
+            return self._cut_connection()
+        if fault == "database":
+            return self._crash_database()
+        if fault in _TITLES:
+            found = list_processes(self._up.home, _TITLES[fault])
+            victims = [self._draw.choice(found)] if found else []
+        else:
+            victims = [pid] if (pid := self._up.pid(fault)) else []
+        for pid in victims:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    def _crash_database(self) -> bool:
+        if self._server is None:
+            return False
+        self._server.crash()
+        return True
+
+    def _cut_connection(self) -> bool:
+        if self._server is None:
+            return False
+        cut = self._server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            " ORDER BY random() LIMIT 1"
+        )
+        return bool(cut)
+
+
+def list_processes(home: Path, title: str) -> list[int]:
+    """Return the processes of this title under the home's Ray head."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            named = (folder / "cmdline").read_bytes().startswith(title.encode())
+            if named and f"{home}/".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return sorted(found)
