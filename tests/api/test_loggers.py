@@ -202,6 +202,24 @@ def test_a_logger_is_given_up_days_after_the_end_and_a_retry_serves_it_again(
     assert epochs_of(sink)[-1] == [0, 1, 2, 3]
 
 
+def test_a_retry_during_the_last_turn_loses_no_epoch(world: LoggerWorld, sink: Any) -> None:
+    job_id = world.submit(loggers=[BOARD])
+    world.train_epochs(job_id, 1)
+    world.serve(job_id)
+    world.runtime.fail(job_id, "ValueError: broken on purpose")
+    world.finish(job_id)
+    world.clock.now += 60.0
+    queue = queue_of(world)
+    turn = queue.claim((job_id, 0))
+    assert turn is not None
+    world.lifecycle.retry(job_id, accept_any)
+    outcome = TurnOutcome(sent=turn.sent, state=LoggerState.DONE, next_s=None)
+    assert not queue.record_success(turn, outcome)
+    world.finish(job_id)
+    assert world.serve(job_id).state == LoggerState.DONE
+    assert [epoch for epochs in epochs_of(sink) for epoch in epochs] == [0, 1, 2, 3]
+
+
 def test_a_package_that_is_missing_is_named_until_it_is_installed(
     world: LoggerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
