@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from http.cookiejar import DefaultCookiePolicy
 from threading import Lock
 from typing import Any, TypeVar
 
 from mlflow.entities import Metric, Param, RunInfo, RunStatus, RunTag, ViewType
 from mlflow.store.tracking.rest_store import RestStore
+from mlflow.utils import request_utils
 from mlflow.utils.rest_utils import MlflowHostCreds
 
 from service.domain.logger_states import RunStatus as Status
@@ -22,6 +24,7 @@ _KEY_TAG = "accordion.key"
 _REFUSED_IN_NAMES = re.compile(r"[^\w\-. /]", re.ASCII)
 _migration = Lock()
 """Held while tables are made: the tool that does so works for one thread at a time."""
+_make_session = request_utils._cached_get_request_session
 _Item = TypeVar("_Item")
 
 
@@ -31,6 +34,7 @@ class MlflowSink:
     """
 
     def __init__(self, setup: SinkSetup) -> None:
+        request_utils._cached_get_request_session = _make_session_without_cookies
         self._spec = setup.spec
         self._guard = setup.guard
         self._file = setup.folder / f"mlflow-{setup.number}.db"
@@ -108,6 +112,15 @@ class MlflowSink:
             return f"sqlite:///{self._file}"
         uri = self._spec.tracking_uri.rstrip("/")
         return f"{uri}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+
+
+def _make_session_without_cookies(*args: Any, **kwargs: Any) -> Any:
+    """Return a session of MLflow, which threads share: a cookie that a server set for one user must
+    not be sent for another.
+    """
+    session = _make_session(*args, **kwargs)
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return session
 
 
 def _credentials_of(setup: SinkSetup) -> MlflowHostCreds:

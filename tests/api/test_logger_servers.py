@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,38 @@ from tests.conftest import Require, free_port
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = {"secret": "key"}
+RETRY_AFTER_S = 20
+
+
+@dataclass
+class Proxy:
+    """What stands in front of the server: it sets cookies, and can be busy."""
+
+    app: Any = None
+    cookies: list[str] = field(default_factory=list)
+    """Cookies of each request; empty without one."""
+    is_busy: bool = False
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
+        self.cookies.append(environ.get("HTTP_COOKIE", ""))
+        if self.is_busy:
+            start("503 Service Unavailable", [("Retry-After", str(RETRY_AFTER_S))])
+            return []
+        return self.app(
+            environ,
+            lambda status, headers, *rest: start(
+                status, [*headers, ("Set-Cookie", "session=of-ada; Path=/")], *rest
+            ),
+        )
 
 
 @pytest.fixture(scope="module")
-def url(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def proxy() -> Proxy:
+    return Proxy()
+
+
+@pytest.fixture(scope="module")
+def url(require: Require, tmp_path_factory: pytest.TempPathFactory, proxy: Proxy) -> Iterator[str]:
     """A server of MLflow over a file."""
     require.package("mlflow")
     folder = tmp_path_factory.mktemp("mlflow")
@@ -36,7 +66,8 @@ def url(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         from mlflow.server import app
         from werkzeug.serving import make_server
 
-        server = make_server("127.0.0.1", free_port(), app, threaded=True)
+        proxy.app = app
+        server = make_server("127.0.0.1", free_port(), proxy, threaded=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.port}"
@@ -131,6 +162,28 @@ def test_epochs_of_an_outage_arrive_when_the_server_is_back(world: LoggerWorld, 
     row = world.serve(job_id)
     history = MlflowClient(url).get_metric_history(row.run_id, "train/loss")
     assert [metric.step for metric in history] == [0, 1, 2, 3]
+
+
+def test_a_cookie_that_a_server_sets_is_never_sent(
+    world: LoggerWorld, url: str, proxy: Proxy
+) -> None:
+    proxy.cookies.clear()
+    for token in ({"token": TOKEN}, {}):
+        job_id = submit(world, url, experiment="cookies", **token)
+        world.train_epochs(job_id, 1)
+        assert world.serve(job_id).state == LoggerState.SENDING
+    assert set(proxy.cookies) == {""}
+
+
+def test_a_busy_server_does_not_say_how_long_a_turn_waits(
+    world: LoggerWorld, url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "is_busy", True)
+    job_id = submit(world, url)
+    world.train_epochs(job_id, 1)
+    began = time.monotonic()
+    assert world.serve(job_id).state == LoggerState.FAILING
+    assert time.monotonic() - began < RETRY_AFTER_S
 
 
 def test_an_address_that_is_not_allowed_is_not_connected_to(world: LoggerWorld, url: str) -> None:
