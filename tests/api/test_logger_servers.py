@@ -17,6 +17,7 @@ from service.domain.logger_states import LoggerState
 from service.loggers.serving import package_settings
 from service.security.secret_box import create_secret_box
 from service.store.job_lifecycle import accept_any
+from service.store.logger_queue import CLAIM_S
 from service.store.secret_rows import SecretStore
 from tests.api.logger_world import LoggerWorld
 from tests.api.webhook_receiver import LOOPBACK
@@ -210,6 +211,52 @@ def test_a_key_of_an_unreachable_server_of_wandb_is_in_no_message(
     assert KEY not in row.message
     written = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     assert not any(KEY.encode() in content for content in written)
+
+
+@dataclass
+class OnlineRun:
+    """A run of W&B that needs no server; it keeps files below `dir`, as a real one does."""
+
+    settings: Any
+    dir: str
+    url: str = "https://wandb.test/run"
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        run = Path(self.dir) / "wandb" / "run-1"
+        run.mkdir(parents=True)
+        (run / "run-1.wandb").write_text("epochs")
+
+    def log(self, values: Any, step: int) -> None:
+        pass
+
+    def finish(self, exit_code: int) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError("Timed out finishing run.")])
+def test_a_run_of_wandb_waits_for_limited_time_and_keeps_no_files_that_arrived(
+    world: LoggerWorld, require: Require, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    require.package("wandb")
+    import wandb
+
+    runs: list[OnlineRun] = []
+
+    def init(**given: Any) -> OnlineRun:
+        runs.append(OnlineRun(given["settings"], given["dir"], error=error))
+        return runs[-1]
+
+    monkeypatch.setattr(wandb, "init", init)
+    job_id = world.submit(loggers=[{"kind": "wandb", "project": "p", "api_key": TOKEN}])
+    world.train_epochs(job_id, 1)
+    state = world.serve(job_id).state
+    assert state == (LoggerState.FAILING if error else LoggerState.SENDING)
+    [run] = runs
+    assert 0 < run.settings.finish_timeout < CLAIM_S
+    assert run.settings.finish_timeout_raises
+    assert Path(run.dir).exists() == (error is not None)
 
 
 def _change_uri(world: LoggerWorld, job_id: str, url: str) -> None:
