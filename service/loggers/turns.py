@@ -91,9 +91,7 @@ class LoggerTurns:
             busy = set(self._served)
         for logger in self._queue.list_due(without=busy):
             if self._reserve(logger):
-                threading.Thread(
-                    target=self._serve, args=(logger.key,), name="logger-turn", daemon=True
-                ).start()
+                self._start(logger.key)
         with self._lock:
             return bool(self._served)
 
@@ -125,14 +123,25 @@ class LoggerTurns:
             self._served[logger.key] = logger
             return True
 
+    def _start(self, key: LoggerKey) -> None:
+        thread = threading.Thread(target=self._serve, args=(key,), name="logger-turn", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.warning("logger turn not started", job_id=key[0], number=key[1], error=str(error))
+            self._release(key)
+
     def _serve(self, key: LoggerKey) -> None:
         try:
             self.serve(key)
         except Exception:  # noqa: BLE001  # one logger that fails must not block the others
             _log.exception("logger", job_id=key[0], number=key[1])
         finally:
-            with self._lock:
-                del self._served[key]
+            self._release(key)
+
+    def _release(self, key: LoggerKey) -> None:
+        with self._lock:
+            del self._served[key]
 
     def _take_turn(self, turn: ClaimedTurn) -> TurnOutcome:
         """Send what is due.

@@ -262,6 +262,21 @@ def test_a_logger_that_hangs_delays_no_other_kind(world: LoggerWorld, sink: Any)
     wait_for(lambda: world.state(job_id, 0) == LoggerState.SENDING)
 
 
+def test_a_logger_whose_thread_cannot_start_is_served_later(
+    world: LoggerWorld, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    job_id = world.submit(loggers=[BOARD])
+    world.train_epochs(job_id, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        assert not world.turns.start_due()
+    world.turns.start_due()
+    wait_for(lambda: world.state(job_id) == LoggerState.SENDING)
+
+
 def test_loggers_of_a_disabled_user_are_not_served(team: Team) -> None:
     token = team.user("ada")
     database, clock = team.app.state.accordion.database, team.clock
