@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -89,7 +90,9 @@ class LoggerTurns:
         """
         with self._lock:
             busy = set(self._served)
-        for logger in self._queue.list_due(without=busy):
+            kinds = Counter(logger.kind for logger in self._served.values())
+        full = [kind for kind, served in kinds.items() if served >= MAX_PER_KIND]
+        for logger in self._queue.list_due(without=busy, full_kinds=full, per_owner=MAX_PER_OWNER):
             if self._reserve(logger):
                 self._start(logger.key)
         with self._lock:

@@ -21,7 +21,7 @@ from service.domain.logger_states import (
     LoggerState,
     logger_delay_s,
 )
-from service.loggers import SINKS, SinkRow
+from service.loggers import SINKS, SinkRow, turns
 from service.loggers.sink import Batch, SentRun, SinkSetup
 from service.security.secret_box import create_secret_box
 from service.store import logger_queue
@@ -260,6 +260,34 @@ def test_a_logger_that_hangs_delays_no_other_kind(world: LoggerWorld, sink: Any)
     assert world.state(job_id, 0) == LoggerState.WAITING
     sink.free.set()
     wait_for(lambda: world.state(job_id, 0) == LoggerState.SENDING)
+
+
+def test_many_due_loggers_that_must_wait_delay_no_other(
+    world: LoggerWorld, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MAX_PER_OWNER", 1)
+    monkeypatch.setattr(logger_queue, "MAX_DUE", 2)
+    set_key(world)
+    first, second = world.submit(loggers=[WANDB] * 4), world.submit(loggers=[BOARD])
+    world.train_epochs(first, 1)
+    world.train_epochs(second, 1)
+    with world.database.write() as session:
+        row = world.logger(second)
+        row.next_turn_at = world.clock.now
+        session.merge(row)
+    sink.free.clear()
+    for _ in range(2):
+        world.turns.start_due()
+    wait_for(lambda: world.state(second) == LoggerState.SENDING)
+    sink.free.set()
+    wait_for(lambda: world.state(first) == LoggerState.SENDING)
+
+
+def test_a_kind_that_is_full_is_not_listed(world: LoggerWorld, sink: Any) -> None:
+    set_key(world)
+    job_id = world.submit(loggers=[WANDB, BOARD])
+    world.train_epochs(job_id, 1)
+    assert [one.kind for one in queue_of(world).list_due(full_kinds={"wandb"})] == ["tensorboard"]
 
 
 def test_a_logger_whose_thread_cannot_start_is_served_later(
