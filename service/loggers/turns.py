@@ -36,6 +36,7 @@ from service.store.logger_queue import (
     LoggerQueue,
     TurnOutcome,
 )
+from service.store.models import JobRow
 from service.store.stored_spec import stored_spec
 from workers.logger_spec import LoggerSpec, WandbSpec, list_logger_secrets
 
@@ -100,7 +101,7 @@ class LoggerTurns:
 
     def serve(self, key: LoggerKey) -> None:
         """Give a logger one turn, unless it is not due any more."""
-        turn = self._queue.claim(key)
+        turn = self._queue.claim(key, is_held=is_held)
         if turn is None:
             return
         try:
@@ -154,11 +155,10 @@ class LoggerTurns:
             NotFound: a secret of the logger is missing.
             Unavailable: a secret cannot be decrypted by this process.
         """
-        spec = _read_spec(turn)
+        spec = _read_spec(turn.job, turn.key[1])
         has_ended = Status(turn.job.status) in ENDED
         was_trained = turn.job.started_at is not None
-        is_held = isinstance(spec, WandbSpec) and spec.mode == "offline" and not has_ended
-        if is_held or not was_trained or not (turn.epochs or has_ended):
+        if not was_trained or not (turn.epochs or has_ended):
             run, sent = SentRun(run_id=turn.run_id, location=turn.location), turn.sent
         else:
             run, sent = self._send(turn, spec), _newest_position(turn)
@@ -166,7 +166,7 @@ class LoggerTurns:
         if is_done:
             self._close_sink(turn.key)
         state = LoggerState.SENDING if sent.epoch >= 0 else LoggerState.WAITING
-        interval_s = 0.0 if turn.has_more and not is_held else SINKS[spec.kind].interval_s
+        interval_s = 0.0 if turn.has_more else SINKS[spec.kind].interval_s
         return TurnOutcome(
             sent=sent,
             run_id=run.run_id,
@@ -235,14 +235,27 @@ def _shorten(message: str) -> str:
     return f"{message[:half]}{_GAP}{message[-half:]}" if too_long else message
 
 
-def _read_spec(turn: ClaimedTurn) -> LoggerSpec:
+def is_held(job: JobRow, number: int) -> bool:
+    """Return whether a logger sends nothing yet: an offline run of W&B is written when its job has
+    ended.
+    """
+    try:
+        spec = _read_spec(job, number)
+    except TurnFailed:
+        # The turn fails for this reason, too.
+        return False
+    is_offline = isinstance(spec, WandbSpec) and spec.mode == "offline"
+    return is_offline and Status(job.status) not in ENDED
+
+
+def _read_spec(job: JobRow, number: int) -> LoggerSpec:
     """Return the part of the stored spec that describes the logger.
 
     Raises:
         TurnFailed: this version refuses it.
     """
     try:
-        return _SPEC.validate_python(stored_spec(turn.job)["loggers"][turn.key[1]])
+        return _SPEC.validate_python(stored_spec(job)["loggers"][number])
     except (ValueError, LookupError, TypeError) as error:
         raise TurnFailed(f"this version refuses the stored spec of the logger ({error})") from None
 
@@ -284,4 +297,4 @@ def _translated_errors(kind: str, secrets: Mapping[str, str]) -> Iterator[None]:
         raise TurnFailed(text) from None
 
 
-__all__ = ["LoggerTurns", "TurnFailed"]
+__all__ = ["LoggerTurns", "TurnFailed", "is_held"]

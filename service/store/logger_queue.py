@@ -108,8 +108,15 @@ class LoggerQueue:
                 for job_id, number, kind, owner in session.execute(oldest_first)
             ]
 
-    def claim(self, key: LoggerKey) -> ClaimedTurn | None:
-        """Claim a turn of a logger, and read what it sends; None if it is not due any more."""
+    def claim(
+        self, key: LoggerKey, *, is_held: Callable[[JobRow, int], bool] | None = None
+    ) -> ClaimedTurn | None:
+        """Claim a turn of a logger, and read what it sends; None if it is not due any more.
+
+        Args:
+            key: the logger.
+            is_held: tells of a job and the number of a logger whether it sends no epochs yet.
+        """
         now = self._clock()
         with self._database.write() as session:
             query = select(LoggerRow).where(*_is_logger(key), LoggerRow.next_turn_at <= now)
@@ -124,7 +131,8 @@ class LoggerQueue:
         with self._database.read() as session:
             # The job first: what it stored later is a reason for another turn.
             job = session.get_one(JobRow, row.job_id)
-            found = list(session.scalars(epochs.limit(MAX_EPOCHS + 1)))
+            is_read = is_held is None or not is_held(job, row.number)
+            found = list(session.scalars(epochs.limit(MAX_EPOCHS + 1))) if is_read else []
         return ClaimedTurn(
             key=key,
             version=row.version,

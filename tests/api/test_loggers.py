@@ -23,6 +23,7 @@ from service.domain.logger_states import (
 )
 from service.loggers import SINKS, SinkRow, turns
 from service.loggers.sink import Batch, SentRun, SinkSetup
+from service.loggers.turns import is_held
 from service.security.secret_box import create_secret_box
 from service.store import logger_queue
 from service.store.account_rows import AccountStore
@@ -149,6 +150,18 @@ def test_a_long_history_is_sent_in_several_turns(
     assert world.serve(job_id).state == LoggerState.DONE
     assert epochs_of(sink) == [[0, 1, 2], [3]]
     assert [batch.status for batch in sink.sent] == ["RUNNING", "FINISHED"]
+
+
+def test_an_offline_run_reads_no_epochs_before_the_job_ended(world: LoggerWorld, sink: Any) -> None:
+    job_id = world.submit(loggers=[{**WANDB, "mode": "offline", "api_key": None}])
+    world.train_epochs(job_id, 1)
+    turn = queue_of(world).claim((job_id, 0), is_held=is_held)
+    assert turn is not None
+    assert turn.epochs == []
+    world.clock.now += CLAIM_S
+    world.finish(job_id)
+    assert world.serve(job_id).state == LoggerState.DONE
+    assert epochs_of(sink) == [[0, 1, 2, 3]]
 
 
 def test_a_job_that_never_trained_has_no_run(world: LoggerWorld, sink: Any) -> None:
