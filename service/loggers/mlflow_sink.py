@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from http.cookiejar import DefaultCookiePolicy
 from threading import Lock
 from typing import Any, TypeVar
 
 from mlflow.entities import Metric, Param, RunInfo, RunStatus, RunTag, ViewType
 from mlflow.store.tracking.rest_store import RestStore
+from mlflow.utils import request_utils
 from mlflow.utils.rest_utils import MlflowHostCreds
 
 from service.domain.logger_states import RunStatus as Status
@@ -19,10 +21,13 @@ MAX_METRICS, MAX_PARAMS = 1000, 100
 """Most metrics and parameters that a server takes in one request."""
 _KEY_TAG = "accordion.key"
 """Tag by which the run of a logger is found again, if its ID was not recorded."""
+_MAX_NAME_LENGTH = 250
 _REFUSED_IN_NAMES = re.compile(r"[^\w\-. /]", re.ASCII)
 _migration = Lock()
 """Held while tables are made: the tool that does so works for one thread at a time."""
+_make_session = request_utils._cached_get_request_session
 _Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
 
 
 class MlflowSink:
@@ -31,6 +36,7 @@ class MlflowSink:
     """
 
     def __init__(self, setup: SinkSetup) -> None:
+        request_utils._cached_get_request_session = _make_session_without_cookies
         self._spec = setup.spec
         self._guard = setup.guard
         self._file = setup.folder / f"mlflow-{setup.number}.db"
@@ -87,12 +93,12 @@ class MlflowSink:
             experiment_id=experiment_id,
             user_id=batch.owner,
             start_time=_to_ms(batch.started_at),
-            tags=[RunTag(_clean_name(name), value) for name, value in tags.items()],
+            tags=[RunTag(name, value) for name, value in _clean_names(tags).items()],
             run_name=self._spec.run_name or batch.name,
         ).info
 
     def _log_params(self, run_id: str, batch: Batch) -> None:
-        params = [Param(_clean_name(name), value) for name, value in batch.params.items()]
+        params = [Param(name, value) for name, value in _clean_names(batch.params).items()]
         for part in _cut(params, MAX_PARAMS):
             self._store.log_batch(run_id, metrics=[], params=part, tags=[])
 
@@ -108,6 +114,15 @@ class MlflowSink:
             return f"sqlite:///{self._file}"
         uri = self._spec.tracking_uri.rstrip("/")
         return f"{uri}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+
+
+def _make_session_without_cookies(*args: Any, **kwargs: Any) -> Any:
+    """Return a session of MLflow, which threads share: a cookie that a server set for one user must
+    not be sent for another.
+    """
+    session = _make_session(*args, **kwargs)
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return session
 
 
 def _credentials_of(setup: SinkSetup) -> MlflowHostCreds:
@@ -130,12 +145,27 @@ def _open_file(path: str) -> Any:
 
 def _list_metrics(batch: Batch) -> Iterator[Metric]:
     for point in batch.points:
-        for name, value in point.values.items():
-            yield Metric(_clean_name(name), value, _to_ms(point.time), point.epoch)
+        for name, value in _clean_names(point.values).items():
+            yield Metric(name, value, _to_ms(point.time), point.epoch)
+
+
+def _clean_names(values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return values under names that MLflow takes; of equal ones, the first."""
+    cleaned: dict[str, _Value] = {}
+    for name, value in values.items():
+        cleaned.setdefault(_clean_name(name), value)
+    return cleaned
 
 
 def _clean_name(name: str) -> str:
-    return _REFUSED_IN_NAMES.sub("_", name)[:250]
+    path = _clean_path(_REFUSED_IN_NAMES.sub("_", name))
+    # Cutting may leave a last part that is refused.
+    return _clean_path(path[: _MAX_NAME_LENGTH - 1])
+
+
+def _clean_path(path: str) -> str:
+    """Replace the parts that would lead to another path, if the name was one."""
+    return "/".join("_" if part in {"", ".", ".."} else part for part in path.split("/"))
 
 
 def _to_ms(seconds: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from service.store.logger_queue import (
     LoggerQueue,
     TurnOutcome,
 )
+from service.store.models import JobRow
 from service.store.stored_spec import stored_spec
 from workers.logger_spec import LoggerSpec, WandbSpec, list_logger_secrets
 
@@ -89,17 +91,17 @@ class LoggerTurns:
         """
         with self._lock:
             busy = set(self._served)
-        for logger in self._queue.list_due(without=busy):
+            kinds = Counter(logger.kind for logger in self._served.values())
+        full = [kind for kind, served in kinds.items() if served >= MAX_PER_KIND]
+        for logger in self._queue.list_due(without=busy, full_kinds=full, per_owner=MAX_PER_OWNER):
             if self._reserve(logger):
-                threading.Thread(
-                    target=self._serve, args=(logger.key,), name="logger-turn", daemon=True
-                ).start()
+                self._start(logger.key)
         with self._lock:
             return bool(self._served)
 
     def serve(self, key: LoggerKey) -> None:
         """Give a logger one turn, unless it is not due any more."""
-        turn = self._queue.claim(key)
+        turn = self._queue.claim(key, is_held=is_held)
         if turn is None:
             return
         try:
@@ -125,14 +127,25 @@ class LoggerTurns:
             self._served[logger.key] = logger
             return True
 
+    def _start(self, key: LoggerKey) -> None:
+        thread = threading.Thread(target=self._serve, args=(key,), name="logger-turn", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.warning("logger turn not started", job_id=key[0], number=key[1], error=str(error))
+            self._release(key)
+
     def _serve(self, key: LoggerKey) -> None:
         try:
             self.serve(key)
         except Exception:  # noqa: BLE001  # one logger that fails must not block the others
             _log.exception("logger", job_id=key[0], number=key[1])
         finally:
-            with self._lock:
-                del self._served[key]
+            self._release(key)
+
+    def _release(self, key: LoggerKey) -> None:
+        with self._lock:
+            del self._served[key]
 
     def _take_turn(self, turn: ClaimedTurn) -> TurnOutcome:
         """Send what is due.
@@ -142,11 +155,10 @@ class LoggerTurns:
             NotFound: a secret of the logger is missing.
             Unavailable: a secret cannot be decrypted by this process.
         """
-        spec = _read_spec(turn)
+        spec = _read_spec(turn.job, turn.key[1])
         has_ended = Status(turn.job.status) in ENDED
         was_trained = turn.job.started_at is not None
-        is_held = isinstance(spec, WandbSpec) and spec.mode == "offline" and not has_ended
-        if is_held or not was_trained or not (turn.epochs or has_ended):
+        if not was_trained or not (turn.epochs or has_ended):
             run, sent = SentRun(run_id=turn.run_id, location=turn.location), turn.sent
         else:
             run, sent = self._send(turn, spec), _newest_position(turn)
@@ -154,7 +166,7 @@ class LoggerTurns:
         if is_done:
             self._close_sink(turn.key)
         state = LoggerState.SENDING if sent.epoch >= 0 else LoggerState.WAITING
-        interval_s = 0.0 if turn.has_more and not is_held else SINKS[spec.kind].interval_s
+        interval_s = 0.0 if turn.has_more else SINKS[spec.kind].interval_s
         return TurnOutcome(
             sent=sent,
             run_id=run.run_id,
@@ -223,14 +235,27 @@ def _shorten(message: str) -> str:
     return f"{message[:half]}{_GAP}{message[-half:]}" if too_long else message
 
 
-def _read_spec(turn: ClaimedTurn) -> LoggerSpec:
+def is_held(job: JobRow, number: int) -> bool:
+    """Return whether a logger sends nothing yet: an offline run of W&B is written when its job has
+    ended.
+    """
+    try:
+        spec = _read_spec(job, number)
+    except TurnFailed:
+        # The turn fails for this reason, too.
+        return False
+    is_offline = isinstance(spec, WandbSpec) and spec.mode == "offline"
+    return is_offline and Status(job.status) not in ENDED
+
+
+def _read_spec(job: JobRow, number: int) -> LoggerSpec:
     """Return the part of the stored spec that describes the logger.
 
     Raises:
         TurnFailed: this version refuses it.
     """
     try:
-        return _SPEC.validate_python(stored_spec(turn.job)["loggers"][turn.key[1]])
+        return _SPEC.validate_python(stored_spec(job)["loggers"][number])
     except (ValueError, LookupError, TypeError) as error:
         raise TurnFailed(f"this version refuses the stored spec of the logger ({error})") from None
 
@@ -272,4 +297,4 @@ def _translated_errors(kind: str, secrets: Mapping[str, str]) -> Iterator[None]:
         raise TurnFailed(text) from None
 
 
-__all__ = ["LoggerTurns", "TurnFailed"]
+__all__ = ["LoggerTurns", "TurnFailed", "is_held"]

@@ -14,6 +14,8 @@ from service.loggers.wandb_files import wait_until_written
 
 INIT_S = 30.0
 """Seconds for which a turn waits for W&B to take the run."""
+FINISH_S = 120.0
+"""Seconds for which a turn waits until W&B has sent everything."""
 WRITE_S = 60.0
 """Seconds within which an offline run is written after it was finished."""
 MAX_TAG_LENGTH = 64
@@ -48,6 +50,9 @@ class WandbSink:
             run.finish(exit_code=_EXIT_CODES.get(batch.status, 0))
         if is_offline:
             wait_until_written(folder, timeout_s=WRITE_S)
+        else:
+            # Each turn has files of its own there, and everything in them has arrived.
+            shutil.rmtree(folder, ignore_errors=True)
         return SentRun(run_id=batch.key, location=str(run.url or folder))
 
     def close(self) -> None:
@@ -60,6 +65,8 @@ class WandbSink:
             base_url=self._setup.wandb_url,
             console="off",
             disable_git=True,
+            finish_timeout=FINISH_S,
+            finish_timeout_raises=True,
             init_timeout=INIT_S,
             save_code=False,
             silent=True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, CursorResult, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, CursorResult, func, or_, select, tuple_, update
 
 from service.domain.job_status import ENDED
 from service.domain.logger_states import EpochPosition, LoggerState
@@ -22,7 +22,7 @@ CLAIM_S = 300.0
 MAX_EPOCHS = 1000
 """Maximum number of epochs that one turn sends."""
 MAX_DUE = 200
-"""Maximum number of loggers that one look for due ones returns, besides those left out."""
+"""Maximum number of loggers that one look for due ones returns."""
 LoggerKey = tuple[str, int]
 """ID of a job, and the number of one of its loggers."""
 
@@ -81,21 +81,42 @@ class LoggerQueue:
             query = select(LoggerRow.number).where(*_is_due(self._clock()))
             return session.execute(query.limit(1)).first() is not None
 
-    def list_due(self, *, without: Collection[LoggerKey] = ()) -> list[DueLogger]:
-        """Return the loggers that are due, the one that waits longest first, without these."""
-        columns = select(LoggerRow.job_id, LoggerRow.number, LoggerRow.kind, JobRow.owner)
-        query = columns.where(*_is_due(self._clock()))
-        oldest_first = query.order_by(LoggerRow.next_turn_at, LoggerRow.job_id, LoggerRow.number)
+    def list_due(
+        self,
+        *,
+        without: Collection[LoggerKey] = (),
+        full_kinds: Collection[str] = (),
+        per_owner: int = MAX_DUE,
+    ) -> list[DueLogger]:
+        """Return the loggers that are due, the one that waits longest first, without these and
+        those of full kinds; of one owner, at most so many of a kind.
+        """
+        place = func.row_number().over(
+            partition_by=(LoggerRow.kind, JobRow.owner),
+            order_by=(LoggerRow.next_turn_at, LoggerRow.job_id, LoggerRow.number),
+        )
+        wanted = [*_is_due(self._clock()), LoggerRow.kind.not_in(full_kinds)]
+        if without:
+            wanted.append(tuple_(LoggerRow.job_id, LoggerRow.number).not_in(without))
+        columns = (LoggerRow.job_id, LoggerRow.number, LoggerRow.kind, LoggerRow.next_turn_at)
+        due = select(*columns, JobRow.owner, place.label("place")).where(*wanted).subquery().c
+        query = select(due.job_id, due.number, due.kind, due.owner).where(due.place <= per_owner)
+        oldest_first = query.order_by(due.next_turn_at, due.job_id, due.number).limit(MAX_DUE)
         with self._database.read() as session:
-            found = session.execute(oldest_first.limit(MAX_DUE + len(without)))
-            due = [
+            return [
                 DueLogger(key=(job_id, number), kind=kind, owner=owner or "")
-                for job_id, number, kind, owner in found
+                for job_id, number, kind, owner in session.execute(oldest_first)
             ]
-        return [logger for logger in due if logger.key not in without]
 
-    def claim(self, key: LoggerKey) -> ClaimedTurn | None:
-        """Claim a turn of a logger, and read what it sends; None if it is not due any more."""
+    def claim(
+        self, key: LoggerKey, *, is_held: Callable[[JobRow, int], bool] | None = None
+    ) -> ClaimedTurn | None:
+        """Claim a turn of a logger, and read what it sends; None if it is not due any more.
+
+        Args:
+            key: the logger.
+            is_held: tells of a job and the number of a logger whether it sends no epochs yet.
+        """
         now = self._clock()
         with self._database.write() as session:
             query = select(LoggerRow).where(*_is_logger(key), LoggerRow.next_turn_at <= now)
@@ -110,7 +131,8 @@ class LoggerQueue:
         with self._database.read() as session:
             # The job first: what it stored later is a reason for another turn.
             job = session.get_one(JobRow, row.job_id)
-            found = list(session.scalars(epochs.limit(MAX_EPOCHS + 1)))
+            is_read = is_held is None or not is_held(job, row.number)
+            found = list(session.scalars(epochs.limit(MAX_EPOCHS + 1))) if is_read else []
         return ClaimedTurn(
             key=key,
             version=row.version,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import update
+from sqlalchemy import case, update
 from sqlalchemy.orm import Session
 
 from service.domain.logger_states import LoggerState
@@ -20,15 +20,12 @@ def add_loggers(session: Session, job: JobRow, spec: JobSpec, *, now: float) -> 
 def reopen_loggers(session: Session, job: JobRow, *, now: float) -> None:
     """Serve the loggers of a job that goes on; their runs go on, too."""
     ended = (LoggerState.DONE.value, LoggerState.GIVEN_UP.value)
-    rows = update(LoggerRow).where(LoggerRow.job_id == job.id, LoggerRow.state.in_(ended))
-    # An outcome of the last turn, which is still to be recorded, must not end them again.
+    state = case((LoggerRow.state.in_(ended), LoggerState.WAITING.value), else_=LoggerRow.state)
+    # The new version also drops the outcome of a turn in flight, which knows only the ended job.
     session.execute(
-        rows.values(
-            state=LoggerState.WAITING.value,
-            version=LoggerRow.version + 1,
-            next_turn_at=now,
-            failures=0,
-        )
+        update(LoggerRow)
+        .where(LoggerRow.job_id == job.id)
+        .values(state=state, version=LoggerRow.version + 1, next_turn_at=now, failures=0)
     )
 
 

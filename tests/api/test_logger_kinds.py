@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.domain.logger_states import LoggerState
+from service.domain.logger_states import LoggerState, RunStatus
 from service.loggers import SINKS
 from service.loggers.serving import package_settings
+from service.loggers.sink import Batch, Point, SinkSetup
 from service.store.job_lifecycle import accept_any
 from service.store.logger_queue import CLAIM_S, LoggerQueue
 from tests.api.logger_readers import PACKAGES, READERS, StoredRun
 from tests.api.logger_world import KINDS, LoggerWorld
 from tests.conftest import Require
+from workers.logger_spec import MlflowSpec
 
 
 class Killed(BaseException):
@@ -132,6 +135,45 @@ def test_an_epoch_that_is_trained_again_replaces_its_point(
     world.serve(job_id)
     assert [epoch for epoch, _ in before.losses] == [0, 1]
     assert read(world, job_id).losses == losses_of(world, job_id)
+
+
+def test_names_that_mlflow_refuses_are_changed(tmp_path: Path, require: Require) -> None:
+    require.package("mlflow")
+    from mlflow import MlflowClient
+
+    from service.loggers.mlflow_sink import MlflowSink
+
+    names = ["eval//loss", "eval/.", "..", "/a", "a/", "a" * 248 + "/.b", "/" * 300, "é", "ü"]
+    batch = Batch(
+        key="key",
+        name="job",
+        owner="ada",
+        started_at=0.0,
+        ended_at=None,
+        params={name: f"of {name}"[:9] for name in names},
+        tags=dict.fromkeys(names, "tag"),
+        points=[Point(epoch=0, time=0.0, values=dict.fromkeys(names, 1.0))],
+        is_first=True,
+        status=RunStatus.RUNNING,
+        run_id="",
+    )
+    sink = MlflowSink(
+        SinkSetup(
+            spec=MlflowSpec(kind="mlflow"),
+            folder=tmp_path,
+            number=0,
+            version=1,
+            guard=nullcontext,
+            wandb_url="",
+        )
+    )
+    sent = sink.send(batch)
+    data = MlflowClient(sent.location).get_run(sent.run_id).data
+    sink.close()
+    assert {"eval/_/loss", "eval/_", "_", "_/a", "a/_", "a" * 248 + "/_"} <= data.params.keys()
+    assert data.params.keys() == data.metrics.keys()
+    assert len(data.params) == len(names) - 2
+    assert data.params["_"] == "of .."
 
 
 def test_two_loggers_of_a_kind_have_runs_of_their_own(world: LoggerWorld, kind: str) -> None:

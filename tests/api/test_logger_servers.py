@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from service.domain.logger_states import LoggerState
 from service.loggers.serving import package_settings
 from service.security.secret_box import create_secret_box
 from service.store.job_lifecycle import accept_any
+from service.store.logger_queue import CLAIM_S
 from service.store.secret_rows import SecretStore
 from tests.api.logger_world import LoggerWorld
 from tests.api.webhook_receiver import LOOPBACK
@@ -22,10 +25,38 @@ from tests.conftest import Require, free_port
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = {"secret": "key"}
+RETRY_AFTER_S = 20
+
+
+@dataclass
+class Proxy:
+    """What stands in front of the server: it sets cookies, and can be busy."""
+
+    app: Any = None
+    cookies: list[str] = field(default_factory=list)
+    """Cookies of each request; empty without one."""
+    is_busy: bool = False
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
+        self.cookies.append(environ.get("HTTP_COOKIE", ""))
+        if self.is_busy:
+            start("503 Service Unavailable", [("Retry-After", str(RETRY_AFTER_S))])
+            return []
+        return self.app(
+            environ,
+            lambda status, headers, *rest: start(
+                status, [*headers, ("Set-Cookie", "session=of-ada; Path=/")], *rest
+            ),
+        )
 
 
 @pytest.fixture(scope="module")
-def url(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def proxy() -> Proxy:
+    return Proxy()
+
+
+@pytest.fixture(scope="module")
+def url(require: Require, tmp_path_factory: pytest.TempPathFactory, proxy: Proxy) -> Iterator[str]:
     """A server of MLflow over a file."""
     require.package("mlflow")
     folder = tmp_path_factory.mktemp("mlflow")
@@ -36,7 +67,8 @@ def url(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         from mlflow.server import app
         from werkzeug.serving import make_server
 
-        server = make_server("127.0.0.1", free_port(), app, threaded=True)
+        proxy.app = app
+        server = make_server("127.0.0.1", free_port(), proxy, threaded=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.port}"
@@ -133,6 +165,28 @@ def test_epochs_of_an_outage_arrive_when_the_server_is_back(world: LoggerWorld, 
     assert [metric.step for metric in history] == [0, 1, 2, 3]
 
 
+def test_a_cookie_that_a_server_sets_is_never_sent(
+    world: LoggerWorld, url: str, proxy: Proxy
+) -> None:
+    proxy.cookies.clear()
+    for token in ({"token": TOKEN}, {}):
+        job_id = submit(world, url, experiment="cookies", **token)
+        world.train_epochs(job_id, 1)
+        assert world.serve(job_id).state == LoggerState.SENDING
+    assert set(proxy.cookies) == {""}
+
+
+def test_a_busy_server_does_not_say_how_long_a_turn_waits(
+    world: LoggerWorld, url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "is_busy", True)
+    job_id = submit(world, url)
+    world.train_epochs(job_id, 1)
+    began = time.monotonic()
+    assert world.serve(job_id).state == LoggerState.FAILING
+    assert time.monotonic() - began < RETRY_AFTER_S
+
+
 def test_an_address_that_is_not_allowed_is_not_connected_to(world: LoggerWorld, url: str) -> None:
     job_id = submit(world, "https://10.0.0.1")
     world.train_epochs(job_id, 1)
@@ -157,6 +211,52 @@ def test_a_key_of_an_unreachable_server_of_wandb_is_in_no_message(
     assert KEY not in row.message
     written = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     assert not any(KEY.encode() in content for content in written)
+
+
+@dataclass
+class OnlineRun:
+    """A run of W&B that needs no server; it keeps files below `dir`, as a real one does."""
+
+    settings: Any
+    dir: str
+    url: str = "https://wandb.test/run"
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        run = Path(self.dir) / "wandb" / "run-1"
+        run.mkdir(parents=True)
+        (run / "run-1.wandb").write_text("epochs")
+
+    def log(self, values: Any, step: int) -> None:
+        pass
+
+    def finish(self, exit_code: int) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError("Timed out finishing run.")])
+def test_a_run_of_wandb_waits_for_limited_time_and_keeps_no_files_that_arrived(
+    world: LoggerWorld, require: Require, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    require.package("wandb")
+    import wandb
+
+    runs: list[OnlineRun] = []
+
+    def init(**given: Any) -> OnlineRun:
+        runs.append(OnlineRun(given["settings"], given["dir"], error=error))
+        return runs[-1]
+
+    monkeypatch.setattr(wandb, "init", init)
+    job_id = world.submit(loggers=[{"kind": "wandb", "project": "p", "api_key": TOKEN}])
+    world.train_epochs(job_id, 1)
+    state = world.serve(job_id).state
+    assert state == (LoggerState.FAILING if error else LoggerState.SENDING)
+    [run] = runs
+    assert 0 < run.settings.finish_timeout < CLAIM_S
+    assert run.settings.finish_timeout_raises
+    assert Path(run.dir).exists() == (error is not None)
 
 
 def _change_uri(world: LoggerWorld, job_id: str, url: str) -> None:

@@ -21,8 +21,9 @@ from service.domain.logger_states import (
     LoggerState,
     logger_delay_s,
 )
-from service.loggers import SINKS, SinkRow
+from service.loggers import SINKS, SinkRow, turns
 from service.loggers.sink import Batch, SentRun, SinkSetup
+from service.loggers.turns import is_held
 from service.security.secret_box import create_secret_box
 from service.store import logger_queue
 from service.store.account_rows import AccountStore
@@ -151,6 +152,18 @@ def test_a_long_history_is_sent_in_several_turns(
     assert [batch.status for batch in sink.sent] == ["RUNNING", "FINISHED"]
 
 
+def test_an_offline_run_reads_no_epochs_before_the_job_ended(world: LoggerWorld, sink: Any) -> None:
+    job_id = world.submit(loggers=[{**WANDB, "mode": "offline", "api_key": None}])
+    world.train_epochs(job_id, 1)
+    turn = queue_of(world).claim((job_id, 0), is_held=is_held)
+    assert turn is not None
+    assert turn.epochs == []
+    world.clock.now += CLAIM_S
+    world.finish(job_id)
+    assert world.serve(job_id).state == LoggerState.DONE
+    assert epochs_of(sink) == [[0, 1, 2, 3]]
+
+
 def test_a_job_that_never_trained_has_no_run(world: LoggerWorld, sink: Any) -> None:
     job_id = world.submit(
         loggers=[BOARD], workers={"min": 64, "max": 64}, training={"micro_batch": 1}
@@ -202,6 +215,24 @@ def test_a_logger_is_given_up_days_after_the_end_and_a_retry_serves_it_again(
     assert epochs_of(sink)[-1] == [0, 1, 2, 3]
 
 
+def test_a_retry_during_the_last_turn_loses_no_epoch(world: LoggerWorld, sink: Any) -> None:
+    job_id = world.submit(loggers=[BOARD])
+    world.train_epochs(job_id, 1)
+    world.serve(job_id)
+    world.runtime.fail(job_id, "ValueError: broken on purpose")
+    world.finish(job_id)
+    world.clock.now += 60.0
+    queue = queue_of(world)
+    turn = queue.claim((job_id, 0))
+    assert turn is not None
+    world.lifecycle.retry(job_id, accept_any)
+    outcome = TurnOutcome(sent=turn.sent, state=LoggerState.DONE, next_s=None)
+    assert not queue.record_success(turn, outcome)
+    world.finish(job_id)
+    assert world.serve(job_id).state == LoggerState.DONE
+    assert [epoch for epochs in epochs_of(sink) for epoch in epochs] == [0, 1, 2, 3]
+
+
 def test_a_package_that_is_missing_is_named_until_it_is_installed(
     world: LoggerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +273,49 @@ def test_a_logger_that_hangs_delays_no_other_kind(world: LoggerWorld, sink: Any)
     assert world.state(job_id, 0) == LoggerState.WAITING
     sink.free.set()
     wait_for(lambda: world.state(job_id, 0) == LoggerState.SENDING)
+
+
+def test_many_due_loggers_that_must_wait_delay_no_other(
+    world: LoggerWorld, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MAX_PER_OWNER", 1)
+    monkeypatch.setattr(logger_queue, "MAX_DUE", 2)
+    set_key(world)
+    first, second = world.submit(loggers=[WANDB] * 4), world.submit(loggers=[BOARD])
+    world.train_epochs(first, 1)
+    world.train_epochs(second, 1)
+    with world.database.write() as session:
+        row = world.logger(second)
+        row.next_turn_at = world.clock.now
+        session.merge(row)
+    sink.free.clear()
+    for _ in range(2):
+        world.turns.start_due()
+    wait_for(lambda: world.state(second) == LoggerState.SENDING)
+    sink.free.set()
+    wait_for(lambda: world.state(first) == LoggerState.SENDING)
+
+
+def test_a_kind_that_is_full_is_not_listed(world: LoggerWorld, sink: Any) -> None:
+    set_key(world)
+    job_id = world.submit(loggers=[WANDB, BOARD])
+    world.train_epochs(job_id, 1)
+    assert [one.kind for one in queue_of(world).list_due(full_kinds={"wandb"})] == ["tensorboard"]
+
+
+def test_a_logger_whose_thread_cannot_start_is_served_later(
+    world: LoggerWorld, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    job_id = world.submit(loggers=[BOARD])
+    world.train_epochs(job_id, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        assert not world.turns.start_due()
+    world.turns.start_due()
+    wait_for(lambda: world.state(job_id) == LoggerState.SENDING)
 
 
 def test_loggers_of_a_disabled_user_are_not_served(team: Team) -> None:
