@@ -40,7 +40,7 @@ for old deliveries.
 _BATCH = 50
 """Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
 _ROW_BATCH = 5000
-"""Audit entries, or deliveries, that are deleted at a time."""
+"""Audit entries, tokens or deliveries that are deleted at a time."""
 RETENTION = Caller(user="retention", scopes=frozenset(Scope))
 """User of these deletions in the audit log."""
 _log = structlog.get_logger()
@@ -115,7 +115,8 @@ class RowRetention:
         if now >= self._keys_due:
             self._keys_due = now + _KEY_INTERVAL_S
             delete_keys(self._database, before=self._clock() - KEY_RETENTION_S)
-            delete_ended_tokens(self._database, before=self._clock() - TOKEN_RETENTION_S)
+            ended_before = self._clock() - TOKEN_RETENTION_S
+            delete_ended_tokens(self._database, before=ended_before, limit=_ROW_BATCH)
         if now >= self._deliveries_due:
             deleted = self._delete_deliveries()
             self._deliveries_due = now if deleted == _ROW_BATCH else now + _KEY_INTERVAL_S

@@ -35,15 +35,17 @@ def delete_keys(database: Database, *, before: float) -> None:
         session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
 
 
-def delete_ended_tokens(database: Database, *, before: float) -> None:
-    """Delete the tokens that were revoked, or expired, before a time, except those that created
-    another token: a revocation of one of their ancestors reaches it through them.
+def delete_ended_tokens(database: Database, *, before: float, limit: int) -> None:
+    """Delete tokens, at most `limit`, that were revoked, or expired, before a time.
+
+    Those that created another token are kept: a revocation of one of their ancestors reaches that
+    token through them.
     """
     ended = or_(TokenRow.revoked_at < before, TokenRow.expires_at < before)
     made = aliased(TokenRow)
     has_made = exists().where(made.made_by == TokenRow.id)
     with database.write() as session:
-        ids = session.scalars(select(TokenRow.id).where(ended, not_(has_made))).all()
+        ids = session.scalars(select(TokenRow.id).where(ended, not_(has_made)).limit(limit)).all()
         session.execute(delete(TokenRow).where(TokenRow.id.in_(ids)))
 
 

@@ -1,10 +1,10 @@
 """The control plane under load, on both databases.
 
-`python -m tests.bench.service [--databases NAME...] [--rows NAME...] [--jobs N]`
+`python -m tests.bench.service [--databases NAME...] [--rows NAME...] [--jobs N] [--out FOLDER]`
 
 Each database holds the history of 100,000 ended jobs. The api and the scheduler are processes of
 their own, on this machine like the clients; the cluster under the scheduler is scripted.
-`tests/bench/results/service.json` and the table beside it are written at the end.
+The table is printed at the end; with `--out` it is written as `service.md`, beside `service.json`.
 """
 
 from __future__ import annotations
