@@ -10,7 +10,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from tests.e2e.real_up import Up
+from tests.chaos.standbys import Standbys
+from tests.e2e.real_up import Up, pids_of
 from tests.postgres import Postgres
 
 FAULTS = ("api", "scheduler", "actor", "supervisor", "worker", "connection", "database")
@@ -21,9 +22,16 @@ class Faults:
     """Plants a fault every few seconds. A database server that it starts ends with this thread."""
 
     def __init__(
-        self, up: Up, server: Postgres | None, draw: random.Random, *, seconds: tuple[float, float]
+        self,
+        up: Up,
+        server: Postgres | None,
+        standbys: Standbys | None,
+        draw: random.Random,
+        *,
+        seconds: tuple[float, float],
     ) -> None:
-        self._up, self._server, self._draw, self._seconds = up, server, draw, seconds
+        self._up, self._server, self._standbys = up, server, standbys
+        self._draw, self._seconds = draw, seconds
         self._next_at = time.monotonic()
         self.planted: Counter[str] = Counter()
 
@@ -42,16 +50,19 @@ class Faults:
             return self._cut_connection()
         if fault == "database":
             return self._crash_database()
-        if fault in _TITLES:
-            found = list_processes(self._up.home, _TITLES[fault])
-            victims = [self._draw.choice(found)] if found else []
-        else:
-            victims = [pid] if (pid := self._up.pid(fault)) else []
-        for pid in victims:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        found = self._list_candidates(fault)
+        with suppress(ProcessLookupError):
+            if found:
+                os.kill(self._draw.choice(found), signal.SIGKILL)
                 return True
         return False
+
+    def _list_candidates(self, fault: str) -> list[int]:
+        if fault in _TITLES:
+            return list_processes(self._up.home, _TITLES[fault])
+        first = self._up.pid(fault)
+        second = self._standbys.pid(fault) if self._standbys is not None else 0
+        return [pid for pid in (first, second) if pid]
 
     def _crash_database(self) -> bool:
         if self._server is None:
@@ -72,12 +83,11 @@ class Faults:
 
 def list_processes(home: Path, title: str) -> list[int]:
     """Return the processes of this title under the home's Ray head."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            named = (folder / "cmdline").read_bytes().startswith(title.encode())
-            if named and f"{home}/".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return sorted(found)
+    return sorted(pid for pid in pids_of(home) if _has_title(pid, title))
+
+
+def _has_title(pid: int, title: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode())
+    except OSError:
+        return False

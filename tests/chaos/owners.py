@@ -131,9 +131,9 @@ class Owner:
                 self._wait(job, lambda now: now.status == "PAUSED" or now.ended_at is not None)
                 self._insist(lambda: self.client.resume(job.id))
             case "override":
-                wish = OverrideRequest(level="low", reason="chaos")
+                request = OverrideRequest(level="low", reason="chaos")
                 key = f"chaos-{job.number}"
-                self._insist(lambda: self.client.override(job.id, wish, idempotency_key=key))
+                self._insist(lambda: self.client.override(job.id, request, idempotency_key=key))
             case "resize":
                 self._insist(lambda: self.client.resize(job.id, 1, 1))
 

@@ -2,9 +2,10 @@
 
 `python -m tests.chaos.run [--seed N] [--jobs N] [--database sqlite] [--every LEAST MOST]`
 
-Runs `accordion up` on real Ray, submits the jobs, and kills the api, the scheduler, the Accordion
-actor, supervisors, workers, database connections and the database server until all jobs are where
-their owners want them. Then it checks what must hold; the status is 1 if something does not.
+Runs `accordion up` on real Ray, with PostgreSQL a second api and a second scheduler beside it,
+submits the jobs, and kills apis, schedulers, the Accordion actor, supervisors, workers, database
+connections and the database server until all jobs are where their owners want them. Then it checks
+what must hold; the status is 1 if something does not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 from service.client import Client, ClientError
@@ -24,6 +26,7 @@ from service.settings import load_settings
 from tests.chaos.faults import Faults, list_processes
 from tests.chaos.laws import find_violations
 from tests.chaos.owners import OWNERS, OwnedJob, Owner, draw_jobs
+from tests.chaos.standbys import Standbys
 from tests.conftest import free_port
 from tests.e2e.real_up import Up, start, wait_for
 from tests.postgres import Postgres, find_program, run_postgres
@@ -45,37 +48,47 @@ LAST_EVENTS_S = 60.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run once; print what happened, and return the exit status."""
-    asked = _parse(arguments)
-    seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10_000)
+    options = _parse(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10_000)
     draw = random.Random(seed)
     print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, _server(asked.database) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
+        _server(options.database) as server,
+    ):
         url = server.create_database(migrated=False) if server else ""
         up = start(Path(folder) / "home", ACCORDION_DATABASE_URL=url, **_SETTINGS)
+        # SQLite is for one machine, where `accordion up` runs one of each.
+        standbys = Standbys(up) if server else None
         try:
-            return _run(up, server, url, jobs=draw_jobs(draw, asked.jobs), draw=draw, asked=asked)
+            faults = Faults(up, server, standbys, draw, seconds=tuple(options.every))
+            jobs = draw_jobs(draw, options.jobs)
+            return _run(up, standbys, faults, jobs=jobs, database_url=url)
         finally:
+            if standbys:
+                standbys.stop()
             up.stop()
 
 
 def _run(
     up: Up,
-    server: Postgres | None,
-    url: str,
+    standbys: Standbys | None,
+    faults: Faults,
     *,
     jobs: list[OwnedJob],
-    draw: random.Random,
-    asked: argparse.Namespace,
+    database_url: str,
 ) -> int:
-    database = load_settings(home=up.home, database_url=url).database
+    database = load_settings(home=up.home, database_url=database_url).database
+    urls = [up.client.url, standbys.url if standbys else up.client.url]
     began, violations = time.monotonic(), set[str]()
     with ThreadPoolExecutor(2 * len(jobs)) as pool:
-        owners = _add_owners(up, pool)
+        owners = _add_owners(up.client, urls, pool)
         try:
-            faults = Faults(up, server, draw, seconds=tuple(asked.every))
             threads = [owners[job.owner].start(job) for job in jobs]
             while not _have_ended([acting for acting, _ in threads]):
                 faults.plant_if_due()
+                if standbys:
+                    standbys.restart_dead()
                 violations |= _check_quotas(up.client)
                 if time.monotonic() - began > LIMIT_S:
                     violations.add(f"not all jobs were where they belong after {LIMIT_S:g} s")
@@ -125,13 +138,14 @@ def _check_quotas(client: Client) -> set[str]:
     }
 
 
-def _add_owners(up: Up, pool: ThreadPoolExecutor) -> dict[str, Owner]:
+def _add_owners(client: Client, urls: Sequence[str], pool: ThreadPoolExecutor) -> dict[str, Owner]:
+    """Add the users; each talks to one of the apis, in turns."""
     owners = {}
-    for name in OWNERS:
-        up.client.add_user(name)
-        up.client.set_quota(user=name, workers=WORKERS_PER_OWNER)
-        token = up.client.add_token("chaos", user=name).token
-        owners[name] = Owner(up.client.url, token, pool)
+    for name, url in zip(OWNERS, cycle(urls), strict=False):
+        client.add_user(name)
+        client.set_quota(user=name, workers=WORKERS_PER_OWNER)
+        token = client.add_token("chaos", user=name).token
+        owners[name] = Owner(url, token, pool)
     return owners
 
 

@@ -1,0 +1,55 @@
+"""A second api and a second scheduler beside those of `accordion up`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from service.child_processes import ProcessManager, Program
+from tests.conftest import free_port
+from tests.e2e.real_up import Up
+
+NAMES = ("scheduler", "api")
+"""Programs that run twice, in the order in which the second ones are stopped."""
+
+
+class Standbys:
+    """Second programs on the same database and Ray cluster, restarted as `accordion up` restarts
+    its own. One of the two schedulers waits for the lease of the other.
+
+    Only the thread that created them may call them.
+    """
+
+    def __init__(self, up: Up) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        """URL of the second api."""
+        self._manager = ProcessManager()
+        self._manager.start(_second_program(up, name, port) for name in NAMES)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a second program."""
+        return self._manager.pids()[name]
+
+    def restart_dead(self) -> None:
+        """Restart programs that ended, after the delay of `accordion up`."""
+        self._manager.look()
+
+    def stop(self) -> None:
+        """End them."""
+        self._manager.stop(NAMES)
+
+
+def _second_program(up: Up, name: str, port: int) -> Program:
+    return Program(
+        name=name,
+        command=(sys.executable, "-P", "-m", "service.cli", name),
+        environment={**_read_environment(up.pid(name)), "ACCORDION_PORT": str(port)},
+        log=up.home / "logs" / f"{name}-2.log",
+    )
+
+
+def _read_environment(pid: int) -> dict[str, str]:
+    """Return the variables with which a process was started."""
+    variables = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
+    return dict(variable.split("=", 1) for variable in variables)
