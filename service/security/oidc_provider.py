@@ -220,12 +220,10 @@ class OidcProvider:
 
 async def _get_json(client: Any, url: str, *, withhold_token: bool = True) -> dict[str, Any]:
     response = await client.request("GET", url, withhold_token=withhold_token)
-    found: dict[str, Any] | None = response.raise_for_status().json()
-    match found:
-        case dict():
-            return found
-        case _:
-            raise ValueError(f"{url} returned no JSON object")
+    found = response.raise_for_status().json()
+    if isinstance(found, dict):
+        return found
+    raise ValueError(f"{url} returned no JSON object")
 
 
 def _choose_auth_method(metadata: Mapping[str, Any]) -> str:
