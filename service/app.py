@@ -21,6 +21,7 @@ from service.api import (
     health,
     history,
     jobs,
+    login_codes,
     login_links,
     model_downloads,
     overrides,
@@ -34,6 +35,7 @@ from service.api import (
 from service.api.app_state import AppState, Clock
 from service.api.feeds import FeedHub
 from service.api.problems import install_problems
+from service.dashboard import provider_login
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
 from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
@@ -43,6 +45,8 @@ from service.security import login
 from service.security.authentication import Authenticator
 from service.security.guards import access_of
 from service.security.middleware import GuardMiddleware
+from service.security.oidc_config import read_oidc_config
+from service.security.oidc_provider import OidcProvider
 from service.security.rate_limits import RateLimits
 from service.security.sessions import cookie_name
 from service.settings import Settings
@@ -58,9 +62,13 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """Create the application on a migrated database.
 
     Raises:
-        SettingsError: the service would be reachable from other machines without a token.
+        SettingsError: the service would be reachable from other machines without a token, or
+            settings do not fit together.
     """
-    access, state = access_of(settings), _build_state(settings, clock)
+    access, oidc = access_of(settings), read_oidc_config(settings)
+    state = _build_state(settings, clock)
+    if oidc is not None:
+        state = replace(state, oidc=OidcProvider(oidc, clock))
     access = replace(access, cookie=state.cookie)
     app: FastAPI = FastAPIOffline(
         title="Accordion",
@@ -80,9 +88,16 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         user_secrets,
         webhooks,
         login_links,
+        login_codes,
     ):
         app.include_router(module.router, prefix="/api/v1")
-    for router in (health.router, login.router, pages):
+    for router in (
+        health.router,
+        login.router,
+        login_codes.exchange_router,
+        provider_login.router,
+        pages,
+    ):
         app.include_router(router)
     install_problems(app)
     # The layer added last is the outermost.

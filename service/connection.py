@@ -10,11 +10,13 @@ By default this is the service that `accordion up` runs on this home directory (
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from service.client import AsyncClient, Client, RetryBudget, Waiter
 from service.home import Home, Running
+from service.saved_logins import SavedLogins
 from service.security.guards import is_loopback
 from service.settings import Settings, load_settings
 
@@ -61,13 +63,15 @@ def service_url(settings: Settings, url: str = "") -> str:
 
 
 def service_token(settings: Settings, address: str) -> str | None:
-    """Token for an address: the user's or the admin token that the settings name, else this home's
-    token if its own service is addressed.
+    """Token for an address: the user's or the admin token that the settings name, else that of a
+    login at this address, else this home's token if its own service is addressed.
 
     Raises:
         SettingsError: the token's file cannot be read.
     """
     token = settings.client_token() or settings.token()
+    if token is None:
+        token = SavedLogins(settings.home).find(address, time.time())
     running = None if token is not None else Home(settings.home).running()
     if running is None or not running.token_file or not _is_same_service(address, running):
         return token

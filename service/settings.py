@@ -4,6 +4,7 @@ environment.
 
 from __future__ import annotations
 
+import json
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from service.domain.access import Role
 from service.errors import SettingsError
 from workers.contract import MAX_PRIORITY
 
@@ -23,7 +25,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
-_SECRET = frozenset({"DATABASE_URL", "TOKEN", "SECRETS_KEY"})
+_SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "SECRETS_KEY", "TOKEN"})
 """Suffixes of names whose values are never shown: they contain passwords."""
 
 
@@ -63,6 +65,34 @@ class Settings(BaseSettings):
     processes. By default the api creates it in the file `secrets.key` of the home directory.
     """
     secrets_key_file: Path | None = None
+    login_days: float = Field(default=30.0, gt=0, le=3650)
+    """Days after which users of the OpenID Connect provider, and command lines that logged in with
+    a browser, must log in again.
+    """
+    oidc_issuer: str = ""
+    """URL of the OpenID Connect provider through which users may log in, as it names itself; http
+    on loopback only. Empty: none. The provider redirects to `/login/oidc/callback` below
+    ACCORDION_URL, or below the address in the browser if that is not set.
+    """
+    oidc_client_id: str = ""
+    oidc_client_secret: SecretStr | None = None
+    oidc_client_secret_file: Path | None = None
+    oidc_name: str = Field(default="", max_length=64)
+    """Name of the provider on the login page; empty is the host of the issuer."""
+    oidc_scopes: str = "openid profile email"
+    """Scopes that are requested, separated by spaces. Some providers return groups only with a
+    scope of their own.
+    """
+    oidc_user_claim: str = Field(default="preferred_username", min_length=1)
+    """Claim with the name of a user who logs in for the first time."""
+    oidc_groups_claim: str = Field(default="groups", min_length=1)
+    """Claim with the groups of a user: a text or a list of texts."""
+    oidc_roles: Annotated[dict[str, Role], NoDecode] = Field(default_factory=dict)
+    """Role of each group as a JSON object, such as {"ml-team": "editor"}. Who is in several groups
+    gets the highest: viewer, editor, operator, admin.
+    """
+    oidc_default_role: Role | None = None
+    """Role of users in none of these groups; not set: they cannot log in."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Requests per second that a user may make in the long run, in each api process; the admin
     token of the settings has no limit.
@@ -202,6 +232,16 @@ class Settings(BaseSettings):
         except ValueError as error:
             raise ValueError(f"{error}; give networks such as 10.1.2.3/32,fd00::5/128") from None
 
+    @field_validator("oidc_roles", mode="before")
+    @classmethod
+    def _parse_roles(cls, value: Any) -> Any:
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError(
+                'it is no JSON object of groups and roles; give one such as {"ml-team": "editor"}'
+            ) from None
+
     @field_validator("database_url", mode="after")
     @classmethod
     def _driver(cls, url: str) -> str:
@@ -306,6 +346,19 @@ class Settings(BaseSettings):
             file = self.home_secrets_key
         name = "ACCORDION_SECRETS_KEY"
         return _read_secret(self.secrets_key_text, file, name=name, shortest=MIN_KEY_LENGTH)
+
+    def oidc_secret(self) -> str | None:
+        """The secret with which the service logs in at the OpenID Connect provider; None if none
+        is set.
+
+        Raises:
+            SettingsError: the file cannot be read, or the secret is empty or not of ASCII
+                characters.
+        """
+        name = "ACCORDION_OIDC_CLIENT_SECRET"
+        return _read_secret(
+            self.oidc_client_secret, self.oidc_client_secret_file, name=name, shortest=1
+        )
 
     def ray_auth_token(self) -> str | None:
         """The Ray cluster's token; None where none is set.

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from service.api.schemas import PLAIN, Answer, Request
-from service.domain.access import Role, Scope
+from service.domain.access import USER_NAME, Role, Scope
 
-USER_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 _ScopeName = Annotated[Scope, Field(strict=False)]
 _RoleName = Annotated[Role, Field(strict=False)]
 
@@ -67,6 +66,9 @@ class UserView(Answer):
     """When the user was added."""
     disabled_at: datetime | None
     """When the user was disabled; null while enabled."""
+    issuer: str | None = None
+    """OpenID Connect provider through which the user logs in; null for users that were added here.
+    """
 
 
 class UserList(Answer):

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from service.api.account_schemas import (
-    USER_NAME,
     AuditEntry,
     AuditPage,
     CallerView,
@@ -25,7 +24,7 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
-from service.domain.access import Scope, describe_missing_scope
+from service.domain.access import USER_NAME, Scope, describe_missing_scope
 from service.errors import Forbidden
 from service.security.tokens import new_token
 from service.store.account_rows import AccountStore, RequestedToken

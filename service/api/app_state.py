@@ -15,6 +15,7 @@ from service.api.feeds import FeedHub
 from service.errors import Unavailable
 from service.http_connections import OpenConnections
 from service.request_times import RequestTimes
+from service.security.oidc_provider import OidcProvider
 from service.settings import Settings
 from service.store.database import Database
 from service.store.repository import Repository
@@ -80,6 +81,8 @@ class AppState:
     feeds: FeedHub
     cookie: str
     """Name of the session cookie."""
+    oidc: OidcProvider | None = None
+    """Provider through which users may log in; None if the settings name none."""
     monotonic: Clock = time.monotonic
     """Seconds that pass however the clock is set."""
     draining: threading.Event

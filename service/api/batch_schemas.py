@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.account_schemas import USER_NAME
 from service.api.schemas import Answer, Request
+from service.domain.access import USER_NAME
 from service.domain.jobs import Status
 from workers.contract import Label
 

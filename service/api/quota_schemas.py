@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.account_schemas import USER_NAME
 from service.api.schemas import Answer, Request
+from service.domain.access import USER_NAME
 
 USER_OR_ANY = rf"{USER_NAME}|^\*$"
 _WORD = "[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?"

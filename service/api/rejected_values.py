@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.api.account_schemas import USER_NAME
 from service.api.quota_schemas import LABEL, USER_OR_ANY
 from service.api.schemas import PLAIN, PLAIN_LINES
+from service.domain.access import USER_NAME
 from workers.contract import LABEL_PATTERN
 
 _MAX_SHOWN = 80
@@ -25,8 +25,8 @@ _BY_PATTERN: Mapping[str, str] = {
     LABEL_PATTERN: (
         "is not allowed; use letters, digits and ._/-, and start and end with a letter or digit"
     ),
-    USER_NAME: "is not a user name, which has up to 63 lower-case letters, digits and ._-",
-    USER_OR_ANY: "is not a user name, which has up to 63 lower-case letters, digits and ._-, or *",
+    USER_NAME: "is not a user name, which has up to 63 lower-case letters, digits and ._@-",
+    USER_OR_ANY: "is not a user name, which has up to 63 lower-case letters, digits and ._@-, or *",
     PLAIN: _NO_CONTROL_CHARACTERS,
     PLAIN_LINES: _NO_CONTROL_CHARACTERS,
 }

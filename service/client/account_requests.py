@@ -16,6 +16,7 @@ from service.api.account_schemas import (
 )
 from service.api.quota_schemas import QuotaList, QuotaView
 from service.api.secret_schemas import SecretList, SecretView
+from service.client.answers import raise_for_status, translate_errors
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
 
@@ -81,6 +82,16 @@ class AccountRequests(RequestSender):
     async def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token; repeating has no effect."""
         return await self._request(TokenView, "DELETE", f"/tokens/{token_id}", repeatable=True)
+
+    @shared_method
+    async def redeem_login_code(self, code: str, verifier: str) -> NewToken:
+        """Exchange the code that a logged-in browser brought for a token of its user."""
+        body = {"code": code, "verifier": verifier}
+        with translate_errors(self.url):
+            request = self._http.build_request("POST", "/login/code", json=body)
+            response = await self._send(request)
+        await raise_for_status(response)
+        return self._parse_response(NewToken, response)
 
     @shared_method
     async def quotas(self) -> QuotaList:

@@ -74,7 +74,7 @@ def _describe_problem(problem: Problem) -> str:
     if problem.status == 401:
         return (
             f"{problem.detail}; set ACCORDION_TOKEN_FILE or ACCORDION_TOKEN to a token of yours, or"
-            " ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
+            " ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN, or run 'accordion login'"
         )
     items = [
         f"{_dotted_path(item.pointer)}: {item.detail}" if item.pointer else item.detail

@@ -13,7 +13,17 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from service.commands import account_commands as accounts
-from service.commands import backups, deletion, doctor, download, history, jobs, plan, processes
+from service.commands import (
+    backups,
+    deletion,
+    doctor,
+    download,
+    history,
+    jobs,
+    logins,
+    plan,
+    processes,
+)
 from service.commands import job_control as control
 from service.commands import job_states as states
 from service.commands import queue_commands as queues
@@ -80,7 +90,8 @@ _add("download")(download.download)
 _add("delete")(deletion.delete)
 _add("queue")(queues.queue)
 _add("doctor")(doctor.doctor)
-_add("login")(processes.login)
+_add("login")(logins.login)
+_add("logout")(logins.logout)
 _add("whoami")(accounts.whoami)
 _add("audit")(accounts.audit)
 _add("backup")(backups.backup)

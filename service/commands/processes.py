@@ -1,4 +1,4 @@
-"""`up`, `demo`, `env`, `login`, `api` and `scheduler`: processes of the service."""
+"""`up`, `demo`, `env`, `api` and `scheduler`: processes of the service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.cli_support import JsonOption, UrlOption, connect_client, print_json
+from service.commands.cli_support import JsonOption, UrlOption, print_json
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -54,21 +54,6 @@ def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOpti
     from service.app import serve_api
 
     serve_api(_load_settings(host, port, no_auth=no_auth))
-
-
-def login(
-    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="path of the page to open")] = "/",
-    *,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Print a link that logs in one browser. It works once, within 15 minutes."""
-    with connect_client(url) as client:
-        link = client.login_link(page)
-    if json:
-        print_json({"url": link})
-    else:
-        typer.echo(link)
 
 
 def scheduler() -> None:

@@ -8,25 +8,23 @@ them on its charts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import yaml
-from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, HTMLResponse, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse, Response
 
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import RepositoryDep
+from service.api.login_schemas import CHALLENGE
+from service.api.schemas import PLAIN
 from service.api.views import job_view
-from service.dashboard.assets import compute_fingerprint, list_assets
-from service.domain.access import Caller, Scope
-from service.domain.job_status import STATUS_TABLE
+from service.dashboard.assets import list_assets
+from service.dashboard.pages import render_page
+from service.domain.access import Scope
 from service.domain.jobs import Kind
-from service.domain.override_status import OVERRIDE_TABLE
 from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
 from service.store.stored_documents import stored_ray_run
@@ -34,16 +32,6 @@ from service.store.stored_documents import stored_ray_run
 router = APIRouter(include_in_schema=False)
 _READS = require_scope(Scope.READ)
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-FRESH = {"Cache-Control": "no-store"}
-_STATUSES = {
-    status: {"phase": traits.phase, "tone": traits.tone, "isActive": traits.is_active}
-    for status, traits in STATUS_TABLE.items()
-}
-"""The table of statuses as the scripts of the pages read it."""
-_OVERRIDE_STATES = {
-    state: {"tone": traits.tone, "isLive": traits.is_live}
-    for state, traits in OVERRIDE_TABLE.items()
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +60,7 @@ CHARTS = (
 @router.get("/", dependencies=[_READS])
 def show_jobs(request: Request) -> Response:
     """Show the list of jobs."""
-    return _render_page(request, "jobs.html", page="jobs")
+    return render_page(request, "jobs.html", page="jobs")
 
 
 @router.get("/jobs/{job_id}", dependencies=[_READS])
@@ -83,14 +71,14 @@ def show_job(
     row = repository.job(job_id)
     if row is None or not caller.may_see(row.owner):
         message = f"There is no job {job_id}; see the list of jobs."
-        return _render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
+        return render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
     job = job_view(row, repository.first_without_capacity([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     is_guest = job.kind is Kind.GUEST
     cluster = repository.cluster()
     dashboard = cluster.dashboard_url if cluster else None
     link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
-    return _render_page(
+    return render_page(
         request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link
     )
 
@@ -98,7 +86,7 @@ def show_job(
 @router.get("/cluster", dependencies=[_READS])
 def show_cluster(request: Request) -> Response:
     """Show nodes, queue and readiness checks."""
-    return _render_page(request, "cluster.html", page="cluster")
+    return render_page(request, "cluster.html", page="cluster")
 
 
 @router.get("/login")
@@ -106,8 +94,27 @@ def show_login(request: Request) -> Response:
     """Show the login form for the admin token or a one-time link, which opening does not use up."""
     query = request.query_params
     failed, link = query.get("failed", ""), query.get("link", "")
-    return _render_page(
-        request, "login.html", next=query.get("next", "/"), failed=failed, link=link
+    return render_page(
+        request, "login.html", next=query.get("next", "/"), failed=failed, link=link, message=""
+    )
+
+
+@router.get("/login/command-line", dependencies=[require_scope(Scope.TOKENS)])
+def show_command_line_login(
+    request: Request,
+    port: Annotated[int, Query(ge=1, le=65535)],
+    challenge: Annotated[str, Query(pattern=CHALLENGE)],
+    label: Annotated[str, Query(min_length=1, max_length=128, pattern=PLAIN)],
+) -> Response:
+    """Ask whether to log in the command line that listens on a port of the browser's machine."""
+    state: AppState = request.app.state.accordion
+    return render_page(
+        request,
+        "command_line.html",
+        port=port,
+        challenge=challenge,
+        label=label,
+        days=f"{state.settings.login_days:g}",
     )
 
 
@@ -122,33 +129,3 @@ def serve_asset(name: str) -> Response:
     if asset is None:
         raise NotFound(f"there is no file {name!r}")
     return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
-
-
-def _render_page(
-    request: Request, template: str, *, status: int = HTTPStatus.OK, page: str = "", **values: Any
-) -> HTMLResponse:
-    state: AppState = request.app.state.accordion
-    caller: Caller | None = request.state.caller
-    html = (
-        _load_templates()
-        .get_template(template)
-        .render(
-            static=f"/static/pages/{compute_fingerprint()}",
-            user=caller.user if caller else "",
-            signed_in=state.cookie in request.cookies,
-            page=page,
-            statuses=_STATUSES,
-            override_states=_OVERRIDE_STATES,
-            **values,
-        )
-    )
-    return HTMLResponse(html, status_code=int(status), headers=FRESH)
-
-
-@cache
-def _load_templates() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )

@@ -19,7 +19,17 @@ from service.store.account_rows import AccountStore
 from service.store.database import Database
 from service.store.ended_sessions import is_session_ended
 
-_OPEN_PATHS = frozenset({"/livez", "/readyz", "/login", "/logout"})
+_OPEN_PATHS = frozenset(
+    {
+        "/livez",
+        "/readyz",
+        "/login",
+        "/login/code",
+        "/login/oidc",
+        "/login/oidc/callback",
+        "/logout",
+    }
+)
 _OPEN_FOLDERS = ("/static/",)
 _METRICS = "/metrics"
 USE_NOTED_S = 60.0

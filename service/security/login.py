@@ -5,6 +5,7 @@ The page itself is in `service/dashboard`.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from urllib.parse import parse_qsl
 
@@ -13,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.app_state import AppState
+from service.api.login_schemas import OWN_PATH
 from service.errors import Unauthorized
 from service.security.sessions import (
     SESSION_S,
@@ -37,7 +39,7 @@ async def login(request: Request) -> Response:
     """
     state: AppState = request.app.state.accordion
     form = _parse_form(await request.body())
-    key, target = state.settings.token(), _own_path(form.get("next", "/"))
+    key, target = state.settings.token(), own_path(form.get("next", "/"))
     if key is None:
         return RedirectResponse(target, _SEE_OTHER)
     is_link = "link" in form
@@ -49,14 +51,7 @@ async def login(request: Request) -> Response:
             return RedirectResponse(target, _SEE_OTHER)
         return RedirectResponse(f"/login?failed={'link' if is_link else '1'}", _SEE_OTHER)
     response = RedirectResponse(target, _SEE_OTHER)
-    response.set_cookie(
-        state.cookie,
-        new_session(key, state.clock(), token_id=token_id),
-        max_age=int(SESSION_S),
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-    )
+    set_session(request, response, token_id)
     return response
 
 
@@ -72,6 +67,24 @@ def logout(request: Request) -> Response:
     response = RedirectResponse("/login", _SEE_OTHER)
     response.delete_cookie(state.cookie)
     return response
+
+
+def set_session(request: Request, response: Response, token_id: str) -> None:
+    """Begin a new session with the rights of a token; empty for the admin token."""
+    state: AppState = request.app.state.accordion
+    response.set_cookie(
+        state.cookie,
+        new_session(state.settings.token() or "", state.clock(), token_id=token_id),
+        max_age=int(SESSION_S),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+
+
+def own_path(path: str) -> str:
+    """Return the path, or that of the first page if a browser would take it for another host."""
+    return path if re.fullmatch(OWN_PATH, path) else "/"
 
 
 def _find_token(state: AppState, key: str, form: dict[str, str]) -> str | None:
@@ -114,8 +127,3 @@ def _parse_form(body: bytes) -> dict[str, str]:
         return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
     except ValueError:
         return {}
-
-
-def _own_path(path: str) -> str:
-    """Return the path, unless a browser would interpret it as another host."""
-    return path if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from time import perf_counter
+from urllib.parse import urlencode
 
 import structlog
 import uuid_utils
@@ -36,6 +37,8 @@ _CSP = (
 _DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
 """The pages of FastAPI's documentation start their viewer from an inline script."""
 _DOCS = ("/docs", "/redoc")
+COMMAND_LINE_LOGIN = "/login/command-line"
+"""Page that a command line opens to log in."""
 _STREAMED = ("POST", "/api/v1/code")
 """Route that streams its body and enforces its own size limit."""
 _HEADERS = {
@@ -122,10 +125,13 @@ class GuardMiddleware:
 
 
 def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
-    wants_page = "text/html" in Headers(scope=scope).get("accept", "") and not scope[
-        "path"
-    ].startswith("/api/")
-    return RedirectResponse("/login", 303) if wants_page else api_error_response(scope, error)
+    path, query = scope["path"], scope["query_string"].decode()
+    if "text/html" not in Headers(scope=scope).get("accept", "") or path.startswith("/api/"):
+        return api_error_response(scope, error)
+    # Only a login of a command line cannot be found again from the first page.
+    if path != COMMAND_LINE_LOGIN:
+        return RedirectResponse("/login", 303)
+    return RedirectResponse(f"/login?{urlencode({'next': f'{path}?{query}'})}", 303)
 
 
 class _Exchange:

@@ -19,7 +19,16 @@ from service.store.postgres import lift_limits
 
 _ROWS_AT_ONCE = 200
 _FROM_THE_START = frozenset(
-    {"audit", "cluster", "ended_sessions", "installation", "leases", "login_links", "users"}
+    {
+        "audit",
+        "cluster",
+        "ended_sessions",
+        "installation",
+        "leases",
+        "login_codes",
+        "login_links",
+        "users",
+    }
 )
 """Tables in which a service has rows before anybody uses it."""
 _MARK = "installation"

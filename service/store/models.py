@@ -14,6 +14,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from service.domain.jobs import Kind
 from service.store.columns import LongPlainText, PlainText
 from service.store.logger_table import LoggerRow as LoggerRow
+from service.store.login_code_table import LoginCodeRow as LoginCodeRow
 from service.store.table_base import Base as Base
 
 _ID = PlainText(36)
@@ -316,12 +317,16 @@ class UserRow(Base):
     """A user, or an account that only programs use."""
 
     __tablename__ = "users"
+    __table_args__ = (Index(None, "issuer", "subject", unique=True),)
 
     name: Mapped[str] = mapped_column(_USER, primary_key=True)
     role: Mapped[str] = mapped_column(PlainText(16))
     created_at: Mapped[float]
     disabled_at: Mapped[float | None]
     """When the user was disabled; None while enabled."""
+    issuer: Mapped[str | None] = mapped_column(_TEXT)
+    subject: Mapped[str | None] = mapped_column(PlainText(255))
+    """Who the user is at an OpenID Connect provider; None for users that were added here."""
 
 
 class TokenRow(Base):

@@ -22,6 +22,8 @@ ADMIN = "the-admin-token-of-the-settings"
 JOBS = "/api/v1/jobs"
 DAY_S = 86_400.0
 WRITES = {"POST", "PATCH", "PUT", "DELETE"}
+GUARDED = ("/api/", "/metrics", "/jobs/", "/login/command-line")
+"""Beginnings of the paths that need a caller."""
 PLAN = {"spec": {**DIGITS, "workers": {"max": 2}}, "link": {"mbit_per_s": 100.0}}
 
 
@@ -77,7 +79,7 @@ def id_of(token: str) -> str:
 def api_routes(app: FastAPI) -> list[Any]:
     """Every route that needs a caller, with its prefix and all dependencies."""
     routes = [route for route in iter_route_contexts(app.routes) if hasattr(route, "dependant")]
-    return [route for route in routes if route.path.startswith(("/api/", "/metrics", "/jobs/"))]
+    return [route for route in routes if route.path.startswith(GUARDED)]
 
 
 def scopes_of(dependant: Dependant) -> list[Scope]:

@@ -71,6 +71,12 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ("user.changed", "PATCH", "/api/v1/users/old", {"json": {"disabled": True}}),
         ("token.added", "POST", "/api/v1/tokens", {"json": {"label": "x"}}),
         ("token.revoked", "DELETE", f"/api/v1/tokens/{spare}", {}),
+        (
+            "login_code.added",
+            "POST",
+            "/api/v1/login-codes",
+            {"json": {"challenge": "c" * 43, "label": "x"}},
+        ),
         ("login_link.added", "POST", "/api/v1/login-links", {"json": {}}),
     ]
 

@@ -22,6 +22,7 @@ SHARED_MODULE_NAMES = {
     "history": "the history of a job: its routes and command",
     "jobs": "jobs: their rules, routes and commands",
     "language": "language models and the tasks that train them",
+    "login_codes": "codes that log in a command line: their table and routes",
     "login_links": "login links: their table and routes",
     "overrides": "overrides: their checks, states and routes",
     "quotas": "quotas: their rules and routes",

@@ -36,6 +36,7 @@ list
 whoami
 audit
 login
+logout
 doctor
 show {submit[id]}
 why {submit[id]}

@@ -1,0 +1,102 @@
+"""Stores logins through an OpenID Connect provider: the user, its role, and a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service.domain.access import Caller, scopes_of_role
+from service.domain.provider_users import ProviderUser
+from service.errors import Conflict, Forbidden
+from service.security.tokens import UserToken, digest_of
+from service.store.audit_log import append_audit
+from service.store.database import Database
+from service.store.models import TokenRow, UserRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderLogin:
+    """A login that the provider confirmed."""
+
+    user: ProviderUser
+    token: UserToken
+    """Token of the browser session. Nobody gets its secret, so only the session can use it."""
+    label: str
+    expires_at: float
+    request_id: str
+
+
+def store_login(database: Database, login: ProviderLogin, *, now: float) -> None:
+    """Store a login: the user at the first one, a changed role, and a token of the user.
+
+    Raises:
+        Forbidden: the user is disabled, or the name belongs to another user.
+        Conflict: the user logs in for the first time twice at the same moment.
+    """
+    try:
+        with database.write() as session:
+            _store_login(session, login, now)
+    except IntegrityError:
+        raise Conflict(f"user {login.user.name!r} was added meanwhile; log in again") from None
+
+
+def _store_login(session: Session, login: ProviderLogin, now: float) -> None:
+    user = login.user
+    row = session.scalar(
+        select(UserRow)
+        .where(UserRow.issuer == user.issuer, UserRow.subject == user.subject)
+        .with_for_update()
+    )
+    before = None if row is None else {"role": row.role}
+    if row is None:
+        row = _add_user(session, user, now)
+    if row.disabled_at is not None:
+        raise Forbidden(f"user {row.name!r} is disabled; ask an admin")
+    row.role = user.role.value
+    session.flush()
+    scopes = scopes_of_role(row.role)
+    caller = Caller(
+        user=row.name, scopes=scopes, token_id=login.token.id, request_id=login.request_id
+    )
+    session.add(
+        TokenRow(
+            id=login.token.id,
+            user=row.name,
+            label=login.label,
+            digest=digest_of(login.token.secret),
+            scopes=sorted(scope.value for scope in scopes),
+            created_at=now,
+            expires_at=login.expires_at,
+        )
+    )
+    after = {"role": row.role, "issuer": user.issuer}
+    action = "user.added" if before is None else "user.changed"
+    if before != {"role": row.role}:
+        append_audit(session, caller, action, subject=row.name, before=before, after=after, now=now)
+    append_audit(session, caller, "user.logged_in", subject=row.name, after=after, now=now)
+
+
+def _add_user(session: Session, user: ProviderUser, now: float) -> UserRow:
+    """Add a user, whose name must be free.
+
+    Raises:
+        Forbidden: the name belongs to another user.
+    """
+    if session.get(UserRow, user.name) is not None:
+        raise Forbidden(
+            f"there is a user {user.name!r} already who does not log in as you do, and no account"
+            " is handed over; ask an admin for a token of that user, or for another name at the"
+            " provider"
+        )
+    row = UserRow(
+        name=user.name,
+        role=user.role.value,
+        created_at=now,
+        issuer=user.issuer,
+        subject=user.subject,
+    )
+    session.add(row)
+    return row
