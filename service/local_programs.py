@@ -232,7 +232,11 @@ def _api_environment(instance: LocalInstance) -> dict[str, str]:
 
 def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
     seen = inherit_environment(
-        lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN", "ACCORDION_OIDC", _CLIENT_TOKEN))
+        lambda name: (
+            not name.startswith(
+                (*_RAY_OWN, "ACCORDION_ADMIN_TOKEN", "ACCORDION_OIDC", _CLIENT_TOKEN)
+            )
+        )
     )
     ray = driver_environment(instance.home, instance.ray_address)
     return {**seen, **_address_variables(instance), **ray}
