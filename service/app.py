@@ -65,10 +65,8 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         SettingsError: the service would be reachable from other machines without a token, or
             settings do not fit together.
     """
-    access, oidc = access_of(settings), read_oidc_config(settings)
+    access = access_of(settings)
     state = _build_state(settings, clock)
-    if oidc is not None:
-        state = replace(state, oidc=OidcProvider(oidc, clock))
     access = replace(access, cookie=state.cookie)
     app: FastAPI = FastAPIOffline(
         title="Accordion",
@@ -79,26 +77,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.accordion = state
-    modules = (jobs, batches, steering, history, overrides, streams, plans, catalog, code)
-    for module in (
-        *modules,
-        model_downloads,
-        accounts,
-        quotas,
-        user_secrets,
-        webhooks,
-        login_links,
-        login_codes,
-    ):
-        app.include_router(module.router, prefix="/api/v1")
-    for router in (
-        health.router,
-        login.router,
-        login_codes.exchange_router,
-        provider_login.router,
-        pages,
-    ):
-        app.include_router(router)
+    _include_routers(app)
     install_problems(app)
     # The layer added last is the outermost.
     app.add_middleware(TimedRequests, times=state.request_times)
@@ -114,7 +93,19 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     return app
 
 
+def _include_routers(app: FastAPI) -> None:
+    accounts_and_logins = (accounts, quotas, user_secrets, login_links, login_codes)
+    jobs_and_history = (jobs, batches, steering, history, overrides, streams, plans)
+    others = (catalog, code, model_downloads, webhooks)
+    for module in (*jobs_and_history, *others, *accounts_and_logins):
+        app.include_router(module.router, prefix="/api/v1")
+    login_pages = (login.router, login_codes.exchange_router, provider_login.router)
+    for router in (health.router, *login_pages, pages):
+        app.include_router(router)
+
+
 def _build_state(settings: Settings, clock: Clock) -> AppState:
+    oidc = read_oidc_config(settings)
     upgrade(settings.database)
     database, draining = Database(settings.database), threading.Event()
     repository = Repository(database)
@@ -127,6 +118,7 @@ def _build_state(settings: Settings, clock: Clock) -> AppState:
         feeds=FeedHub(repository, draining),
         draining=draining,
         cookie=cookie_name(repository.installation()),
+        oidc=None if oidc is None else OidcProvider(oidc, clock),
     )
 
 

@@ -62,7 +62,6 @@ def logout(*, url: UrlOption = "", json: JsonOption = False) -> None:
     """Revoke and forget the token with which `accordion login` logged in this command line."""
     import time
 
-    from service.client import APIStatusError, Client
     from service.connection import service_url
     from service.saved_logins import SavedLogins
     from service.settings import load_settings
@@ -71,17 +70,24 @@ def logout(*, url: UrlOption = "", json: JsonOption = False) -> None:
     address, logins = service_url(settings, url), SavedLogins(settings.home)
     token = logins.find(address, time.time())
     if token is not None:
-        with Client(address, token) as client:
-            try:
-                client.revoke_token(token.split("_")[1])
-            except APIStatusError as error:
-                if error.status != _UNAUTHORIZED:  # It was revoked before, or its user disabled.
-                    raise
+        _revoke(address, token)
     logins.forget(address)
     if json:
         print_json({"url": address, "logged_out": token is not None})
     else:
         typer.echo(f"{'logged out of' if token else 'was not logged in to'} {address}")
+
+
+def _revoke(address: str, token: str) -> None:
+    """Revoke a token, unless it is not accepted any more."""
+    from service.client import APIStatusError, Client
+
+    with Client(address, token) as client:
+        try:
+            client.revoke_token(token.split("_")[1])
+        except APIStatusError as error:
+            if error.status != _UNAUTHORIZED:
+                raise
 
 
 def _is_token_given() -> bool:

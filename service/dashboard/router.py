@@ -14,6 +14,7 @@ from typing import Annotated
 import yaml
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
@@ -99,23 +100,21 @@ def show_login(request: Request) -> Response:
     )
 
 
+class _CommandLine(BaseModel):
+    """Query with which a command line asks to be logged in."""
+
+    model_config = ConfigDict(extra="forbid")
+    port: Annotated[int, Field(ge=1, le=65535)]
+    challenge: Annotated[str, Field(pattern=CHALLENGE)]
+    label: Annotated[str, Field(min_length=1, max_length=128, pattern=PLAIN)]
+
+
 @router.get("/login/command-line", dependencies=[require_scope(Scope.TOKENS)])
-def show_command_line_login(
-    request: Request,
-    port: Annotated[int, Query(ge=1, le=65535)],
-    challenge: Annotated[str, Query(pattern=CHALLENGE)],
-    label: Annotated[str, Query(min_length=1, max_length=128, pattern=PLAIN)],
-) -> Response:
+def show_command_line_login(request: Request, query: Annotated[_CommandLine, Query()]) -> Response:
     """Ask whether to log in the command line that listens on a port of the browser's machine."""
     state: AppState = request.app.state.accordion
-    return render_page(
-        request,
-        "command_line.html",
-        port=port,
-        challenge=challenge,
-        label=label,
-        days=f"{state.settings.login_days:g}",
-    )
+    days = f"{state.settings.login_days:g}"
+    return render_page(request, "command_line.html", **query.model_dump(), days=days)
 
 
 @router.get("/static/pages/{version}/{name:path}")
