@@ -58,6 +58,7 @@ _MEASURED = {
     "sent_share_by_layer",
     "cost_s_by_layer",
     "exchange_wait_s",
+    "step_s",
     "link",
 }
 """Fields of a report whose numbers are floats."""
@@ -67,6 +68,7 @@ _LATER_FIELDS: Mapping[str, object] = {
     "sent_share_by_layer": {},
     "cost_s_by_layer": {},
     "exchange_wait_s": None,
+    "step_s": None,
     "link": {},
 }
 """Fields that older releases did not have; at these values they do not change a report's digest."""
@@ -426,6 +428,7 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         sent_share_by_layer=report.sent_share_by_layer,
         cost_s_by_layer=report.cost_s_by_layer,
         exchange_wait_s=report.exchange_wait_s,
+        step_s=report.step_s,
         link=report.link,
     )
 

@@ -18,6 +18,7 @@ from accordion.exchange_timing import (
     bucket_costs,
     collective_samples,
     median_span_s,
+    median_step_s,
     median_wait_s,
 )
 from accordion.link_model import (
@@ -86,6 +87,8 @@ class ExchangePlanner:
         """Link in the last window; None before the first one ends."""
         self.wait_s: float | None = None
         """Seconds from the last gradient to the last average; None before a window ends."""
+        self.step_s: float | None = None
+        """Seconds of a whole step; None before a window ends."""
         self._world_size = world_size
         self._probe_s = 0.0
         """Last measured duration of a small all-reduce."""
@@ -98,11 +101,9 @@ class ExchangePlanner:
         self._reference_probe_s = 0.0
         """`_probe_s` in that window."""
         self._collectives: list[CollectiveTiming] = []
-        """Collectives of the running exchange."""
         self._step: list[ExchangeTiming] = []
-        """Exchanges of the running step."""
-        self._plan: Plan = ()
-        """Plan of the last step."""
+        """Exchanges of the running step; the collectives are those of the running exchange."""
+        self._plan: Plan = ()  # of the last step
         self._window: deque[Step] = deque(maxlen=WINDOW_STEPS)
         """Last steps with this plan and these levels."""
         self._steps_to_skip = SETTLING_STEPS
@@ -169,7 +170,7 @@ class ExchangePlanner:
         self._costs.clear()
         self._forget_spans()
         self._steps_to_skip, self._observed = SETTLING_STEPS, 0
-        self.wait_s = None
+        self.wait_s = self.step_s = None
 
     def observe_step(self, exchanges: Step) -> Proposal | None:
         """Observe a step's exchanges, in their order; return another plan if one is better."""
@@ -240,7 +241,7 @@ class ExchangePlanner:
         if not self._samples:
             return None
         self.link = link = self._fit(self._samples)
-        self.wait_s = median_wait_s(steps)
+        self.wait_s, self.step_s = median_wait_s(steps), median_step_s(steps)
         self._costs = bucket_costs(steps, self._costs)
         span_s = median_span_s(steps)
         self._remember_span(span_s)

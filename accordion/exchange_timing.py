@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 
 from accordion.exchange_plan import BucketCost
@@ -43,6 +44,14 @@ def median_span_s(steps: Sequence[Step]) -> float:
 def median_wait_s(steps: Sequence[Step]) -> float:
     """Return the seconds from the last complete bucket to the end of the last exchange."""
     return median(step[-1].ended_s - step[-1].ready_s[-1] for step in steps)
+
+
+def median_step_s(steps: Sequence[Step]) -> float | None:
+    """Return the seconds from the end of a step's exchanges to the end of the next step's; None for
+    a single step.
+    """
+    ends = [step[-1].ended_s for step in steps]
+    return median(later - end for end, later in pairwise(ends)) if len(ends) > 1 else None
 
 
 def collective_samples(steps: Sequence[Step]) -> list[CollectiveTiming]:

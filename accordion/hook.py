@@ -211,6 +211,7 @@ class Hook:
         return {
             "cost_s_by_layer": share_waits(waits, layers),
             "exchange_wait_s": planner.wait_s,
+            "step_s": planner.step_s,
             "link": planner.link.speed(),
         }
 

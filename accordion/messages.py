@@ -85,6 +85,8 @@ class Report:
     """Measured seconds for which a step waited for exchanges after its last gradient, on rank 0;
     None if they were not measured.
     """
+    step_s: float | None = None
+    """Measured seconds of a step on rank 0; None if they were not measured."""
     link: Mapping[str, float] = field(default_factory=dict)
     """Measured link on rank 0, as `latency_s` (seconds per message) and `bytes_per_s`; empty if it
     was not measured, without `bytes_per_s` if bytes took no measurable time.

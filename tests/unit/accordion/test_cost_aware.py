@@ -20,7 +20,7 @@ LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
 STABLE, MIXED = {"a": "stable", "b": "stable"}, {"a": "stable", "b": "critical"}
 
 
-def told(regimes, costs, *, state=None, wait_s=None, link=None) -> PolicyInput:
+def told(regimes, costs, *, state=None, wait_s=None, step_s=None, link=None) -> PolicyInput:
     return PolicyInput(
         epoch=1,
         regime_by_layer=regimes,
@@ -30,6 +30,7 @@ def told(regimes, costs, *, state=None, wait_s=None, link=None) -> PolicyInput:
         state=state or {},
         cost_s_by_layer={layer: dict(zip(CHOICES, costs, strict=True)) for layer in regimes},
         exchange_wait_s=wait_s,
+        step_s=step_s,
         link=link or {},
     )
 
@@ -86,6 +87,53 @@ def test_the_reason_gives_costs_link_and_the_last_prediction() -> None:
         " half 1.8e+03 ms, none 3.6e+03 ms at 96 Mbit/s and 0.2 ms per message;"
         " predicted 12 ms, measured 13 ms"
     )
+
+
+def step_of(seen_state, step_s, *, waits=(0.005, 0.01, 0.02, 0.03), bytes_per_s=1e8):
+    """What follows a window at the choice in force, in which all waited as predicted."""
+    choice = seen_state.get("choice", "low")
+    wait_s = waits[CHOICES.index(choice)]
+    link = {"latency_s": 0.0, "bytes_per_s": bytes_per_s}
+    costs = [wait / len(STABLE) for wait in waits]
+    return after(
+        told(STABLE, costs, state=seen_state, wait_s=wait_s, step_s=step_s + wait_s, link=link)
+    )
+
+
+def test_a_choice_that_slows_the_rest_of_the_step_is_left_again() -> None:
+    first = step_of({}, 0.3)
+    assert first.state["choice"] == "none"
+    second = step_of(first.state, 0.35)
+    assert second.state["choice"] == "half"
+    third = step_of(second.state, 0.33)
+    assert third.state["choice"] == "low"
+    assert "none slowed the rest of the step down by 41 ms" in POLICY.explain_levels(third)
+    assert step_of(third.state, 0.3).state["choice"] == "low"
+
+
+def test_differences_within_noise_do_not_change_the_choice() -> None:
+    first = step_of({}, 0.3)
+    assert step_of(first.state, 0.308).state["choice"] == "none"
+
+
+def test_what_slows_all_choices_down_alike_condemns_none() -> None:
+    low = step_of(step_of(step_of({}, 0.3).state, 0.35).state, 0.33)
+    larger_batch = step_of(low.state, 0.6)
+    assert larger_batch.state["choice"] == "low"
+    assert larger_batch.state["rest_s"]["none"] == pytest.approx(0.6 * 0.35 / 0.3)
+
+
+def test_another_link_gives_every_choice_a_new_chance() -> None:
+    low = step_of(step_of(step_of({}, 0.3).state, 0.35).state, 0.33)
+    assert low.state["choice"] == "low"
+    faster = step_of(low.state, 0.3, bytes_per_s=3e8)
+    assert faster.state["choice"] == "none"
+    assert set(faster.state["rest_s"]) == {"low"}
+
+
+def test_a_state_that_was_saved_before_steps_were_measured_goes_on() -> None:
+    state = {"choice": "half", "cost_s": {"half": 0.01}, "last_predicted_s": None}
+    assert step_of(state | {"last_measured_s": None}, 0.3).state["choice"] == "none"
 
 
 def test_a_controller_decides_by_reported_costs_and_says_why() -> None:

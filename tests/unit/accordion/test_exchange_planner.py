@@ -290,6 +290,15 @@ def test_steps_with_larger_payloads_in_between_do_not_distort_the_link():
     assert training.planner.link.latency_s == pytest.approx(LATE.latency_s, rel=0.01)
 
 
+def test_a_step_lasts_from_one_end_of_its_exchanges_to_the_next():
+    training = Training(FAST, backward_s=0.05)
+    training.train(ONE_LOOK)
+    wait_s = training.planner.wait_s
+    assert training.planner.step_s == pytest.approx(0.1 + 8 * 0.05 + wait_s)
+    training.planner.restart_window()
+    assert training.planner.step_s is None
+
+
 def test_new_levels_are_measured_from_the_start():
     training = Training(FAST)
     training.train(ONE_LOOK)
