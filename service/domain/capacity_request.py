@@ -235,12 +235,10 @@ def _describe_misfit(worker: Resources, node_types: Sequence[NodeType]) -> str:
     ]
     for unit, needed, found in amounts:
         if needed > max(found):
-            largest = node_types[found.index(max(found))].name
             plural = "s" if unit in {"GPU", "CPU"} and needed != 1 else ""
-            return (
-                f"no node type of the autoscaler has {needed:g} {unit}{plural}; largest: {largest}"
-                f" with {max(found):g}"
-            )
+            name = node_types[found.index(max(found))].name
+            largest = f"largest: {name} with {max(found):g}" if max(found) else "none has any"
+            return f"no node type of the autoscaler has {needed:g} {unit}{plural}; {largest}"
     return "no node type of the autoscaler has all that a worker needs"
 
 
