@@ -183,8 +183,8 @@ class Settings(BaseSettings):
     up workers only to one that is more important and ahead of it in this order.
     """
     autoscaler: Literal["auto", "on", "off"] = "auto"
-    """Whether Ray's autoscaler is asked for the nodes that waiting jobs need: with `auto` if the
-    cluster has one, which shows by the node types of its nodes; with `on` in any case. A cluster has
+    """Whether Ray's autoscaler is asked for the nodes that waiting jobs need: with `auto` if
+    the cluster has one, as the node types of its nodes show; with `on` in any case. A cluster has
     one such request, so use `off` where another program makes it, such as a second installation.
     """
     autoscaler_max_workers: int = Field(default=256, ge=1)

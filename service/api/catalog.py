@@ -98,8 +98,8 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 @router.get("/queue")
 def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     """List the waiting jobs in the order of the queue, each with its reason, the jobs that it waits
-    for, what would help, and what the cluster's autoscaler was asked for. One may start before those
-    ahead of it if it does not delay them.
+    for, what would help, and what the cluster's autoscaler was asked for. One may start before
+    those ahead of it if it does not delay them.
 
     Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown.
     """

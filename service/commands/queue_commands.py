@@ -47,8 +47,8 @@ _LabelOption = Annotated[
 
 
 def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
-    """List the waiting jobs in the order of the queue, why each one waits, what would help, and what
-    the autoscaler was asked for.
+    """List the waiting jobs in the order of the queue, why each one waits, what would help, and
+    what the autoscaler was asked for.
     """
     with connect_client(url) as client:
         found = client.queue()

@@ -182,8 +182,8 @@ class _Plan:
         return self._num_unplaced() == 0
 
     def list_startable(self, pending: Sequence[PendingJob]) -> list[PendingJob]:
-        """List the jobs that unused quotas, and an empty cluster or the nodes that they await, would
-        let start.
+        """List the jobs that unused quotas, and an empty cluster or the nodes that they await,
+        would let start.
         """
         capacity = {
             size: count_fitting(size, self._nodes, ())

@@ -1,5 +1,5 @@
-"""What the scheduler asked Ray's autoscaler for, as it is stored for the api and for the scheduler's
-successor; pure.
+"""What the scheduler asked Ray's autoscaler for, as it is stored for the api and for the next
+scheduler; pure.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ whole cluster shall have, not what shall be free. So it has three parts:
 
     capacity in use, on each node       tied to that node, since a process cannot move to make room
     workers that have no node yet       jobs that start, and those on a node that is being drained
-    the smallest group of waiting jobs  in the order of the queue, of those that would start if there
-                                        were room: not of jobs that wait for a quota
+    the smallest group of waiting jobs  in the order of the queue, of those that would start if
+                                        there were room: not of jobs that wait for a quota
 
-Version 2 of Ray's autoscaler drops a request of which any part is impossible, and reports only that.
-`Trials` find out which jobs it can serve: first all new ones at once, then one after the other.
+Version 2 of Ray's autoscaler drops a request if any part of it is impossible, and reports no more
+than that. `Trials` find out which jobs it can serve: first all new ones at once, then one after the
+other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ray's autoscaler: what it reports, and the standing request of its cluster.
 
-Ray has two versions of it. Version 1 reads the request from Ray's key-value store and serves as much
-of it as it can. Version 2 gets it from GCS, drops it if any part is impossible, and reports that. The
-node types are reported by neither, only by the autoscalers of some platforms.
+Ray has two versions of it. Version 1 reads the request from Ray's key-value store, and serves
+what it can of it. Version 2 gets it from GCS, drops it if any part is impossible, and reports that.
+Neither reports its node types; only the autoscalers of some platforms do.
 """
 
 from __future__ import annotations

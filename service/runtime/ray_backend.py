@@ -1,4 +1,4 @@
-"""The runtime on Ray: the only module of the service that talks to a cluster."""
+"""The runtime on Ray: with `ray_autoscaler.py`, the only module of the service that talks to a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's GCS as far as its autoscaler is concerned: keys, the standing request, and what version 2 of
+"""A GCS as far as the autoscaler is concerned: keys, the standing request, and what version 2 of
 the autoscaler reports.
 """
 

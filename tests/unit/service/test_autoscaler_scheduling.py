@@ -1,4 +1,4 @@
-"""What version 2 of Ray's autoscaler does with our requests: its real scheduler, without a cloud."""
+"""What version 2 of Ray's autoscaler launches for our requests: its scheduler, without a cloud."""
 
 from __future__ import annotations
 
