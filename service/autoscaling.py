@@ -67,12 +67,15 @@ class Autoscaling:
         if self._settings.autoscaler == "off":
             self._withdraw(token)
             return
-        is_wanted = self._settings.autoscaler == "on" or self._report.exists is not False
-        if is_wanted:
-            self._judge()
-        self._request = self._plan(cluster) if is_wanted else NOTHING
-        self._exchange(token, always=self._settings.autoscaler == "on")
-        self._store(self._build_record() if is_wanted else NO_RECORD, token)
+        always = self._settings.autoscaler == "on"
+        self._judge()
+        may_ask = always or self._report.exists is not False
+        self._request = self._plan(cluster) if may_ask else NOTHING
+        self._exchange(token, always=always)
+        if always or self._report.exists:
+            self._store(self._build_record(), token)
+        elif self._report.exists is False:
+            self._store(NO_RECORD, token)
         cluster.awaiting_nodes = self._record.list_awaiting(self._clock())
 
     def _withdraw(self, token: int) -> None:

@@ -1,4 +1,4 @@
-"""The runtime on Ray: with `ray_autoscaler.py`, the only module of the service that talks to a cluster."""
+"""The runtime on Ray: beside `ray_autoscaler.py`, the only module of the service that uses Ray."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import ray
 
-from service.errors import RuntimeUnavailable
 from service.domain.resources import Resources
+from service.errors import RuntimeUnavailable
 from service.runtime.protocol import AutoscalerReport, Node, SupervisorState
 from service.runtime.ray_autoscaler import RayAutoscaler
 from service.runtime.ray_dashboard import DashboardProbe
