@@ -7,14 +7,8 @@ from dataclasses import replace
 
 from service.allocator import ClusterState
 from service.domain.autoscaler_record import NO_RECORD, AutoscalerRecord
-from service.domain.capacity_request import (
-    NO_TRIALS,
-    NOTHING,
-    CapacityRequest,
-    judge_request,
-    plan_capacity,
-    renew_trials,
-)
+from service.domain.capacity_request import NOTHING, CapacityRequest, plan_capacity
+from service.domain.capacity_trials import NO_TRIALS, judge_request, renew_trials
 from service.domain.resources import Resources
 from service.queue_inputs import QueueReader
 from service.runtime.protocol import AutoscalerReport, Runtime
@@ -98,7 +92,11 @@ class Autoscaling:
         self._num_judged = report.num_exchanges
         if report.is_possible is not None:
             self._trials = judge_request(
-                self._trials, self._request, is_possible=report.is_possible, now=now
+                self._trials,
+                self._request.asked,
+                is_complete=self._request.is_complete,
+                is_possible=report.is_possible,
+                now=now,
             )
 
     def _plan(self, cluster: ClusterState) -> CapacityRequest:

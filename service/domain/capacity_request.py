@@ -8,9 +8,8 @@ whole cluster shall have, not what shall be free. So it has three parts:
     the smallest group of waiting jobs  in the order of the queue, of those that would start if
                                         there were room: not of jobs that wait for a quota
 
-Version 2 of Ray's autoscaler drops a request if any part of it is impossible, and reports no more
-than that. `Trials` find out which jobs it can serve: first all new ones at once, then one after the
-other.
+The autoscaler may drop a request of which one part is impossible; `capacity_trials.py` finds out
+which jobs it can serve.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from service.domain.bin_packing import FreeCapacity
+from service.domain.capacity_trials import NO_TRIALS, Group, Trials
 from service.domain.queue import AllocatedJob, PendingJob, describe_group, measure_usage
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
@@ -33,16 +33,10 @@ NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray gives every node."""
 NODE_GROUP_LABEL = "ray.io/node-group"
 """Label of nodes that an autoscaler started: their node type."""
-RETRY_S = 600.0
-"""Seconds until groups that were refused are tried again. While they are tried, the autoscaler
-drops the whole request for some seconds, and may remove nodes that have been idle for long.
-"""
 MAX_TIED_NODES = 64
 """Number of nodes up to which capacity in use is tied to its node: Ray's autoscaler compares each
 tied part with each node.
 """
-Group = tuple[Resources, ...]
-"""Workers of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +46,6 @@ class NodeType:
     name: str
     resources: Resources
     """Capacity of such a node, without labels: Ray does not report them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trials:
-    """What the autoscaler has shown that it can serve."""
-
-    accepted: frozenset[str] = frozenset()
-    """IDs of waiting jobs in the last request that was possible."""
-    refused: frozenset[Group] = frozenset()
-    """Groups that made a request impossible."""
-    is_cautious: bool = False
-    """Whether one new job is tried after the other, because several at once were impossible."""
-    leaves_out_use: bool = False
-    """Whether capacity in use is left out, because it made the request impossible by itself."""
-    refused_at: float = 0.0
-    """Time of the last refusal, in seconds since 1970."""
-
-
-NO_TRIALS = Trials()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,35 +106,6 @@ def plan_capacity(
         obstacles=obstacles,
         is_complete=not (trials.is_cautious and num_new > 1),
     )
-
-
-def judge_request(
-    trials: Trials, request: CapacityRequest, *, is_possible: bool, now: float
-) -> Trials:
-    """Return the trials after the autoscaler has judged a request."""
-    new = [job_id for job_id in request.asked if job_id not in trials.accepted]
-    if is_possible:
-        return replace(
-            trials,
-            accepted=frozenset(request.asked),
-            is_cautious=trials.is_cautious and not request.is_complete,
-        )
-    if len(new) > 1:
-        return replace(trials, is_cautious=True)
-    if new:
-        refused = trials.refused | {request.asked[new[0]]}
-        return replace(trials, refused=refused, refused_at=now)
-    if request.asked:  # fewer nodes are possible than before
-        return replace(trials, accepted=frozenset(), is_cautious=True)
-    return Trials(leaves_out_use=True, refused_at=now)
-
-
-def renew_trials(trials: Trials, now: float) -> Trials:
-    """Return the trials with what was refused long ago to be tried again, one after the other."""
-    is_recent = 0.0 <= now - trials.refused_at < RETRY_S
-    if is_recent or not (trials.refused or trials.leaves_out_use):
-        return trials
-    return Trials(accepted=trials.accepted, is_cautious=True)
 
 
 def list_startable(

@@ -17,13 +17,13 @@ from ray.autoscaler.v2.schema import AutoscalerInstance
 from ray.core.generated.autoscaler_pb2 import NodeState, NodeStatus
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
-from service.domain.capacity_request import NO_TRIALS, judge_request
+from service.domain.capacity_trials import NO_TRIALS
 from service.domain.queue import PendingJob
 from service.domain.resources import Labels, Resources
 from service.runtime.ray_autoscaler import RayAutoscaler
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
 from tests.unit.service.test_backfill import running_job
-from tests.unit.service.test_capacity_request import plan, started_node, waiting
+from tests.unit.service.test_capacity_request import judge, plan, started_node, waiting
 from tests.unit.service.test_queue import ZONE_A, ZONE_B, asked
 
 LONG_IDLE_MS = 3_600_000
@@ -143,7 +143,7 @@ def test_an_impossible_job_spoils_the_request_until_the_trials_have_found_it() -
         request = plan(pending, trials=trials)
         replies.append(schedule(request.bundles))
         is_possible = not replies[-1].infeasible_cluster_resource_constraints
-        trials = judge_request(trials, request, is_possible=is_possible, now=0.0)
+        trials = judge(trials, request, is_possible=is_possible)
     assert launched(replies[0]) == {}
     assert launched(replies[-1]) == {"gpu": 3}
     assert plan(pending, trials=trials).obstacles.keys() == {"huge"}
@@ -156,6 +156,6 @@ def test_the_trials_stop_at_the_largest_number_of_nodes_that_the_autoscaler_may_
         request = plan(pending, trials=trials)
         reply = schedule(request.bundles)
         is_possible = not reply.infeasible_cluster_resource_constraints
-        trials = judge_request(trials, request, is_possible=is_possible, now=0.0)
+        trials = judge(trials, request, is_possible=is_possible)
     assert launched(reply) == {"gpu": TYPES["gpu"].max_worker_nodes}
     assert list(plan(pending, trials=trials).asked) == ["0", "1", "2", "3"]

@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from service.domain.bin_packing import FreeCapacity
 from service.domain.capacity_request import (
     MAX_TIED_NODES,
-    NO_TRIALS,
     NODE_GROUP_LABEL,
     NODE_ID_LABEL,
-    RETRY_S,
     CapacityRequest,
     NodeType,
-    Trials,
-    judge_request,
     list_startable,
     plan_capacity,
+)
+from service.domain.capacity_trials import (
+    NO_TRIALS,
+    RETRY_S,
+    Trials,
+    judge_request,
     renew_trials,
 )
 from service.domain.jobs import Reason
@@ -72,6 +74,14 @@ def plan(
     return plan_capacity(
         pending, allocated, nodes, foreign=foreign, node_types=node_types, **limits
     )
+
+
+def judge(
+    trials: Trials, request: CapacityRequest, *, is_possible: bool, now: float = 0.0
+) -> Trials:
+    """Trials after the autoscaler has judged a request."""
+    verdict = {"is_complete": request.is_complete, "is_possible": is_possible, "now": now}
+    return judge_request(trials, request.asked, **verdict)
 
 
 def waiting(name: str, least: int, cpus: float = 1.0, gpus: float = 0.0) -> PendingJob:
@@ -145,7 +155,7 @@ def test_trials_end_with_every_job_that_can_be_served_beside_those_ahead(
             served.append(job.id)
     for _ in range(len(pending) + 2):
         request = plan(pending, trials=trials)
-        trials = judge_request(trials, request, is_possible=serve(request, bad, most), now=0.0)
+        trials = judge(trials, request, is_possible=serve(request, bad, most))
     request = plan(pending, trials=trials)
     assert list(request.asked) == served
     assert request.obstacles.keys() == {job.id for job in pending} - set(served)
@@ -243,7 +253,7 @@ def refuse(*names: str) -> tuple[list[PendingJob], Trials]:
     trials = NO_TRIALS
     for _ in range(len(names) + 1):
         request = plan(pending, trials=trials)
-        trials = judge_request(trials, request, is_possible=not request.asked, now=100.0)
+        trials = judge(trials, request, is_possible=not request.asked, now=100.0)
     return pending, trials
 
 
@@ -268,8 +278,8 @@ def test_jobs_of_the_same_size_as_a_refused_one_are_not_tried() -> None:
 
 def test_jobs_that_were_accepted_are_tried_anew_when_they_become_impossible() -> None:
     pending = [waiting("a", 1, cpus=1), waiting("b", 1, cpus=2)]
-    trials = judge_request(NO_TRIALS, plan(pending), is_possible=True, now=0.0)
-    trials = judge_request(trials, plan(pending, trials=trials), is_possible=False, now=0.0)
+    trials = judge(NO_TRIALS, plan(pending), is_possible=True)
+    trials = judge(trials, plan(pending, trials=trials), is_possible=False)
     assert list(plan(pending, trials=trials).asked) == ["a"]
 
 
@@ -278,7 +288,7 @@ def test_use_that_is_impossible_by_itself_is_left_out_for_a_while() -> None:
     nodes, trials = [started_node("a")], NO_TRIALS
     for _ in range(2):
         request = plan(pending, jobs, nodes, trials=trials)
-        trials = judge_request(trials, request, is_possible=False, now=100.0)
+        trials = judge(trials, request, is_possible=False, now=100.0)
     request = plan(pending, jobs, nodes, trials=trials)
     assert (request.held, list(request.asked)) == ((), ["w"])
     assert plan(pending, jobs, nodes, trials=renew_trials(trials, now=100.0 + RETRY_S)).held
