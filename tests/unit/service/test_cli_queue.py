@@ -98,11 +98,6 @@ def test_the_use_of_the_quota_of_any_other_user_is_listed_by_user(
     accordion("cancel", job["id"])
 
 
-def queue_of(accordion: Accordion, job_id: str) -> list[dict[str, object]]:
-    items = accordion("queue", "--json").json()["items"]
-    return [entry for entry in items if entry["id"] == job_id]
-
-
 def test_the_queue_and_a_job_say_what_the_autoscaler_was_asked_for(
     accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,3 +111,8 @@ def test_the_queue_and_a_job_say_what_the_autoscaler_was_asked_for(
     assert f"; {asked}" in line
     assert f"new nodes  {asked}" in accordion("show", job["id"]).out
     accordion("cancel", job["id"])
+
+
+def queue_of(accordion: Accordion, job_id: str) -> list[dict[str, object]]:
+    items = accordion("queue", "--json").json()["items"]
+    return [entry for entry in items if entry["id"] == job_id]
