@@ -84,11 +84,8 @@ def plan_capacity(
     trials: Trials = NO_TRIALS,
 ) -> CapacityRequest:
     """Plan the request for these jobs; `pending` is in the order of the queue, `nodes` accept
-    workers, and `foreign` is what other programs use on each node.
-
-    Args:
-        node_types: what the autoscaler can add; empty if that is not known.
-        max_workers: largest number of workers of waiting jobs in the request.
+    workers, and `foreign` is what other programs use on each node. Without `node_types` it is not
+    known what the autoscaler can add. The request has at most `max_workers` of waiting jobs.
     """
     startable = list_startable(pending, allocated, quotas)
     found = {

@@ -47,11 +47,8 @@ def judge_request(
     now: float,
 ) -> Trials:
     """Return the trials after the autoscaler has judged a request for these groups, by job id, in
-    the order of the queue.
-
-    Args:
-        is_complete: False if other jobs are tried after these.
-        is_possible: whether the autoscaler can serve all of it.
+    the order of the queue: whether all of it is possible. It is not complete if other jobs are
+    tried after these.
     """
     new = [job_id for job_id in asked if job_id not in trials.accepted]
     if is_possible:

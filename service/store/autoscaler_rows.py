@@ -22,7 +22,8 @@ class AutoscalerRows:
 
     def write(self, token: int, record: AutoscalerRecord) -> bool:
         """Store the record; False if another scheduler has begun meanwhile, or if no
-        cluster was found yet."""
+        cluster was found yet.
+        """
         with self._database.write() as session:
             if not is_newest_token(session, token):
                 return False

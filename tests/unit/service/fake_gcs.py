@@ -21,9 +21,7 @@ from ray.core.generated.common_pb2 import LabelSelectorOperator
 from service.runtime.ray_autoscaler import Bundle, Selector
 
 
-def build_constraint(
-    bundles: list[Bundle], selectors: list[Selector]
-) -> ClusterResourceConstraint:
+def build_constraint(bundles: list[Bundle], selectors: list[Selector]) -> ClusterResourceConstraint:
     """Build the request as GCS gives it to the autoscaler."""
     equals = LabelSelectorOperator.LABEL_OPERATOR_IN
     requests = [
@@ -32,9 +30,7 @@ def build_constraint(
         )
         for bundle, labels in zip(bundles, selectors, strict=True)
     ]
-    return ClusterResourceConstraint(
-        resource_requests=ResourceRequestUtil.group_by_count(requests)
-    )
+    return ClusterResourceConstraint(resource_requests=ResourceRequestUtil.group_by_count(requests))
 
 
 class FakeGcs:
