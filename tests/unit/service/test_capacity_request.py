@@ -283,6 +283,13 @@ def test_jobs_that_were_accepted_are_tried_anew_when_they_become_impossible() ->
     assert list(plan(pending, trials=trials).asked) == ["a"]
 
 
+def test_an_accepted_job_stays_in_the_request_while_others_ahead_are_tried() -> None:
+    accepted = judge(NO_TRIALS, plan([waiting("c", 1)]), is_possible=True)
+    pending = [waiting(name, 1, cpus=cpus) for name, cpus in [("a", 2.0), ("b", 4.0), ("c", 1.0)]]
+    trials = judge(accepted, plan(pending, trials=accepted), is_possible=False)
+    assert list(plan(pending, trials=trials).asked) == ["a", "c"]
+
+
 def test_use_that_is_impossible_by_itself_is_left_out_for_a_while() -> None:
     pending, jobs = [waiting("w", 1)], [running_job("r", "a", cpus=2)]
     nodes, trials = [started_node("a")], NO_TRIALS
