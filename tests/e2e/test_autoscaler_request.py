@@ -19,6 +19,8 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from service.domain.resources import Resources
 from service.runtime.protocol import AutoscalerReport
 from service.runtime.ray_autoscaler import RayAutoscaler
+from service.runtime.ray_backend import RayBackend
+from tests.api.team import wait_for
 
 pytestmark = pytest.mark.ray
 WAIT_S = 120.0
@@ -91,3 +93,10 @@ def test_version_2_gets_the_request_with_counts_and_gives_it_back(version_2: str
     assert read_version_2(version_2) == [(SMALL, 2)]
     send(version_2, ())
     assert read_version_2(version_2) == []
+
+
+def test_the_backend_asks_the_autoscaler_of_its_cluster(cluster: str) -> None:
+    backend = RayBackend(address=cluster)
+    assert all(node.alive for node in backend.nodes())
+    wait_for(lambda: backend.request_capacity(WORKERS, sender=1, always=True).sent == WORKERS)
+    assert read_version_1(cluster) == [LARGE, SMALL, SMALL]
