@@ -13,12 +13,13 @@ from ray._raylet import (
     GCS_AUTOSCALER_V2_ENABLED_KEY,
     GcsClient,
 )
-from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.sdk import get_cluster_resource_state, get_cluster_status
 from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from service.domain.resources import Resources
 from service.runtime.protocol import AutoscalerReport
-from service.runtime.ray_autoscaler import RayAutoscaler
+from service.runtime.ray_autoscaler import LOOK_INTERVAL_S, RayAutoscaler
 from service.runtime.ray_backend import RayBackend
 from tests.api.team import wait_for
 
@@ -93,6 +94,39 @@ def test_version_2_gets_the_request_with_counts_and_gives_it_back(version_2: str
     assert read_version_2(version_2) == [(SMALL, 2)]
     send(version_2, ())
     assert read_version_2(version_2) == []
+
+
+def report_state(cluster: str, *, is_possible: bool) -> None:
+    """Do what version 2 of the autoscaler does every 5 s: read the cluster's state, and report."""
+    gcs = GcsClient(address=cluster)
+    seen = get_cluster_resource_state(gcs)
+    state = AutoscalingState(
+        last_seen_cluster_resource_state_version=seen.cluster_resource_state_version,
+        infeasible_cluster_resource_constraints=(
+            () if is_possible else seen.cluster_resource_constraints
+        ),
+    )
+    gcs.report_autoscaling_state(state.SerializeToString())
+
+
+@pytest.mark.parametrize("is_possible", [True, False])
+def test_a_request_is_judged_by_the_next_report_of_version_2(
+    version_2: str, is_possible: bool
+) -> None:
+    now = [0.0]
+    autoscaler = RayAutoscaler(clock=lambda: now[0])
+
+    def exchange() -> bool | None:
+        now[0] += LOOK_INTERVAL_S
+        autoscaler.exchange(version_2, WORKERS, sender=1, always=True)
+        assert autoscaler.wait(timeout_s=WAIT_S)
+        return autoscaler.exchange(version_2, WORKERS, sender=1, always=True).is_possible
+
+    report_state(version_2, is_possible=not is_possible)
+    assert exchange() is None
+    assert exchange() is None
+    report_state(version_2, is_possible=is_possible)
+    assert exchange() is is_possible
 
 
 def test_the_backend_asks_the_autoscaler_of_its_cluster(cluster: str) -> None:
