@@ -34,6 +34,8 @@ class ClusterState:
     """When a worker process of the job was last seen placed on a node, by job id; monotonic clock.
     """
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
+    awaiting_nodes: frozenset[str] = frozenset()
+    """Waiting jobs for which the autoscaler adds nodes."""
 
     def update_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
         """Store the state of all supervisors of one survey."""
@@ -137,7 +139,7 @@ class Allocator:
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
         """Admit the next jobs, store why the others wait, and return the admitted ones."""
-        reader = QueueReader(self._repository, settings)
+        reader = QueueReader(self._repository, settings, cluster.awaiting_nodes)
         queue = [job for job in reader.read_queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
@@ -161,7 +163,8 @@ class Allocator:
         """Resize running jobs to fit the cluster, the queue, and the limits that users set; pause
         some if the settings allow it.
         """
-        reader, rows = QueueReader(self._repository, settings), self._repository.allocated()
+        reader = QueueReader(self._repository, settings, cluster.awaiting_nodes)
+        rows = self._repository.allocated()
         jobs = reader.list_allocated(rows, cluster.placed_nodes)
         self._note_unplaceable(jobs, cluster)
         if not rows:

@@ -19,10 +19,19 @@ _HOUR_S = 3600.0
 class QueueReader:
     """Reads the queue with the quotas and settings of one moment."""
 
-    def __init__(self, repository: Repository, settings: Settings) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        settings: Settings,
+        awaiting_nodes: frozenset[str] = frozenset(),
+    ) -> None:
         self._repository = repository
         self._points_per_s = settings.priority_per_hour / _HOUR_S
-        self.rules = QueueRules(quotas=repository.quotas(), may_pause=settings.preempt_for_priority)
+        self.rules = QueueRules(
+            quotas=repository.quotas(),
+            may_pause=settings.preempt_for_priority,
+            awaiting_nodes=awaiting_nodes,
+        )
 
     def read_queue(self) -> list[JobRow]:
         """Return the queued jobs in the order of the queue."""

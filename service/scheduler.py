@@ -22,6 +22,7 @@ import structlog
 import uuid_utils
 
 from service.allocator import Allocator, ClusterState
+from service.autoscaling import Autoscaling
 from service.code_store import CodeStore
 from service.deadlines import Deadlines
 from service.domain.actions import (
@@ -108,6 +109,7 @@ class Scheduler:
         self._refreshed_at: float | None = None
         self._housekeeping = self._build_housekeeping(database, clock)
         self._reports = ReportDrain(runtime, settings.storage_of, counts=self._counts, clock=clock)
+        self._scaling = Autoscaling(database, runtime, settings, counts=self._counts, clock=clock)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
             self._repository, self._writes, clock, grace_s=settings.cancel_grace_s
@@ -182,6 +184,8 @@ class Scheduler:
             self._reconcile_job(job, token, fresh=True)
         self._allocator.reallocate(self._cluster, token, self._settings)
         self._plans.advance()
+        if fresh:
+            self._scaling.update(self._cluster, token)
 
     def release(self) -> None:
         """Release the lease, so that a successor need not wait."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
+from service.domain.autoscaler_record import read_autoscaler_record
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.webhook_retries import DeliveryState
 from service.metric_samples import Family, Sample
 from service.store.database_errors import ErrorKind
 from service.store.repository import Repository
 from service.store.scheduler_counts import (
+    AUTOSCALER_REQUESTS,
     DATABASE_ERRORS,
     ERRORS,
     RECORD_DELAYS,
@@ -58,6 +60,14 @@ SERVICE_FAMILIES: Mapping[str, Family] = {
     "accordion_cluster_reachable": Family(
         "gauge", "1 if the scheduler reaches the Ray cluster, otherwise 0."
     ),
+    "accordion_autoscaler_bundles": Family(
+        "gauge",
+        "Parts of the request to Ray's autoscaler: workers of waiting jobs, and capacity that is"
+        " held; 0 without an autoscaler.",
+    ),
+    "accordion_autoscaler_requests_total": Family(
+        "counter", "Requests to Ray's autoscaler that were sent, and exchanges with it that failed."
+    ),
     "accordion_record_delay_seconds": Family(
         "histogram",
         "Seconds from the time at which a worker made a record, by its own clock, until the record"
@@ -94,6 +104,7 @@ _COUNTERS: Sequence[tuple[str, str, str, Sequence[str]]] = (
     ("accordion_scheduler_errors_total", "scope", ERRORS, get_args(ErrorScope)),
     ("accordion_scheduler_database_errors_total", "kind", DATABASE_ERRORS, [*ErrorKind]),
     ("accordion_webhook_attempts_total", "outcome", WEBHOOK_ATTEMPTS, [*DeliveryState]),
+    ("accordion_autoscaler_requests_total", "outcome", AUTOSCALER_REQUESTS, ("sent", "failed")),
 )
 """Name and label of each counter, what the scheduler counts for it, and all values of the label:
 each is exported from the start, since a counter that appears with an event has no rate.
@@ -115,6 +126,9 @@ def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
     cluster = repository.cluster()
     reachable = float(cluster is not None and cluster.reachable)
     yield Sample("accordion_cluster_reachable", reachable, {})
+    asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
+    for kind, number in {"waiting": asked.num_waiting, "held": asked.num_held}.items():
+        yield Sample("accordion_autoscaler_bundles", number, {"kind": kind})
     yield from _scheduler_samples(repository)
     waiting = read_deliveries(repository.database, now)
     for state, count in waiting.count_by_state.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -181,6 +181,15 @@ class Settings(BaseSettings):
     """Points by which the priority of a job rises with each hour since it was queued, so that it
     starts even if more important jobs keep arriving. It changes the order of the queue: a job gives
     up workers only to one that is more important and ahead of it in this order.
+    """
+    autoscaler: Literal["auto", "on", "off"] = "auto"
+    """Whether Ray's autoscaler is asked for the nodes that waiting jobs need: with `auto` if
+    the cluster has one, as the node types of its nodes show; with `on` in any case. A cluster has
+    one such request, so use `off` where another program makes it, such as a second installation.
+    """
+    autoscaler_max_workers: int = Field(default=256, ge=1)
+    """Maximum number of workers of waiting jobs that the autoscaler is asked for at a time. Jobs
+    further back in the queue ask later, those with a larger minimum never.
     """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""

@@ -198,6 +198,28 @@ QUEUE = Row(
             ),
             queries=one_query(of_service("accordion_queue_age_seconds"), "{{reason}}"),
         ),
+        Panel(
+            title="Request to the autoscaler",
+            unit="none",
+            width=12,
+            description=(
+                "Parts of the standing request to Ray's autoscaler: workers of waiting jobs, and"
+                " capacity that is held; 0 without an autoscaler."
+            ),
+            queries=one_query(of_service("accordion_autoscaler_bundles"), "{{kind}}"),
+        ),
+        Panel(
+            title="Exchanges with the autoscaler",
+            unit="none",
+            width=12,
+            description=(
+                "Requests per minute that were sent, also repeated ones, and exchanges that failed;"
+                " accordion queue says why."
+            ),
+            queries=one_query(
+                f"60 * {rate_of_service('accordion_autoscaler_requests_total')}", "{{outcome}}"
+            ),
+        ),
     ),
 )
 DATABASE = Row(

@@ -25,13 +25,14 @@ from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
 from service.api.views import cluster_view
 from service.domain.access import Scope
+from service.domain.autoscaler_record import read_autoscaler_record
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
 from service.domain.wait_causes import WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
 from service.queue_inputs import QueueReader
-from service.store.models import JobRow
-from service.store.repository import Repository
+from service.store.models import ClusterRow, JobRow
+from service.store.stored_spec import resource_request
 from workers.contract import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
@@ -97,38 +98,48 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 @router.get("/queue")
 def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     """List the waiting jobs in the order of the queue, each with its reason, the jobs that it waits
-    for, and what would help. One may start before those ahead of it if it does not delay them.
+    for, what would help, and what the cluster's autoscaler was asked for. One may start before
+    those ahead of it if it does not delay them.
 
     Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown.
     """
-    reader = QueueReader(state.repository, state.settings)
+    cluster, now = state.repository.cluster(), state.clock()
+    asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
+    reader = QueueReader(state.repository, state.settings, asked.list_awaiting(now))
     rows = reader.read_queue()
     first = state.repository.first_without_capacity(rows)
     allowed = Scope.WRITE_ALL in caller.scopes
     highest = MAX_PRIORITY if allowed else state.settings.max_priority
-    causes = _explain_queue(reader, state.repository, rows, max_priority=highest)
+    allocated = state.repository.allocated() if rows else []
+    causes = _explain_queue(reader, rows, allocated, cluster=cluster, max_priority=highest)
     items = []
     for position, row in enumerate(rows, start=1):
         cause = causes.get(row.id, WaitCause())
         fields = {"position": position, **asdict(cause)}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}
         fields |= {"name": row.name, "message": format_waiting_message(row.message, first)}
+        fields |= {"asked_at": asked.asked_at.get(row.id)}
+        fields |= {"autoscaler": asked.describe(row.id, resource_request(row), now)}
         fields |= {} if caller.may_see(row.owner) else _hide_details(row)
         items.append(QueueEntry.model_validate(fields))
     return QueueView(items=items)
 
 
 def _explain_queue(
-    reader: QueueReader, repository: Repository, rows: Sequence[JobRow], *, max_priority: int
+    reader: QueueReader,
+    rows: Sequence[JobRow],
+    allocated: Sequence[JobRow],
+    *,
+    cluster: ClusterRow | None,
+    max_priority: int,
 ) -> dict[str, WaitCause]:
     if not rows:
         return {}
-    cluster = repository.cluster()
     nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
     return explain_queue(
         reader.list_pending(rows),
         nodes,
-        reader.list_allocated(repository.allocated()),
+        reader.list_allocated(allocated),
         foreign=foreign,
         rules=reader.rules,
         max_priority=max_priority,

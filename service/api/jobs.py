@@ -25,6 +25,7 @@ from service.api.user_secrets import check_secrets
 from service.api.views import job_view
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
+from service.domain.autoscaler_record import read_autoscaler_record
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
@@ -315,13 +316,14 @@ def _parse_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotenc
 
 
 def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
-    reader = QueueReader(state.repository, state.settings)
-    rules, new = reader.rules, _build_pending(reader, state.clock(), caller, spec=spec)
+    cluster, now = state.repository.cluster(), state.clock()
+    asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
+    reader = QueueReader(state.repository, state.settings, asked.list_awaiting(now))
+    rules, new = reader.rules, _build_pending(reader, now, caller, spec=spec)
     ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
     allocated = reader.list_allocated(state.repository.allocated())
-    cluster = state.repository.cluster()
     nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
-    if spec.start_at is not None and spec.start_at.timestamp() > state.clock():
+    if spec.start_at is not None and spec.start_at.timestamp() > now:
         message = format_start(spec.start_at.timestamp())
         return DryRun(spec=spec, would_wait=True, message=message)
     verdicts = plan_queue([*ahead, new], nodes, allocated, foreign=foreign, rules=rules)

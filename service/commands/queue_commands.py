@@ -47,7 +47,9 @@ _LabelOption = Annotated[
 
 
 def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
-    """List the waiting jobs in the order of the queue, why each one waits, and what would help."""
+    """List the waiting jobs in the order of the queue, why each one waits, what would help, and
+    what the autoscaler was asked for.
+    """
     with connect_client(url) as client:
         found = client.queue()
         if json:
@@ -65,7 +67,7 @@ def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
             entry.name or entry.id,
             entry.owner or "",
             str(entry.priority),
-            entry.message,
+            "; ".join(filter(None, (entry.message, entry.autoscaler))),
             name_jobs(entry.waits_for, names),
             "; or ".join(entry.remedies),
         )
@@ -90,7 +92,9 @@ def name_jobs(ids: Sequence[str], names: Mapping[str, str]) -> str:
 
 
 def describe_wait(client: Client, job_id: str) -> list[str]:
-    """Return lines that say which jobs a queued job waits for, and what would help."""
+    """Return lines that say which jobs a queued job waits for, what would help, and what the
+    autoscaler was asked for.
+    """
     entries = [entry for entry in client.queue().items if entry.id == job_id]
     lines = []
     for entry in entries:
@@ -98,6 +102,8 @@ def describe_wait(client: Client, job_id: str) -> list[str]:
             lines.append(f"waits for  {name_jobs(entry.waits_for, read_names(client))}")
         if entry.remedies:
             lines.append(f"would help {'; or '.join(entry.remedies)}")
+        if entry.autoscaler:
+            lines.append(f"new nodes  {entry.autoscaler}")
     return lines
 
 

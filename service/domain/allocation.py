@@ -182,7 +182,9 @@ class _Plan:
         return self._num_unplaced() == 0
 
     def list_startable(self, pending: Sequence[PendingJob]) -> list[PendingJob]:
-        """List the jobs that an empty cluster and unused quotas would let start."""
+        """List the jobs that unused quotas, and an empty cluster or the nodes that they await,
+        would let start.
+        """
         capacity = {
             size: count_fitting(size, self._nodes, ())
             for size in {worker_resources(job.request) for job in pending}
@@ -191,7 +193,10 @@ class _Plan:
         return [
             job
             for job in pending
-            if capacity[worker_resources(job.request)] >= job.request.min
+            if (
+                capacity[worker_resources(job.request)] >= job.request.min
+                or job.id in self._rules.awaiting_nodes
+            )
             and not unused.list_exhausted(job.accounts, job.request)
         ]
 

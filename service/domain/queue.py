@@ -89,6 +89,10 @@ class QueueRules:
     quotas: QuotaTable = field(default_factory=QuotaTable)
     may_pause: bool = False
     """Whether a job is paused if a more important one cannot start otherwise."""
+    awaiting_nodes: frozenset[str] = frozenset()
+    """Jobs for which the autoscaler adds nodes: they wait for capacity, also where they need more
+    than the whole cluster has now.
+    """
 
 
 DEFAULT_RULES = QueueRules()
@@ -177,7 +181,7 @@ class _QueuePlan:
             message = self._describe_start(job, workers)
             self._admit(job, workers)
             return Admission(reason=Reason.ADMITTED, workers=workers, message=message)
-        message = WAITS_ITS_TURN if self._blocked else self._describe_shortage(job.request, workers)
+        message = WAITS_ITS_TURN if self._blocked else self._describe_shortage(job, workers)
         self._block(job)
         return Admission(reason=Reason.WAITING_FOR_ROOM, workers=0, message=message)
 
@@ -187,7 +191,7 @@ class _QueuePlan:
             message = "the cluster has no live node yet; it starts as soon as one joins"
             return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
         most = self._count_in_empty_cluster(worker_resources(job.request))
-        if most < job.request.min:
+        if most < job.request.min and job.id not in self._rules.awaiting_nodes:
             message = _describe_misfit(job.request, self._nodes, most)
             return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
         exhausted = self._list_exhausted(job)
@@ -267,18 +271,21 @@ class _QueuePlan:
         taken = [size for one in staying for size in one.list_workers()]
         return fits_beside(job.request, self._nodes, taken)
 
-    def _describe_shortage(self, request: ResourceRequest, now: int) -> str:
+    def _describe_shortage(self, job: PendingJob, now: int) -> str:
         """Explain why a job does not fit now: because of other jobs, or of other programs."""
+        request = job.request
+        if self._count_in_empty_cluster(worker_resources(request)) < request.min:
+            return f"needs {describe_group(request)}; it starts when the autoscaler has added nodes"
         foreign = (
             f"other programs use {_describe_foreign_use(self._foreign, self._nodes)}"
             if self._foreign
             else ""
         )
         if foreign and count_placeable(request, self._nodes, self._taken) >= request.min:
-            return f"needs {_describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
+            return f"needs {describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
         fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
         message = (
-            f"needs {_describe_group(request)}, and {fitting} beside the jobs that run now"
+            f"needs {describe_group(request)}, and {fitting} beside the jobs that run now"
             f" ({_describe_total(self._nodes)} in all); it starts when one of them ends"
             f"{f', or at once with workers.min {now}' if now else ''}"
         )
@@ -295,7 +302,7 @@ def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable
         most = unused.count_startable(job.accounts, job.request)
         fewer = f"lower workers.min to {most}, or " if most else ""
         return (
-            f"needs {_describe_group(job.request)} at the same time, more than"
+            f"needs {describe_group(job.request)} at the same time, more than"
             f" {_name_quotas(too_small, quotas)} allow{'' if len(too_small) > 1 else 's'};"
             f" {fewer}ask an admin for a higher quota"
         )
@@ -317,7 +324,7 @@ def _name_quotas(accounts: Sequence[str], quotas: QuotaTable) -> str:
 
 def _describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
     return (
-        f"needs {_describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
+        f"needs {describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
         f"{_describe_memory(request, nodes)} holds at most {most};"
         f" {_suggest_change(request, nodes, most)}"
     )
@@ -334,7 +341,8 @@ def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources])
     return " and ".join(parts)
 
 
-def _describe_group(request: ResourceRequest) -> str:
+def describe_group(request: ResourceRequest) -> str:
+    """Describe the smallest group of a job, such as `2 workers of 1 CPU and 1 GPU each`."""
     each = f"{request.cpus:g} CPU" + (f" and {request.gpus:g} GPU" if request.gpus else "")
     each += f" and {request.memory / 1e9:.1f} GB" if request.memory else ""
     each += "".join(f" and {amount:g} {name}" for name, amount in request.custom)

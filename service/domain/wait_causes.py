@@ -86,9 +86,11 @@ class _QueueView:
 
     def explain(self, job: PendingJob) -> WaitCause:
         """Explain the next job of the queue."""
-        if count_fitting(worker_resources(job.request), self._nodes, ()) < job.request.min:
-            return WaitCause()  # its message has the remedy
         exhausted = self._usage.list_exhausted(job.accounts, job.request)
+        if count_fitting(worker_resources(job.request), self._nodes, ()) < job.request.min:
+            if self._head is None and not exhausted and job.id in self._rules.awaiting_nodes:
+                self._head = job
+            return WaitCause()  # its message has the remedy
         if self._head is None and not exhausted:
             self._head = job
             holders = tuple(one.id for one in self._allocated)

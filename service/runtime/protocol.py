@@ -4,10 +4,12 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from service.domain.capacity_request import NodeType
+from service.domain.resources import Resources
 from workers.contract import (
     Cursor,
     DesiredState,
@@ -58,6 +60,28 @@ class SupervisorState:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerReport:
+    """What is known of the cluster's autoscaler, from the last exchange with it."""
+
+    exists: bool | None = None
+    """Whether the cluster has one; None until somebody has looked."""
+    node_types: tuple[NodeType, ...] = ()
+    """What it can add; empty if it does not report that."""
+    sent: tuple[Resources, ...] | None = None
+    """Request that was sent last; None if none was."""
+    is_possible: bool | None = None
+    """Whether it can serve that request as a whole; None if it has not judged it, or never does."""
+    num_exchanges: int = 0
+    """Exchanges that have ended; it tells a new judgement from one that was seen before."""
+    num_sent: int = 0
+    """Requests that were sent, repeated ones included."""
+    num_failed: int = 0
+    """Exchanges that failed."""
+    problem: str = ""
+    """Why the request is not in force, in one sentence; empty if it is."""
+
+
 class Runtime(Protocol):
     """A cluster that runs supervisors. Calls block for seconds at most.
 
@@ -72,6 +96,19 @@ class Runtime(Protocol):
 
     def supervisors(self) -> list[SupervisorState]:
         """Live supervisors of this installation, and those of versions without installation ids."""
+
+    def request_capacity(
+        self, bundles: Sequence[Resources], *, sender: int, always: bool
+    ) -> AutoscalerReport:
+        """Have the autoscaler provide this capacity in all, and return what is known of it now. The
+        call returns at once: requests are sent in the background, if they differ from the one
+        before.
+
+        Args:
+            bundles: parts of the request, each of which must fit on one node.
+            sender: a request is sent again where this number changes.
+            always: whether to send requests also if no autoscaler is found.
+        """
 
     def count_foreign_supervisors(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""

@@ -1,19 +1,21 @@
-"""The runtime on Ray: the only module of the service that talks to a cluster."""
+"""The runtime on Ray: beside `ray_autoscaler.py`, the only module of the service that uses Ray."""
 
 from __future__ import annotations
 
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from service.domain.resources import Resources
 from service.errors import RuntimeUnavailable
-from service.runtime.protocol import Node, SupervisorState
+from service.runtime.protocol import AutoscalerReport, Node, SupervisorState
+from service.runtime.ray_autoscaler import RayAutoscaler
 from service.runtime.ray_dashboard import DashboardProbe
 from workers.checkpoint.storage import open_storage
 from workers.contract import (
@@ -64,6 +66,7 @@ class RayBackend:
         """`host:port` of Ray's dashboard, whether or not it runs."""
         self._dashboard_probe = DashboardProbe()
         self._ask = RayActorClient(installation)
+        self._autoscaler = RayAutoscaler()
         self._plans = PlanTasks()
 
     def nodes(self) -> list[Node]:
@@ -106,6 +109,13 @@ class RayBackend:
                 for name, call in calls.items()
                 if (state := _read_state(name, call)) is not None
             ]
+
+    def request_capacity(
+        self, bundles: Sequence[Resources], *, sender: int, always: bool
+    ) -> AutoscalerReport:
+        """Exchange requests and reports with Ray's autoscaler, in a thread of its own."""
+        address = self._gcs or ""
+        return self._autoscaler.exchange(address, bundles, sender=sender, always=always)
 
     def count_foreign_supervisors(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""
@@ -227,7 +237,7 @@ class RayBackend:
             _check_listener(self._gcs)
         except OSError:
             self._gcs, self._ask = self._address, RayActorClient(self._installation)
-            self._plans = PlanTasks()
+            self._plans, self._autoscaler = PlanTasks(), RayAutoscaler()
             ray.shutdown()
             raise
 

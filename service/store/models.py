@@ -488,3 +488,5 @@ class ClusterRow(Base):
     dashboard_url: Mapped[str | None] = mapped_column(_TEXT)
     """Address of Ray's dashboard as the scheduler reaches it; None if none answers."""
     nodes: Mapped[list[Any]]
+    autoscaler: Mapped[dict[str, Any] | None]
+    """What Ray's autoscaler was asked for (`service.domain.autoscaler_record.AutoscalerRecord`)."""

@@ -15,6 +15,8 @@ TURN_SECONDS, RECORD_DELAYS = "turn_seconds", "record_delays"
 """Names of histograms: a label for each bucket, not cumulative, and `SUM`."""
 ERRORS, DATABASE_ERRORS, WEBHOOK_ATTEMPTS = "errors", "database_errors", "webhook_attempts"
 """Names of counts by scope, kind and outcome."""
+AUTOSCALER_REQUESTS = "autoscaler_requests"
+"""Name of the count of requests to the autoscaler, by outcome."""
 SUM = "sum"
 BUCKETS: Mapping[str, tuple[float, ...]] = {
     TURN_SECONDS: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
@@ -54,6 +56,11 @@ class SchedulerCounts:
     def count_webhook_attempt(self, outcome: str) -> None:
         """Count an attempt to deliver a message, by the state in which it left the message."""
         self._add({WEBHOOK_ATTEMPTS: {outcome: 1.0}})
+
+    def count_autoscaler_requests(self, *, sent: int, failed: int) -> None:
+        """Count requests to the autoscaler, and failed exchanges with it."""
+        if sent or failed:
+            self._add({AUTOSCALER_REQUESTS: {"sent": float(sent), "failed": float(failed)}})
 
     def list_all(self) -> Counts:
         """Return what was counted so far."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from accordion.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Node, SupervisorState
+from tests.api.fake_autoscaler import FakeAutoscaler
 from tests.api.fake_guests import FakeGuests
 from tests.api.fake_job import (
     LAYERS,
@@ -53,7 +54,7 @@ from workers.contract import (
 )
 
 
-class FakeRuntime(FakePlans, FakeGuests):
+class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
     """Implements `service.runtime.protocol.Runtime`; any thread may call it."""
 
     def __init__(
@@ -66,6 +67,7 @@ class FakeRuntime(FakePlans, FakeGuests):
     ) -> None:
         FakePlans.__init__(self)
         FakeGuests.__init__(self, clock)
+        FakeAutoscaler.__init__(self)
         self.down = False
         """The cluster does not respond."""
         self.mute: set[int] = set()

@@ -98,6 +98,21 @@ def test_the_use_of_the_quota_of_any_other_user_is_listed_by_user(
     accordion("cancel", job["id"])
 
 
+def test_the_queue_and_a_job_say_what_the_autoscaler_was_asked_for(
+    accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.runtime, "has_autoscaler", True)
+    group = ("--set", "workers.min=2", "--set", "workers.max=2", "--set", "workers.cpus=4")
+    job = accordion("submit", spec, *group, "--json").json()
+    while not any(entry["asked_at"] for entry in queue_of(accordion, job["id"])):
+        pass  # pytest's time limit ends it
+    [line] = [text for text in accordion("queue").out.splitlines() if job["name"] in text]
+    assert "; the autoscaler was asked for 2 workers" in line
+    shown = accordion("show", job["id"]).out
+    assert "new nodes  the autoscaler was asked for 2 workers of 4 CPU each " in shown
+    accordion("cancel", job["id"])
+
+
 def queue_of(accordion: Accordion, job_id: str) -> list[dict[str, object]]:
     items = accordion("queue", "--json").json()["items"]
     return [entry for entry in items if entry["id"] == job_id]

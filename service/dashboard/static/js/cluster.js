@@ -7,7 +7,7 @@ const queued = (entry) => element("tr", {},
   cell("num", String(entry.position)),
   cell("name", entry.name === null ? `a job of ${entry.owner}` : element("a", { href: `/jobs/${entry.id}` }, entry.name)),
   cell("num", String(entry.priority)),
-  cell("long", entry.message),
+  cell("long", [entry.message, entry.autoscaler].filter(Boolean).join("; ")),
   cell("long", entry.remedies.join("; ") || "–"),
   cell("num", ago(entry.created_at)));
 

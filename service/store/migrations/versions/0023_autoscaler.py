@@ -1,0 +1,17 @@
+"""what Ray's autoscaler was asked for"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0023"
+down_revision = "0020"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("cluster", sa.Column("autoscaler", sa.JSON(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("cluster", "autoscaler")

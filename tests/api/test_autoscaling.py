@@ -1,0 +1,220 @@
+"""Jobs that need more nodes than the cluster has, with an autoscaler that adds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.domain.autoscaler_record import PATIENCE_S
+from service.domain.capacity_request import NodeType
+from service.domain.jobs import Reason, Status
+from service.domain.resources import Resources
+from service.store.autoscaler_rows import AutoscalerRows
+from service.store.models import QuotaRow
+from tests.api.test_quotas import queue
+from tests.api.test_service_metrics import scrape_of, store_counts
+from tests.api.world import World
+
+LONG = {"training": {"epochs": 400}}
+PAIR = {**LONG, "workers": {"min": 2, "max": 2, "cpus": 4}}
+"""It needs two nodes of the size of the only one."""
+LARGE = {**LONG, "workers": {"min": 1, "max": 1, "cpus": 8}}
+NODE = Resources(cpus=4.0, gpus=0.0)
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, database_url: str) -> Iterator[MakeWorld]:
+    """Makes services over one database, each with an autoscaler."""
+    worlds: list[World] = []
+
+    def make(**settings: Any) -> World:
+        worlds.append(World(tmp_path, database_url=database_url, **settings))
+        worlds[-1].runtime.has_autoscaler = True
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def scaling(world: World) -> World:
+    """A service whose cluster has an autoscaler, and one node of four CPUs."""
+    world.runtime.has_autoscaler = True
+    return world
+
+
+def wait_for_nodes(world: World, job_id: str) -> None:
+    """Turn until the autoscaler adds nodes for a job."""
+    world.turn_until(lambda: world.job(job_id).reason == Reason.WAITING_FOR_ROOM)
+
+
+@pytest.mark.each_database
+def test_a_job_asks_for_the_nodes_that_it_lacks_and_starts_when_they_join(
+    scaling: World, client: TestClient
+) -> None:
+    job = scaling.submit(**PAIR)
+    wait_for_nodes(scaling, job)
+    assert scaling.runtime.capacity_requests[-1] == (NODE, NODE)
+    scaling.clock.now += 40
+    entry = queue(client)[job]
+    group = "2 workers of 4 CPU each"
+    assert entry["message"] == f"needs {group}; it starts when the autoscaler has added nodes"
+    said = re.fullmatch(rf"the autoscaler was asked for {group} (\d+) s ago", entry["autoscaler"])
+    assert said is not None
+    assert 40 <= int(said[1]) < 60
+    assert entry["asked_at"].startswith("2027-01-15T")
+    scaling.runtime.cpus.append(4.0)
+    scaling.train(job, workers=2)
+    scaling.cancel(job)
+    scaling.finish(job)
+    scaling.turn(3)
+    assert scaling.runtime.capacity_requests[-1] == ()
+
+
+def test_nothing_is_asked_where_there_is_no_autoscaler(world: World, client: TestClient) -> None:
+    job = world.submit(**PAIR)
+    world.turn(5)
+    assert world.runtime.capacity_requests == []
+    entry = queue(client)[job]
+    assert (entry["reason"], entry["asked_at"], entry["autoscaler"]) == ("NEVER_FITS", None, "")
+
+
+def test_the_first_request_of_a_scheduler_is_sent_whatever_it_is(scaling: World) -> None:
+    scaling.turn(3)
+    assert scaling.runtime.capacity_requests == [()]
+    scaling.kill_scheduler()
+    scaling.turn(3)
+    assert scaling.runtime.capacity_requests == [(), ()]
+
+
+def test_a_job_that_waits_for_its_quota_asks_for_nothing(scaling: World) -> None:
+    with scaling.database.write() as session:
+        session.add(QuotaRow(account="label team:slow", jobs=0, changed_at=scaling.clock()))
+    job = scaling.submit(**PAIR, labels={"team": "slow"})
+    scaling.turn(5)
+    assert scaling.runtime.capacity_requests == [()]
+    with scaling.database.write() as session:
+        session.get_one(QuotaRow, "label team:slow").jobs = 1
+    wait_for_nodes(scaling, job)
+
+
+def test_a_job_whose_time_has_not_come_asks_for_nothing(scaling: World) -> None:
+    start = "2099-01-01T00:00:00Z"
+    assert scaling.job(scaling.submit(**PAIR, start_at=start)).reason == Reason.SCHEDULED
+    scaling.turn(5)
+    assert scaling.runtime.capacity_requests == [()]
+
+
+def test_a_job_that_the_autoscaler_cannot_serve_is_named_and_others_are_served(
+    scaling: World, client: TestClient
+) -> None:
+    scaling.runtime.serves = lambda bundles: all(part.cpus <= 4 for part in bundles)
+    large, pair = scaling.submit(**LARGE), scaling.submit(**PAIR)
+    wait_for_nodes(scaling, pair)
+    assert scaling.job(large).reason == Reason.NEVER_FITS
+    assert queue(client)[large]["autoscaler"] == (
+        "the autoscaler cannot add nodes for 1 worker of 8 CPU: no node type is large enough, or"
+        " its limit is reached"
+    )
+    assert scaling.runtime.capacity_requests[-1] == (NODE, NODE)
+
+
+def test_a_job_that_fits_no_node_type_is_named(scaling: World, client: TestClient) -> None:
+    scaling.runtime.node_types = (NodeType(name="small", resources=NODE),)
+    large, pair = scaling.submit(**LARGE), scaling.submit(**PAIR)
+    wait_for_nodes(scaling, pair)
+    why = "no node type of the autoscaler has 8 CPUs; largest: small with 4"
+    assert queue(client)[large]["autoscaler"] == why
+
+
+@pytest.mark.parametrize(("can_serve", "workers"), [(True, 2), (None, 4)])
+def test_a_running_job_grows_into_new_nodes_only_if_no_job_awaits_them(
+    scaling: World, can_serve: bool | None, workers: int
+) -> None:
+    scaling.runtime.serves = lambda _: can_serve
+    scaling.runtime.cpus = [2.0]
+    elastic = scaling.submit(**LONG, workers={"min": 1, "max": 4})
+    scaling.train(elastic, workers=2)
+    scaling.submit(**LARGE)
+    scaling.turn(5)
+    scaling.runtime.cpus.append(2.0)
+    scaling.turn(20)
+    assert scaling.job(elastic).world_size == workers
+
+
+def test_others_start_again_when_the_nodes_do_not_come_for_long(scaling: World) -> None:
+    pair = scaling.submit(**PAIR)
+    wait_for_nodes(scaling, pair)
+    small = scaling.submit(**LONG, workers={"min": 1, "max": 1})
+    scaling.turn(5)
+    assert scaling.job(small).status == Status.QUEUED
+    scaling.clock.now += PATIENCE_S
+    scaling.train(small)
+    assert scaling.job(pair).reason == Reason.NEVER_FITS
+
+
+def test_a_failing_autoscaler_fails_no_turn_and_is_shown_and_counted(
+    scaling: World, client: TestClient
+) -> None:
+    scrape = scrape_of(client)
+    scaling.runtime.autoscaler_problem = "the autoscaler could not be asked (TimeoutError: 10 s)"
+    pair, small = scaling.submit(**PAIR), scaling.submit(**LONG, workers={"min": 1, "max": 1})
+    scaling.train(small)
+    assert queue(client)[pair]["autoscaler"] == scaling.runtime.autoscaler_problem
+    store_counts(scaling)
+    assert scrape("accordion_autoscaler_requests_total", outcome="failed") > 0
+    assert scrape("accordion_scheduler_errors_total", scope="turn") == 0
+    scaling.runtime.autoscaler_problem = ""
+    wait_for_nodes(scaling, pair)
+
+
+@pytest.mark.each_database
+def test_the_parts_of_the_request_are_exported(scaling: World, client: TestClient) -> None:
+    scrape = scrape_of(client)
+    running = scaling.submit(**LONG, workers={"min": 1, "max": 1})
+    scaling.train(running)
+    wait_for_nodes(scaling, scaling.submit(**PAIR))
+    scaling.turn(2)
+    store_counts(scaling)
+    assert scrape("accordion_autoscaler_bundles", kind="waiting") == 2
+    assert scrape("accordion_autoscaler_bundles", kind="held") == 1
+    assert scrape("accordion_autoscaler_requests_total", outcome="sent") >= 1
+    assert scrape("accordion_autoscaler_requests_total", outcome="failed") == 0
+
+
+@pytest.mark.each_database
+def test_switching_it_off_clears_our_own_request_once(make_world: MakeWorld) -> None:
+    first = make_world()
+    wait_for_nodes(first, first.submit(**PAIR))
+    second = make_world(autoscaler="off")
+    second.clock.now = first.clock.now + first.settings.lease_s
+    second.turn(5)
+    assert second.runtime.capacity_requests == [()]
+    third = make_world(autoscaler="off")
+    third.clock.now = second.clock.now + first.settings.lease_s
+    third.turn(5)
+    assert third.runtime.capacity_requests == []
+
+
+def test_a_request_is_always_sent_if_the_setting_says_so(make_world: MakeWorld) -> None:
+    world = make_world(autoscaler="on")
+    world.runtime.has_autoscaler = False
+    world.submit(**PAIR)
+    world.turn(3)
+    assert world.runtime.capacity_requests[-1] == (NODE, NODE)
+
+
+def test_a_group_above_the_limit_is_not_asked_for(make_world: MakeWorld) -> None:
+    world = make_world(autoscaler_max_workers=1)
+    job = world.submit(**PAIR)
+    world.turn(3)
+    assert world.runtime.capacity_requests == [()]
+    why = AutoscalerRows(world.database).read().obstacles[job]
+    assert why.endswith("2 workers are more than ACCORDION_AUTOSCALER_MAX_WORKERS, which is 1")

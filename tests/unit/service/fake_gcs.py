@@ -1,0 +1,111 @@
+"""A GCS as far as the autoscaler is concerned: keys, the standing request, and what version 2 of
+the autoscaler reports.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray._raylet import GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, GCS_AUTOSCALER_V2_ENABLED_KEY
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import (
+    ClusterConfig,
+    ClusterResourceConstraint,
+    GetClusterStatusReply,
+    NodeStatus,
+)
+from ray.core.generated.common_pb2 import LabelSelectorOperator
+
+from service.runtime.ray_autoscaler import Bundle, Selector
+
+
+def build_constraint(bundles: list[Bundle], selectors: list[Selector]) -> ClusterResourceConstraint:
+    """Build the request as GCS gives it to the autoscaler."""
+    equals = LabelSelectorOperator.LABEL_OPERATOR_IN
+    requests = [
+        ResourceRequestUtil.make(
+            bundle, label_selectors=[[(name, equals, [value]) for name, value in labels.items()]]
+        )
+        for bundle, labels in zip(bundles, selectors, strict=True)
+    ]
+    return ClusterResourceConstraint(resource_requests=ResourceRequestUtil.group_by_count(requests))
+
+
+class FakeGcs:
+    """A GCS of its own: `connect` gives a client of it, and `send` replaces the request."""
+
+    def __init__(self) -> None:
+        self.keys: dict[bytes, bytes] = {}
+        self.sent: list[tuple[list[Bundle], list[Selector]]] = []
+        self.error: Exception | None = None
+        """Raised by every call."""
+        self._reply = GetClusterStatusReply()
+        self._version = 0
+
+    def connect(self, _address: str) -> FakeGcs:
+        """Return the client of every address."""
+        return self
+
+    def internal_kv_get(
+        self, key: bytes, namespace: bytes | None, timeout: float | None = None
+    ) -> bytes | None:
+        """Read a key."""
+        if self.error is not None:
+            raise self.error
+        return self.keys.get(key)
+
+    def get_cluster_status(self, timeout_s: float | None = None) -> bytes:
+        """Return the reply of a new version of the state, as bytes."""
+        self._version += 1
+        self._reply.cluster_resource_state.cluster_resource_state_version = self._version
+        return self._reply.SerializeToString()
+
+    def send(self, bundles: list[Bundle], selectors: list[Selector]) -> None:
+        """Replace the standing request."""
+        if self.error is not None:
+            raise self.error
+        self.sent.append((bundles, selectors))
+        self.hold(build_constraint(bundles, selectors))
+
+    def hold(self, *constraints: ClusterResourceConstraint) -> None:
+        """Hold these standing requests, of which there is at most one."""
+        state = self._reply.cluster_resource_state
+        del state.cluster_resource_constraints[:]
+        state.cluster_resource_constraints.extend(constraints)
+
+    def report_version_1(self, *node_types: str) -> None:
+        """Let version 1 of the autoscaler report active nodes of these types."""
+        report = {"autoscaler_report": {"active_nodes": dict(Counter(node_types))}}
+        self.keys[DEBUG_AUTOSCALING_STATUS.encode()] = json.dumps(report).encode()
+
+    def start_version_2(self, *node_types: str) -> None:
+        """Let the cluster have nodes of these types, and version 2 of the autoscaler, which has not
+        reported.
+        """
+        self.keys[GCS_AUTOSCALER_V2_ENABLED_KEY.encode()] = b"1"
+        for name in node_types:
+            self._reply.cluster_resource_state.node_states.add(
+                ray_node_type_name=name, status=NodeStatus.RUNNING
+            )
+
+    def judge(self, *, is_possible: bool = True) -> None:
+        """Let version 2 of the autoscaler read the state, and report whether it can serve the
+        request.
+        """
+        self._version += 1
+        state = self._reply.autoscaling_state
+        state.last_seen_cluster_resource_state_version = self._version
+        del state.infeasible_cluster_resource_constraints[:]
+        if not is_possible:
+            state.infeasible_cluster_resource_constraints.extend(
+                self._reply.cluster_resource_state.cluster_resource_constraints
+            )
+
+    def configure(self, **groups: dict[str, int]) -> None:
+        """Let the autoscaler report its node types: resources by name."""
+        config = ClusterConfig()
+        for name, resources in groups.items():
+            config.node_group_configs.add(name=name, resources=resources, max_count=4)
+        self.keys[GCS_AUTOSCALER_CLUSTER_CONFIG_KEY.encode()] = config.SerializeToString()

@@ -1,0 +1,301 @@
+"""Laws of the request to the autoscaler: what is asked for, in which order, and what is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.domain.bin_packing import FreeCapacity
+from service.domain.capacity_request import (
+    MAX_TIED_NODES,
+    NODE_GROUP_LABEL,
+    NODE_ID_LABEL,
+    CapacityRequest,
+    NodeType,
+    list_startable,
+    plan_capacity,
+)
+from service.domain.capacity_trials import (
+    NO_TRIALS,
+    RETRY_S,
+    Trials,
+    judge_request,
+    renew_trials,
+)
+from service.domain.jobs import Reason
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.quotas import Quota, QuotaTable
+from service.domain.resources import ResourceRequest, Resources
+from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
+from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
+
+NO_QUOTAS = QuotaTable()
+ACCOUNTS = ["user ada", "user bob", "label team:vision"]
+LIMITS = st.one_of(st.none(), st.integers(0, 4))
+QUOTAS = st.dictionaries(
+    st.sampled_from(ACCOUNTS), st.builds(Quota, jobs=LIMITS, workers=LIMITS)
+).map(lambda quotas: QuotaTable(quotas=quotas))
+LIMITED = st.lists(
+    st.tuples(ASKED, st.lists(st.sampled_from(ACCOUNTS), unique=True)), max_size=6
+).map(
+    lambda rows: [
+        PendingJob(id=str(n), request=replace(one, max=one.min), accounts=tuple(accounts))
+        for n, (one, accounts) in enumerate(rows)
+    ]
+)
+ROOMY = [
+    Resources(
+        cpus=1e4,
+        gpus=1e4,
+        custom=(("fpga", 1e4), ("licence", 1e4)),
+        labels=zone,
+        node=f"roomy-{number}",
+    )
+    for number, zone in enumerate([ZONE_A, ZONE_B])
+]
+
+
+def plan(
+    pending: Sequence[PendingJob],
+    allocated: Sequence[AllocatedJob] = (),
+    nodes: Sequence[Resources] = (),
+    *,
+    foreign: Sequence[Resources] = (),
+    node_types: Sequence[NodeType] = (),
+    max_workers: int = 1000,
+    quotas: QuotaTable = NO_QUOTAS,
+    trials: Trials = NO_TRIALS,
+) -> CapacityRequest:
+    limits = {"max_workers": max_workers, "quotas": quotas, "trials": trials}
+    return plan_capacity(
+        pending, allocated, nodes, foreign=foreign, node_types=node_types, **limits
+    )
+
+
+def judge(
+    trials: Trials, request: CapacityRequest, *, is_possible: bool, now: float = 0.0
+) -> Trials:
+    """Trials after the autoscaler has judged a request."""
+    verdict = {"is_complete": request.is_complete, "is_possible": is_possible, "now": now}
+    return judge_request(trials, request.asked, **verdict)
+
+
+def waiting(name: str, least: int, cpus: float = 1.0, gpus: float = 0.0) -> PendingJob:
+    return PendingJob(id=name, request=asked(least, least, cpus, gpus))
+
+
+def started_node(name: str, cpus: float = 4.0, gpus: float = 0.0, **labels: str) -> Resources:
+    """A node that an autoscaler started."""
+    own = {NODE_ID_LABEL: name, NODE_GROUP_LABEL: "workers", **labels}
+    return Resources(cpus=cpus, gpus=gpus, labels=frozenset(own.items()), node=name)
+
+
+@given(LIMITED, HELD, QUOTAS)
+def test_nodes_are_asked_for_the_jobs_that_would_start_if_there_were_room(
+    pending: list[PendingJob], held: list[Resources], quotas: QuotaTable
+) -> None:
+    running = [
+        replace(running_job(f"r{n}", "", one.cpus, one.gpus), placed=(), accounts=("user ada",))
+        for n, one in enumerate(held)
+    ]
+    admissions = plan_queue(pending, ROOMY, running, rules=QueueRules(quotas=quotas))
+    starting = [job.id for job in pending if admissions[job.id].reason is Reason.ADMITTED]
+    assert list(plan(pending, running, quotas=quotas).asked) == starting
+
+
+@given(LIMITED, QUOTAS, st.integers(1, 12))
+def test_jobs_ask_in_the_order_of_the_queue_and_within_the_limit(
+    pending: list[PendingJob], quotas: QuotaTable, limit: int
+) -> None:
+    request = plan(pending, quotas=quotas, max_workers=limit)
+    able = [job for job in list_startable(pending, (), quotas) if job.request.min <= limit]
+    assert list(request.asked) == [job.id for job in able][: len(request.asked)]
+    assert sum(len(group) for group in request.asked.values()) <= limit
+    assert bool(request.asked) == bool(able)
+
+
+@given(NAMED_NODES, RUNNING, WAITING)
+def test_capacity_in_use_is_asked_for_once_and_fits_its_node(
+    nodes: list[Resources], rows: list[tuple[ResourceRequest, int]], pending: list[PendingJob]
+) -> None:
+    jobs = place(rows, nodes)
+    request = plan(pending, jobs, nodes)
+    by_id = {node.node: node for node in nodes}
+    assert sorted({name for job in jobs for name in job.placed}) == [p.node for p in request.held]
+    for part in request.held:
+        assert FreeCapacity.of(by_id[part.node]).fits(replace(part, labels=frozenset()))
+    assert sum(part.cpus for part in request.held) == pytest.approx(
+        sum(job.request.cpus for job in jobs)
+    )
+
+
+def serve(request: CapacityRequest, bad: set[float], most: int) -> bool:
+    """Whether an autoscaler can serve a request that has no node type for some sizes, and at most
+    so many workers.
+    """
+    groups = request.asked.values()
+    return all(group[0].cpus not in bad for group in groups) and sum(map(len, groups)) <= most
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), SHARES), max_size=8), st.sets(SHARES), st.integers(0, 12)
+)
+def test_trials_end_with_every_job_that_can_be_served_beside_those_ahead(
+    rows: list[tuple[int, float]], bad: set[float], most: int
+) -> None:
+    pending = [waiting(str(n), least, cpus) for n, (least, cpus) in enumerate(rows)]
+    trials, left, served = NO_TRIALS, most, []
+    for job in pending:
+        if job.request.cpus not in bad and job.request.min <= left:
+            left -= job.request.min
+            served.append(job.id)
+    for _ in range(len(pending) + 2):
+        request = plan(pending, trials=trials)
+        trials = judge(trials, request, is_possible=serve(request, bad, most))
+    request = plan(pending, trials=trials)
+    assert list(request.asked) == served
+    assert request.obstacles.keys() == {job.id for job in pending} - set(served)
+    assert trials.accepted == frozenset(served)
+
+
+def test_a_job_that_waits_for_its_quota_asks_for_nothing() -> None:
+    quotas = QuotaTable(quotas={"user ada": Quota(jobs=1)})
+    jobs = [replace(waiting(name, 1), accounts=("user ada",)) for name in "ab"]
+    assert list(plan(jobs, quotas=quotas).asked) == ["a"]
+
+
+def test_the_request_of_running_jobs_alone_has_what_they_use_and_no_idle_node() -> None:
+    nodes = [started_node("a"), started_node("b")]
+    request = plan([], [running_job("r", "a", cpus=2)], nodes, foreign=[replace(nodes[1], cpus=1)])
+    assert [(part.cpus, dict(part.labels)) for part in request.bundles] == [
+        (2.0, {NODE_ID_LABEL: "a"})
+    ]
+
+
+def test_what_other_programs_use_is_added_while_a_job_waits() -> None:
+    node = started_node("a", cpus=4)
+    request = plan([waiting("w", 1)], (), [node], foreign=[replace(node, cpus=3)])
+    assert [part.cpus for part in request.held] == [3.0]
+
+
+def test_workers_that_leave_are_left_out_and_those_without_a_node_are_not_tied() -> None:
+    leaving = replace(running_job("l", "a", cpus=2), leaving=True)
+    starting = AllocatedJob(id="s", request=asked(2, 2), allocated_workers=2, placed=("gone",))
+    request = plan([], [leaving, starting], [started_node("a")])
+    assert request.held == (Resources(cpus=1.0, gpus=0.0),) * 2
+
+
+def test_nodes_that_the_autoscaler_did_not_start_are_left_out_with_what_runs_there() -> None:
+    by_hand = Resources(cpus=4, gpus=0, labels=frozenset({(NODE_ID_LABEL, "h")}), node="h")
+    jobs = [running_job("r", "h", cpus=2), running_job("s", "a", cpus=3)]
+    assert [part.node for part in plan([], jobs, [by_hand, started_node("a")]).held] == ["a"]
+    assert [part.node for part in plan([], jobs[:1], [by_hand]).held] == ["h"]
+
+
+def test_capacity_in_use_has_the_labels_that_waiting_jobs_ask_for() -> None:
+    job = PendingJob(id="w", request=replace(asked(1, 1), labels=ZONE_A))
+    [held] = plan([job], [running_job("r", "a", cpus=2)], [started_node("a", zone="a")]).held
+    assert dict(held.labels) == {NODE_ID_LABEL: "a", "zone": "a"}
+
+
+def test_capacity_in_use_on_many_nodes_is_not_tied_to_them() -> None:
+    names = [f"n{number}" for number in range(MAX_TIED_NODES + 1)]
+    jobs = [running_job(name, name, cpus=1) for name in names]
+    nodes = [started_node(name) for name in names]
+    assert not any(part.labels for part in plan([], jobs, nodes).held)
+    assert all(part.labels for part in plan([], jobs[1:], nodes).held)
+
+
+GPU_4 = NodeType(name="gpu-4", resources=Resources(cpus=16, gpus=4, memory=64e9))
+CPU_64 = NodeType(name="cpu-64", resources=Resources(cpus=64, gpus=0, memory=8e9))
+
+
+@pytest.mark.parametrize(
+    ("worker", "why"),
+    [
+        ({"gpus": 8.0}, "no node type of the autoscaler has 8 GPUs; largest: gpu-4 with 4"),
+        ({"cpus": 96.0}, "no node type of the autoscaler has 96 CPUs; largest: cpu-64 with 64"),
+        ({"memory": 1e11}, "no node type of the autoscaler has 100 GB of memory; largest: gpu-4"),
+        ({"custom": (("fpga", 1.0),)}, "no node type of the autoscaler has 1 fpga; none has any"),
+        ({"cpus": 32.0, "gpus": 1.0}, "no node type of the autoscaler has all that a worker needs"),
+    ],
+)
+def test_a_job_that_fits_no_node_type_is_named_and_does_not_spoil_the_request(
+    worker: dict[str, object], why: str
+) -> None:
+    large = PendingJob(id="large", request=replace(asked(1, 1), **worker))
+    request = plan([large, waiting("small", 1)], node_types=[GPU_4, CPU_64])
+    assert list(request.asked) == ["small"]
+    assert request.obstacles["large"].startswith(why)
+
+
+def test_a_job_that_fits_a_node_of_the_cluster_needs_no_node_type() -> None:
+    request = plan([waiting("w", 1, cpus=96)], (), [started_node("a", 128)], node_types=[GPU_4])
+    assert list(request.asked) == ["w"]
+
+
+def test_a_group_above_the_limit_is_named_and_keeps_no_other_job_from_asking() -> None:
+    request = plan([waiting("huge", 9), waiting("small", 2)], max_workers=8)
+    assert list(request.asked) == ["small"]
+    assert request.obstacles["huge"] == (
+        "the autoscaler is not asked: 9 workers are more than ACCORDION_AUTOSCALER_MAX_WORKERS,"
+        " which is 8"
+    )
+
+
+def refuse(*names: str) -> tuple[list[PendingJob], Trials]:
+    """Jobs of different sizes, and the trials after each of them was refused."""
+    pending = [waiting(name, 1, cpus=2.0**n) for n, name in enumerate(names)]
+    trials = NO_TRIALS
+    for _ in range(len(names) + 1):
+        request = plan(pending, trials=trials)
+        trials = judge(trials, request, is_possible=not request.asked, now=100.0)
+    return pending, trials
+
+
+def test_what_was_refused_is_tried_again_later_one_job_after_the_other() -> None:
+    pending, trials = refuse("a", "b")
+    soon = renew_trials(trials, now=100.0 + RETRY_S - 1)
+    assert plan(pending, trials=soon).asked == {}
+    again = plan(pending, trials=renew_trials(trials, now=100.0 + RETRY_S))
+    assert list(again.asked) == ["a"]
+
+
+def test_a_clock_that_was_set_back_does_not_keep_a_job_refused() -> None:
+    pending, trials = refuse("a")
+    assert list(plan(pending, trials=renew_trials(trials, now=50.0)).asked) == ["a"]
+
+
+def test_jobs_of_the_same_size_as_a_refused_one_are_not_tried() -> None:
+    _, trials = refuse("a")
+    request = plan([waiting("twin", 1, cpus=1.0)], trials=trials)
+    assert request.obstacles["twin"].startswith("the autoscaler cannot add nodes for 1 worker of")
+
+
+def test_jobs_that_were_accepted_are_tried_anew_when_they_become_impossible() -> None:
+    pending = [waiting("a", 1, cpus=1), waiting("b", 1, cpus=2)]
+    trials = judge(NO_TRIALS, plan(pending), is_possible=True)
+    trials = judge(trials, plan(pending, trials=trials), is_possible=False)
+    assert list(plan(pending, trials=trials).asked) == ["a"]
+
+
+def test_an_accepted_job_stays_in_the_request_while_others_ahead_are_tried() -> None:
+    accepted = judge(NO_TRIALS, plan([waiting("c", 1)]), is_possible=True)
+    pending = [waiting(name, 1, cpus=cpus) for name, cpus in [("a", 2.0), ("b", 4.0), ("c", 1.0)]]
+    trials = judge(accepted, plan(pending, trials=accepted), is_possible=False)
+    assert list(plan(pending, trials=trials).asked) == ["a", "c"]
+
+
+def test_use_that_is_impossible_by_itself_is_left_out_for_a_while() -> None:
+    pending, jobs = [waiting("w", 1)], [running_job("r", "a", cpus=2)]
+    nodes, trials = [started_node("a")], NO_TRIALS
+    for _ in range(2):
+        request = plan(pending, jobs, nodes, trials=trials)
+        trials = judge(trials, request, is_possible=False, now=100.0)
+    request = plan(pending, jobs, nodes, trials=trials)
+    assert (request.held, list(request.asked)) == ((), ["w"])
+    assert plan(pending, jobs, nodes, trials=renew_trials(trials, now=100.0 + RETRY_S)).held
