@@ -158,7 +158,9 @@ class Settings(BaseSettings):
     and checkpoints. 0 keeps all.
     """
     max_ended_jobs: int = Field(default=0, ge=0)
-    """How many ended jobs are kept; those that ended first are deleted. 0 keeps all."""
+    """How many ended jobs are kept; those that ended first are deleted. Archived jobs do not count
+    and are not deleted. 0 keeps all.
+    """
     max_log_bytes: int = Field(default=67_108_864, ge=0)
     """Bytes of output that are kept of each job, counted as JSON; the oldest are removed. 0 keeps
     all.

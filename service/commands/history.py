@@ -163,6 +163,8 @@ def _summarize_job(job: JobView) -> list[str]:
             f" {format_workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
         ),
     ]
+    if job.archived:
+        lines.append(f"archived   'accordion unarchive {job.id}' takes it back into the lists")
     lines += _summarize_queueing(job)
     if job.ray_run is not None:
         lines.append(f"ray        {format_ray_run(job.ray_run)}")

@@ -22,7 +22,7 @@ class Scope(StrEnum):
     READ_ALL = "read:all"
     """See the jobs of all users."""
     SUBMIT = "submit"
-    """Submit jobs, and resize, pause, resume, cancel, retry and delete one's own."""
+    """Submit jobs, and resize, pause, resume, cancel, retry, archive and delete one's own."""
     OVERRIDE = "override"
     """Override the compression and the batch of one's own jobs, and of guest runs."""
     WRITE_ALL = "write:all"

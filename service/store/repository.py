@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select, true, tuple_, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.job_status import UNFINISHED
@@ -63,6 +63,8 @@ class JobFilter:
     created_after: float | None = None
     """Earliest time of submission, in seconds since 1970."""
     created_before: float | None = None
+    archived: bool | None = False
+    """Only archived jobs, or only others; None for both."""
     visible_to: str | None = None
     """User whose jobs, and guest runs, are visible; None if all jobs are."""
     before: tuple[float, str] | None = None
@@ -113,13 +115,23 @@ class Repository:
 
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that match the filter, newest first."""
-        query = (
-            select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
-        )
-        query = query.where(*_list_conditions(wanted))
+        newest_first = JobRow.created_at.desc(), JobRow.id.desc()
+        conditions = _list_conditions(wanted)
         if wanted.before is not None:
-            query = query.where(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
-        return self._all(query)
+            conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
+        if wanted.archived is not None:
+            conditions.append(_is_archived(wanted.archived))
+            query = select(JobRow).where(*conditions)
+        else:
+            # The indexes hold archived jobs and others apart, so each kind has a page of its own.
+            newest = select(JobRow.id).where(*conditions).order_by(*newest_first)
+            pages = [
+                newest.where(_is_archived(archived)).limit(wanted.limit).subquery()
+                for archived in (False, True)
+            ]
+            ids = union_all(*(select(page.c.id) for page in pages))
+            query = select(JobRow).where(JobRow.id.in_(ids))
+        return self._all(query.order_by(*newest_first).limit(wanted.limit))
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
@@ -312,7 +324,7 @@ class Repository:
 
         Args:
             before: only those that ended before this time, in seconds since 1970.
-            beyond: leave out so many that ended last.
+            beyond: leave out so many that ended last, and all archived ones.
             limit: most jobs to return.
         """
         query = select(JobRow).where(JobRow.ended_at.is_not(None))
@@ -322,6 +334,7 @@ class Repository:
         oldest = JobRow.ended_at, JobRow.id
         if not beyond:
             return self._all(query.order_by(*oldest).limit(limit))
+        query = query.where(_is_archived(False))
         rows = self._all(query.order_by(*newest).offset(beyond).limit(limit))
         return rows[::-1]
 
@@ -371,6 +384,11 @@ def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     ]
     labels = [JobRow.labels[key].as_string() == value for key, value in wanted.labels]
     return labels + [condition(value) for value, condition in filters if value is not None]
+
+
+def _is_archived(archived: bool) -> ColumnElement[bool]:
+    """An equation, which an index serves on both databases."""
+    return JobRow.archived == (true() if archived else false())
 
 
 def _has_id_prefix(prefix: str) -> ColumnElement[bool]:

@@ -88,6 +88,7 @@ def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
         lambda repository: repository.jobs(JobFilter(name="n")),
         lambda repository: repository.jobs(JobFilter(id_prefix="01a2")),
         lambda repository: repository.jobs(JobFilter(before=(1.0, "j"))),
+        lambda repository: repository.jobs(JobFilter(archived=True)),
         lambda repository: repository.shown(1.0),
         lambda repository: repository.count_by_status(),
     ],
@@ -100,16 +101,47 @@ def test_a_list_reads_no_more_rows_than_it_shows(
     assert full_scans(world, found) == []
 
 
+_BY_AGE = "ix_jobs_archived_created_at_id (archived=?"
+
+
+@pytest.mark.parametrize("archived", [False, True, None])
 @pytest.mark.parametrize(
-    "filters", [{"statuses": ["FAILED"]}, {"name": "n"}, {"id_prefix": "01a2"}]
+    ("filters", "index"),
+    [
+        ({}, _BY_AGE),
+        ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
+        ({"statuses": ["FAILED"]}, "ix_jobs_status_archived_created_at_id (status=? AND archived=?"),
+        ({"name": "n"}, "ix_jobs_name_archived_created_at_id (name=? AND archived=?"),
+        ({"owner": "ada"}, "ix_jobs_owner_archived_created_at_id (owner=? AND archived=?"),
+        ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
+    ],
 )
-def test_a_filter_is_served_by_an_index(world: World, filters: dict[str, Any]) -> None:
+def test_a_filter_is_served_by_an_index(
+    world: World, filters: dict[str, Any], index: str, archived: bool | None
+) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(**filters))
+        world.repository.jobs(JobFilter(**filters, archived=archived))
     [(statement, values)] = found
     with world.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
-        assert [step[3][:11] for step in plan if "jobs" in step[3]] == ["SEARCH jobs"]
+        steps = [step[3] for step in plan if " jobs " in step[3]]
+    used = [step for step in steps if index in step]
+    assert len(used) == (2 if archived is None else 1), steps
+    assert all(step.startswith("SEARCH jobs USING ") for step in steps)
+
+
+@pytest.mark.parametrize("filters", [{}, {"name": "n"}, {"owner": "ada"}, {"statuses": ["FAILED"]}])
+@pytest.mark.parametrize("archived", [False, True, None])
+def test_a_list_is_read_in_the_order_of_an_index(
+    world: World, filters: dict[str, Any], archived: bool | None
+) -> None:
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(**filters, archived=archived))
+    [(statement, values)] = found
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        sorts = [step[3] for step in plan if "TEMP B-TREE" in step[3]]
+    assert len(sorts) == (1 if archived is None else 0), "only the two pages are merged"
 
 
 def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: World) -> None:
