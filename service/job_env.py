@@ -1,5 +1,5 @@
-"""Environment variables of a job's workers, with the values of its owner's secrets, and the cache of
-their data.
+"""Environment variables of a job's workers, with the values of its owner's secrets, and the cache
+of their data.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
+from workers.data_spec import DataCache as DataCache
+from workers.data_spec import name_variable as name_variable
 from workers.env_spec import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
 from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
 from workers.env_spec import list_secret_names as list_secret_names
-from workers.data_spec import DataCache as DataCache
-from workers.data_spec import name_variable as name_variable
 from workers.env_spec import list_secret_values
 from workers.env_spec import resolve_env as resolve_env
 from workers.objective_spec import ObjectiveSpec as ObjectiveSpec

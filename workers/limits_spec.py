@@ -1,4 +1,7 @@
-"""The part of a job's specification with its time limits. Loads pydantic, but neither ray nor torch."""
+"""The part of a job's specification with its time limits.
+
+Loads pydantic, but neither ray nor torch.
+"""
 
 from __future__ import annotations
 

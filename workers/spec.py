@@ -319,9 +319,9 @@ class JobSpec(Strict):
     `{"HF_TOKEN": {"secret": "hf-token"}}` takes your secret of that name (`PUT /api/v1/secrets`).
     """
     data: DataLocations = Field(default={})
-    """Up to 16 locations of data by name, such as `{"train": "s3://bucket/train"}`. Each node fetches
-    the files of a URL once; an absolute path is used where it is. Workers find the data of `train`
-    at `session.data_path("train")`, and in the variable `ACCORDION_DATA_TRAIN`.
+    """Up to 16 locations of data by name, such as `{"train": "s3://bucket/train"}`. Each node
+    fetches the files of a URL once; an absolute path is used where it is. Workers find those of
+    `train` with `session.data_path("train")`, and in the variable `ACCORDION_DATA_TRAIN`.
     """
     workers: WorkersSpec = WorkersSpec()
     """Worker processes and what each reserves."""

@@ -84,7 +84,8 @@ def _check_protocol(protocol: str, what: str) -> None:
     if protocol in _NO_STORAGE or protocol not in known_implementations:
         known = ", ".join(sorted(known_implementations.keys() - _NO_STORAGE - {"memory"}))
         raise ValueError(
-            f"{what} has the protocol {protocol!r}, which is not that of a storage; known are {known}"
+            f"{what} has the protocol {protocol!r}, which is not that of a storage; known are"
+            f" {known}"
         )
     package = known_implementations[protocol]["class"].partition(".")[0]
     package = _PACKAGE_OF.get(protocol, package)

@@ -30,8 +30,8 @@ class BatchRequest(Request):
     """An action on all jobs with some labels that it can change; guest runs are left out."""
 
     action: Annotated[JobAction, Field(strict=False)]
-    """`cancel`, `pause` or `resume` for unfinished jobs, `archive` or `unarchive` for ended ones, as
-    for one job.
+    """`cancel`, `pause` or `resume` for unfinished jobs, `archive` or `unarchive` for ended ones,
+    as for one job.
     """
     labels: dict[Label, Label] = Field(min_length=1, max_length=32)
     """Labels by key; the action is for jobs that have all of them."""

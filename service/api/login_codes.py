@@ -66,9 +66,7 @@ def exchange_code(body: CodeExchange, request: Request, state: StateDep) -> NewT
             "the login code is wrong, has already been used or has expired; run 'accordion login'"
             " again"
         )
-    caller = replace(
-        _find_caller(state, row.token_id), request_id=request.state.request_id
-    )
+    caller = replace(_find_caller(state, row.token_id), request_id=request.state.request_id)
     if Scope.TOKENS not in caller.scopes:
         raise Forbidden(describe_missing_scope(caller, Scope.TOKENS))
     ends = [now + state.settings.login_days * DAY_S, caller.expires_at]

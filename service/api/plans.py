@@ -63,7 +63,8 @@ def add_plan(
         name, location = next(iter(body.spec.data.items()))
         raise Invalid(
             f"data names {name!r} at {location}, which is not fetched to measure a step; leave data"
-            " out and give paths on the workers, or run 'accordion plan' on a machine with the data",
+            " out and give paths on the workers, or run 'accordion plan' on a machine that has the"
+            " data",
             "/spec/data",
         )
     check_code(state, body.spec, "/spec/code")

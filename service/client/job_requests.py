@@ -221,8 +221,8 @@ class JobRequests(RequestSender):
         owner: str | None = None,
         dry_run: bool = False,
     ) -> BatchView:
-        """Cancel, pause or resume all unfinished jobs with these labels, or archive or unarchive the
-        ended ones; repeating is harmless.
+        """Cancel, pause or resume all unfinished jobs with these labels, or archive or unarchive
+        the ended ones; repeating is harmless.
 
         Args:
             action: `cancel`, `pause`, `resume`, `archive` or `unarchive`.

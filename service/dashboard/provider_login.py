@@ -89,9 +89,7 @@ async def finish_login(request: Request) -> Response:
         # A browser sends a strict cookie only if a page of ours, not the provider's redirect, leads
         # to the next page.
         response = render_page(request, "logged_in.html", target=begun.next)
-        set_session(
-            state, response, token_id, secure=begun.redirect_uri.startswith("https://")
-        )
+        set_session(state, response, token_id, secure=begun.redirect_uri.startswith("https://"))
     response.delete_cookie(_cookie_name(state), path="/login/oidc")
     return response
 

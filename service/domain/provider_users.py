@@ -74,9 +74,7 @@ def is_subject(value: object) -> bool:
     )
 
 
-def choose_role(
-    groups: Any, roles: Mapping[str, Role], default_role: Role | None
-) -> Role | None:
+def choose_role(groups: Any, roles: Mapping[str, Role], default_role: Role | None) -> Role | None:
     """Return the highest role of a user's groups.
 
     Args:

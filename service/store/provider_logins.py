@@ -97,7 +97,7 @@ def _revoke_tokens(session: Session, login: ProviderLogin, now: float) -> None:
         append_audit(session, caller, "token.revoked", subject=token.id, before=before, now=now)
 
 
-def _select_user(user: ProviderUser) -> Select[tuple[UserRow]]:
+def _select_user(user: ProviderUser) -> Select[UserRow]:
     known = UserRow.issuer == user.issuer, UserRow.subject == user.subject
     return select(UserRow).where(*known).with_for_update()
 

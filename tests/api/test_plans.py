@@ -57,7 +57,7 @@ def test_a_plan_for_a_job_with_data_is_refused_with_the_way_out(client: TestClie
     [error] = answer.json()["errors"]
     assert (answer.status_code, error["pointer"]) == (422, "/spec/data")
     assert "data names 'train' at s3://bucket/train, which is not fetched" in error["detail"]
-    assert "run 'accordion plan' on a machine with the data" in error["detail"]
+    assert "run 'accordion plan' on a machine that has the data" in error["detail"]
 
 
 def test_plans_run_one_at_a_time_in_the_order_of_their_requests(

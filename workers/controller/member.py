@@ -16,8 +16,8 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Call to `locate`, then to `fetch_data` if the job names some, then to `prepare`; None once the
-    process is prepared.
+    """Call to `locate`, then to `fetch_data` if the job names some, then to `prepare`; None once
+    the process is prepared.
     """
     location: ProcessLocation | None = None
     is_fetching: bool = False

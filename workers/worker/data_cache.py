@@ -166,8 +166,7 @@ def _note_of(folder: Path) -> Path:
 
 
 def _is_complete(folder: Path, listing: Listing) -> bool:
-    """Return whether all files are there: some systems remove old ones from temporary directories.
-    """
+    """Return whether all files are there: some systems remove old temporary files."""
     return folder.is_dir() and all(
         _has_size(folder / file.name, file.size_bytes) for file in listing.files
     )

@@ -179,7 +179,7 @@ def _try_repeatedly(
     while True:
         try:
             return request()
-        except Exception as error:  # noqa: BLE001 - each library has its own errors of the network
+        except Exception as error:  # each library has its own errors of the network
             if _is_permanent(error) or pace.clock() - began >= RETRY_LIMIT_S:
                 raise DataFetchError(_explain(name, location, error)) from error
             log.warning("data %r: %s; trying again", name, _explain_short(error))

@@ -121,7 +121,9 @@ def test_a_plan_on_this_machine_takes_data_from_paths_and_variables(
     monkeypatch.setattr(planner_process, "run_planner", run_planner)
     monkeypatch.delenv("ACCORDION_DATA_TRAIN", raising=False)
     file = tmp_path / "job.yaml"
-    file.write_text("task: {name: digits-mlp}\ndata: {train: s3://bucket/train, words: /mnt/words}\n")
+    file.write_text(
+        "task: {name: digits-mlp}\ndata: {train: s3://bucket/train, words: /mnt/words}\n"
+    )
     plan = ("plan", file, "--workers", "2", "--link", "1Gbit")
     refused = accordion(*plan)
     assert (refused.code, "set ACCORDION_DATA_TRAIN to a path" in refused.err, got) == (2, True, {})

@@ -318,7 +318,11 @@ def test_a_job_is_found_with_as_many_requests_however_many_there_are(client_of: 
 
 @pytest.mark.parametrize(
     ("archived", "archive_first", "found"),
-    [(("00-abc",), False, "01-abc"), (("00-abc",), True, "00-abc"), (("00-abc", "01-abc"), False, "")],
+    [
+        (("00-abc",), False, "01-abc"),
+        (("00-abc",), True, "00-abc"),
+        (("00-abc", "01-abc"), False, ""),
+    ],
 )
 def test_an_archived_job_is_found_by_name_only_if_no_other_matches(
     client_of: ClientOf, archived: tuple[str, ...], archive_first: bool, found: str

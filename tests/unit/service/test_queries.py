@@ -110,7 +110,10 @@ _BY_AGE = "ix_jobs_archived_created_at_id (archived=?"
     [
         ({}, _BY_AGE),
         ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
-        ({"statuses": ["FAILED"]}, "ix_jobs_status_archived_created_at_id (status=? AND archived=?"),
+        (
+            {"statuses": ["FAILED"]},
+            "ix_jobs_status_archived_created_at_id (status=? AND archived=?",
+        ),
         ({"name": "n"}, "ix_jobs_name_archived_created_at_id (name=? AND archived=?"),
         ({"owner": "ada"}, "ix_jobs_owner_archived_created_at_id (owner=? AND archived=?"),
         ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),

@@ -43,7 +43,9 @@ def test_a_process_is_ready_when_it_is_placed_and_prepared(here: World) -> None:
 
 
 def test_a_process_fetches_data_before_it_prepares(tmp_path: Path) -> None:
-    here = pool_of(tmp_path, data={"train": "s3://bucket/train"}, limits=LimitsSpec(start_seconds=5))
+    here = pool_of(
+        tmp_path, data={"train": "s3://bucket/train"}, limits=LimitsSpec(start_seconds=5)
+    )
     actor = here.starting(fetch_data=OPEN, prepare=OPEN)
     here.poll(HUNG_S + 1.0)
     assert [call.method for call in actor.calls][:2] == ["locate", "fetch_data"]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -246,7 +245,7 @@ def test_an_error_that_stays_is_reported_at_once(
 def test_a_missing_location_is_named(tmp_path: Path, cache: DataCache) -> None:
     with pytest.raises(DataFetchError, match=f"data 'train': there .* at file://{tmp_path}/none"):
         provide_data(job(tmp_path, cache, train=f"file://{tmp_path}/none"))
-    with pytest.raises(DataFetchError, match="none cannot be used on this node .*No such file"):
+    with pytest.raises(DataFetchError, match=r"none cannot be used on this node .*No such file"):
         provide_data(job(tmp_path, cache, train=f"{tmp_path}/none"))
 
 
@@ -263,7 +262,7 @@ def test_a_job_gets_the_same_files_in_all_attempts(
     provide_data(launch)
     provide_data(launch)
     (source / "a.txt").write_text("changed")
-    with pytest.raises(DataFetchError, match="have changed since the job began.*clone the job"):
+    with pytest.raises(DataFetchError, match=r"have changed since the job began.*clone the job"):
         provide_data(launch)
     listing = list_files("train", f"file://{source}", Time().pace())
     other = tmp_path / "other"
@@ -294,7 +293,7 @@ def test_what_was_used_least_recently_makes_room(
 def test_what_processes_use_is_not_removed(cache: DataCache) -> None:
     small, remote = cache.model_copy(update={"max_bytes": 10}), Remote()
     used = fetch("train", remote.listing("a"), small, Time().pace())
-    with pytest.raises(DataFetchError, match="this node has no room.*jobs use 8e-09 GB"):
+    with pytest.raises(DataFetchError, match=r"this node has no room.*jobs use 8e-09 GB"):
         fetch("train", remote.listing("b"), small, Time().pace())
     assert used.exists()
 

@@ -26,7 +26,10 @@ def test_paths_and_urls_of_storages_are_taken(location: str) -> None:
 @pytest.mark.parametrize(
     ("location", "sentence"),
     [
-        ("imagenet", "is neither an absolute path on the workers, such as /mnt/imagenet, nor a URL"),
+        (
+            "imagenet",
+            "is neither an absolute path on the workers, such as /mnt/imagenet, nor a URL",
+        ),
         ("~/imagenet", "is neither an absolute path"),
         ("", "is neither an absolute path"),
         ("/", "is the root of the file system"),
