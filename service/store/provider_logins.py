@@ -47,17 +47,17 @@ def store_login(database: Database, login: ProviderLogin, *, now: float) -> None
         raise Forbidden(login.user.role_problem)
     try:
         with database.write() as session:
-            _store_login(session, login, role, now)
+            _store_login(session, login, role, now=now)
     except IntegrityError:
         raise Conflict(f"user {login.user.name!r} was added meanwhile; log in again") from None
 
 
-def _store_login(session: Session, login: ProviderLogin, role: Role, now: float) -> None:
+def _store_login(session: Session, login: ProviderLogin, role: Role, *, now: float) -> None:
     user = login.user
     row = session.scalar(_select_user(user))
     before = None if row is None else {"role": row.role}
     if row is None:
-        row = _add_user(session, user, role, now)
+        row = _add_user(session, user, role, now=now)
     if row.disabled_at is not None:
         raise Forbidden(f"user {row.name!r} is disabled; ask an admin")
     row.role = role.value
@@ -102,7 +102,7 @@ def _select_user(user: ProviderUser) -> Select[UserRow]:
     return select(UserRow).where(*known).with_for_update()
 
 
-def _add_user(session: Session, user: ProviderUser, role: Role, now: float) -> UserRow:
+def _add_user(session: Session, user: ProviderUser, role: Role, *, now: float) -> UserRow:
     """Add a user, whose name must be free.
 
     Raises:

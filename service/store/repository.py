@@ -130,10 +130,8 @@ class Repository:
         conditions = _list_conditions(wanted)
         if wanted.before is not None:
             conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
-        if wanted.archived is not None:
-            conditions.append(_is_archived(wanted.archived))
-            query = select(JobRow).where(*conditions)
-        else:
+        query = select(JobRow).where(*conditions)
+        if wanted.archived is None and wanted.id_prefix is None:
             # The indexes hold archived jobs and others apart, so each kind has a page of its own.
             newest = select(JobRow.id).where(*conditions).order_by(*newest_first)
             pages = [
@@ -389,6 +387,7 @@ def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
         (wanted.id_prefix, _has_id_prefix),
         (wanted.kind, lambda kind: JobRow.kind == kind),
         (wanted.owner, lambda owner: JobRow.owner == owner),
+        (wanted.archived, _is_archived if wanted.id_prefix is None else _is_archived_unindexed),
         (wanted.visible_to, lambda user: or_(JobRow.owner == user, JobRow.owner.is_(None))),
         (wanted.created_after, lambda time: JobRow.created_at >= time),
         (wanted.created_before, lambda time: JobRow.created_at < time),
@@ -400,6 +399,11 @@ def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
 def _is_archived(archived: bool) -> ColumnElement[bool]:
     """An equation, which an index serves on both databases."""
     return JobRow.archived == (true() if archived else false())
+
+
+def _is_archived_unindexed(archived: bool) -> ColumnElement[bool]:
+    """A condition that no index serves: SQLite would prefer that one to the primary key."""
+    return func.coalesce(JobRow.archived, false()) == (true() if archived else false())
 
 
 def _has_id_prefix(prefix: str) -> ColumnElement[bool]:

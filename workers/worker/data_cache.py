@@ -58,7 +58,7 @@ def provide_data(launch: Launch, pace: Pace | None = None) -> dict[str, str]:
         else:
             listing = list_files(name, location, pace)
             check_unchanged(Path(launch.storage), name, listing)
-            path = fetch(name, listing, launch.data_cache, pace)
+            path = fetch(name, listing, launch.data_cache, pace=pace)
         variables[name_variable(name)] = str(path)
         log.info("data %r of %s is %s", name, location, path)
     return variables
@@ -87,7 +87,7 @@ def check_unchanged(storage: Path, name: str, listing: Listing) -> None:
         )
 
 
-def fetch(name: str, listing: Listing, cache: DataCache, pace: Pace) -> Path:
+def fetch(name: str, listing: Listing, cache: DataCache, *, pace: Pace) -> Path:
     """Return where the files of a listing are on this node, and keep them there until this process
     ends. The first process fetches them, the others wait.
 
@@ -101,7 +101,7 @@ def fetch(name: str, listing: Listing, cache: DataCache, pace: Pace) -> Path:
             shutil.rmtree(draft_of(folder), ignore_errors=True)
             _reserve_room(name, listing, root, max_bytes=cache.max_bytes)
             try:
-                fetch_files(name, listing, draft_of(folder), pace)
+                fetch_files(name, listing, draft_of(folder), pace=pace)
             except DataFetchError:
                 shutil.rmtree(draft_of(folder), ignore_errors=True)
                 _note_of(folder).unlink(missing_ok=True)
@@ -196,13 +196,13 @@ def _reserve_room(name: str, listing: Listing, root: Path, *, max_bytes: int) ->
     with lock_entry(root / "all", lambda: None):
         sizes = _read_sizes(root, without=listing.key)
         for key in _oldest_first(root, sizes):
-            if _has_room(root, needed, sum(sizes.values()), max_bytes):
+            if _has_room(root, needed, used=sum(sizes.values()), max_bytes=max_bytes):
                 break
             if remove_unless_used(root / key):
                 log.info("removed %s, fetched earlier, from the cache of this node", key)
                 _note_of(root / key).unlink(missing_ok=True)
                 del sizes[key]
-        if not _has_room(root, needed, sum(sizes.values()), max_bytes):
+        if not _has_room(root, needed, used=sum(sizes.values()), max_bytes=max_bytes):
             free, used = shutil.disk_usage(root).free, sum(sizes.values())
             limit = f", which may hold {format_gigabytes(max_bytes)}" if max_bytes else ""
             raise DataFetchError(
@@ -233,7 +233,7 @@ def _oldest_first(root: Path, keys: Mapping[str, int]) -> list[str]:
     return sorted(keys, key=used_at)
 
 
-def _has_room(root: Path, needed: int, used: int, max_bytes: int) -> bool:
+def _has_room(root: Path, needed: int, *, used: int, max_bytes: int) -> bool:
     if max_bytes and used + needed > max_bytes:
         return False
     return shutil.disk_usage(root).free >= needed + SPARE_BYTES

@@ -106,7 +106,7 @@ def list_files(name: str, location: str, pace: Pace) -> Listing:
             is_file=is_file,
         )
 
-    listing = _try_repeatedly(name, location, read, pace)
+    listing = _try_repeatedly(name, location, read, pace=pace)
     if not listing.files:
         raise DataFetchError(
             f"data {name!r}: there are no files at {location}; put them there, or correct the"
@@ -121,7 +121,7 @@ def _describe(path: str, info: Mapping[str, Any], root: str, *, is_file: bool) -
     return RemoteFile(path=path, name=name, size_bytes=info["size"] or 0, version=str(version))
 
 
-def fetch_files(name: str, listing: Listing, draft: Path, pace: Pace) -> None:
+def fetch_files(name: str, listing: Listing, draft: Path, *, pace: Pace) -> None:
     """Fetch all files into a directory, whose time of change moves on meanwhile.
 
     Raises:
@@ -152,7 +152,7 @@ def _fetch_batch(
             if target.stat().st_size != file.size_bytes:
                 raise OSError(f"{file.path} has arrived in part")
 
-    _try_repeatedly(name, listing.location, get, pace)
+    _try_repeatedly(name, listing.location, get, pace=pace)
 
 
 def _place(draft: Path, file: RemoteFile) -> Path:
@@ -168,7 +168,7 @@ def _place(draft: Path, file: RemoteFile) -> Path:
 
 
 def _try_repeatedly(
-    name: str, location: str, request: Callable[[], _Result], pace: Pace
+    name: str, location: str, request: Callable[[], _Result], *, pace: Pace
 ) -> _Result:
     """Return the result of a request, which is repeated while the location does not respond.
 

@@ -114,7 +114,7 @@ def test_other_filesystems_of_fsspec_are_read(cache: DataCache) -> None:
     memory.pipe({"/data-cache/x/1": b"1", "/data-cache/y": b"22"})
     try:
         listing = list_files("train", "memory://data-cache", Time().pace())
-        folder = fetch("train", listing, cache, Time().pace())
+        folder = fetch("train", listing, cache, pace=Time().pace())
         assert ((folder / "x/1").read_bytes(), (folder / "y").read_bytes()) == (b"1", b"22")
     finally:
         memory.rm("/data-cache", recursive=True)
@@ -123,9 +123,9 @@ def test_other_filesystems_of_fsspec_are_read(cache: DataCache) -> None:
 def test_files_are_fetched_once_for_all_jobs(cache: DataCache) -> None:
     remote = Remote()
     listing = remote.listing("a", "b")
-    places = {fetch("train", listing, cache, Time().pace()) for _ in range(3)}
+    places = {fetch("train", listing, cache, pace=Time().pace()) for _ in range(3)}
     assert (len(places), remote.fetched) == (1, ["b/a", "b/b"])
-    fetch("train", remote.listing("a", "b", version="2"), cache, Time().pace())
+    fetch("train", remote.listing("a", "b", version="2"), cache, pace=Time().pace())
     assert len(remote.fetched) == 4, "another version is fetched"
 
 
@@ -140,7 +140,7 @@ def test_workers_of_a_node_wait_for_the_one_that_fetches(cache: DataCache) -> No
     places: list[Path] = []
 
     def get() -> None:
-        places.append(fetch("train", remote.listing("a"), cache, Pace()))
+        places.append(fetch("train", remote.listing("a"), cache, pace=Pace()))
 
     threads = [threading.Thread(target=get) for _ in range(3)]
     threads[0].start()
@@ -164,19 +164,19 @@ def test_a_fetch_that_was_interrupted_is_made_anew(cache: DataCache) -> None:
     remote.before = die
     names = [f"{number:03}" for number in range(40)]  # two requests
     with pytest.raises(KeyboardInterrupt):
-        fetch("train", remote.listing(*names), cache, Time().pace())
+        fetch("train", remote.listing(*names), cache, pace=Time().pace())
     listing = remote.listing(*names)
     assert not (Path(cache.folder) / listing.key).exists(), "complete or not there"
     remote.before = lambda: None
-    folder = fetch("train", listing, cache, Time().pace())
+    folder = fetch("train", listing, cache, pace=Time().pace())
     assert len(list(folder.iterdir())) == 40
 
 
 def test_a_file_that_was_removed_meanwhile_is_fetched_again(cache: DataCache) -> None:
     remote = Remote()
-    folder = fetch("train", remote.listing("a", "b"), cache, Time().pace())
+    folder = fetch("train", remote.listing("a", "b"), cache, pace=Time().pace())
     (folder / "a").unlink()
-    assert (fetch("train", remote.listing("a", "b"), cache, Time().pace()) / "a").exists()
+    assert (fetch("train", remote.listing("a", "b"), cache, pace=Time().pace()) / "a").exists()
 
 
 def test_a_location_that_does_not_respond_is_tried_for_a_while(cache: DataCache) -> None:
@@ -187,7 +187,7 @@ def test_a_location_that_does_not_respond_is_tried_for_a_while(cache: DataCache)
             raise ConnectionResetError("reset by peer")
 
     remote.before = fail
-    fetch("train", remote.listing("a"), cache, time.pace())
+    fetch("train", remote.listing("a"), cache, pace=time.pace())
     assert (remote.fetched, time.now >= 60.0) == (["b/a"], True)
 
     def stay_away() -> None:
@@ -196,7 +196,7 @@ def test_a_location_that_does_not_respond_is_tried_for_a_while(cache: DataCache)
     remote.before = stay_away
     began = time.now
     with pytest.raises(DataFetchError, match="cannot be fetched: ConnectionResetError"):
-        fetch("train", remote.listing("b"), cache, time.pace())
+        fetch("train", remote.listing("b"), cache, pace=time.pace())
     assert time.now - began >= RETRY_LIMIT_S
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_arrives_in_part_is_fetched_again(cache: DataCache) -> None:
             remote.content = b"12345678"
 
     remote.before = complete
-    folder = fetch("train", remote.listing("a"), cache, time.pace())
+    folder = fetch("train", remote.listing("a"), cache, pace=time.pace())
     assert (folder / "a").read_bytes() == b"12345678"
 
 
@@ -237,7 +237,7 @@ def test_an_error_that_stays_is_reported_at_once(
 
     remote.before = fail
     with pytest.raises(DataFetchError, match=f"data 'train': .*{sentence}"):
-        fetch("train", remote.listing("a"), cache, time.pace())
+        fetch("train", remote.listing("a"), cache, pace=time.pace())
     assert time.now == 0.0
     assert [path.suffix for path in Path(cache.folder).iterdir() if path.suffix != ".lock"] == []
 
@@ -252,7 +252,7 @@ def test_a_missing_location_is_named(tmp_path: Path, cache: DataCache) -> None:
 def test_names_that_lead_out_of_the_directory_are_refused(cache: DataCache) -> None:
     for name in ("../x", "a//b", "a/../../b", "/etc/x", "."):
         with pytest.raises(DataFetchError, match="a name that no file can have"):
-            fetch("train", Remote().listing(name), cache, Time().pace())
+            fetch("train", Remote().listing(name), cache, pace=Time().pace())
 
 
 def test_a_job_gets_the_same_files_in_all_attempts(
@@ -273,7 +273,7 @@ def test_a_job_gets_the_same_files_in_all_attempts(
 def test_data_that_are_larger_than_the_limit_are_refused(cache: DataCache) -> None:
     small = cache.model_copy(update={"max_bytes": 10})
     with pytest.raises(DataFetchError, match="ACCORDION_DATA_CACHE_BYTES"):
-        fetch("train", Remote().listing("a", "b"), small, Time().pace())
+        fetch("train", Remote().listing("a", "b"), small, pace=Time().pace())
 
 
 def test_what_was_used_least_recently_makes_room(
@@ -282,19 +282,19 @@ def test_what_was_used_least_recently_makes_room(
     monkeypatch.setattr(data_cache, "keep_in_use", lambda folder: None)  # as if processes had ended
     small, remote = cache.model_copy(update={"max_bytes": 20}), Remote()
     first, second = (
-        fetch("train", remote.listing(name), small, Time().pace()) for name in ("a", "b")
+        fetch("train", remote.listing(name), small, pace=Time().pace()) for name in ("a", "b")
     )
     os.utime(first, (2, 2))
     os.utime(second, (1, 1))
-    third = fetch("train", remote.listing("c"), small, Time().pace())
+    third = fetch("train", remote.listing("c"), small, pace=Time().pace())
     assert (first.exists(), second.exists(), third.exists()) == (True, False, True)
 
 
 def test_what_processes_use_is_not_removed(cache: DataCache) -> None:
     small, remote = cache.model_copy(update={"max_bytes": 10}), Remote()
-    used = fetch("train", remote.listing("a"), small, Time().pace())
+    used = fetch("train", remote.listing("a"), small, pace=Time().pace())
     with pytest.raises(DataFetchError, match=r"this node has no room.*jobs use 8e-09 GB"):
-        fetch("train", remote.listing("b"), small, Time().pace())
+        fetch("train", remote.listing("b"), small, pace=Time().pace())
     assert used.exists()
 
 
@@ -304,7 +304,7 @@ def test_a_full_disk_is_noticed_before_anything_is_fetched(
     monkeypatch.setattr(data_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
     remote = Remote()
     with pytest.raises(DataFetchError, match="has no room: 7e-09 GB of the disk"):
-        fetch("train", remote.listing("a"), cache, Time().pace())
+        fetch("train", remote.listing("a"), cache, pace=Time().pace())
     assert remote.fetched == []
 
 
@@ -315,4 +315,6 @@ def test_a_cache_that_others_can_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsafeRootError, match="only user"):
         open_root(open_folder)
     with pytest.raises(DataFetchError, match="the cache of this node fails"):
-        fetch("train", Remote().listing("a"), DataCache(folder=str(open_folder)), Time().pace())
+        fetch(
+            "train", Remote().listing("a"), DataCache(folder=str(open_folder)), pace=Time().pace()
+        )
