@@ -36,7 +36,7 @@ class JobRow(Base):
     __table_args__ = (
         Index(None, "status", "archived", "created_at", "id"),
         Index(None, "name", "archived", "created_at", "id"),
-        Index(None, "archived", "created_at", "id"),
+        Index(None, "archived", "created_at", "id", "kind", "owner", "name"),
         Index(None, "ended_at", "archived"),
         Index(None, "owner", "archived", "created_at", "id"),
         Index(None, "kind", "status"),

@@ -130,16 +130,14 @@ class Repository:
         conditions = _list_conditions(wanted)
         if wanted.before is not None:
             conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
-        query = select(JobRow).where(*conditions)
+        # Indexes have the columns of most filters, so rows are read only of the jobs of the page.
+        newest = select(JobRow.id).where(*conditions).order_by(*newest_first).limit(wanted.limit)
+        pages = [newest]
         if wanted.archived is None and wanted.id_prefix is None:
             # The indexes hold archived jobs and others apart, so each kind has a page of its own.
-            newest = select(JobRow.id).where(*conditions).order_by(*newest_first)
-            pages = [
-                newest.where(_is_archived(archived)).limit(wanted.limit).subquery()
-                for archived in (False, True)
-            ]
-            ids = union_all(*(select(page.c.id) for page in pages))
-            query = select(JobRow).where(JobRow.id.in_(ids))
+            pages = [newest.where(_is_archived(archived)) for archived in (False, True)]
+        ids = union_all(*(select(page.subquery().c.id) for page in pages))
+        query = select(JobRow).where(JobRow.id.in_(ids))
         return self._all(query.order_by(*newest_first).limit(wanted.limit))
 
     def unfinished(self) -> list[JobRow]:
@@ -343,7 +341,7 @@ class Repository:
         oldest = JobRow.ended_at, JobRow.id
         if not beyond:
             return self._all(query.order_by(*oldest).limit(limit))
-        query = query.where(_is_archived(False))
+        query = query.where(_is_archived_unindexed(False))
         rows = self._all(query.order_by(*newest).offset(beyond).limit(limit))
         return rows[::-1]
 
@@ -402,7 +400,7 @@ def _is_archived(archived: bool) -> ColumnElement[bool]:
 
 
 def _is_archived_unindexed(archived: bool) -> ColumnElement[bool]:
-    """A condition that no index serves: SQLite would prefer that one to the primary key."""
+    """A condition that leads to no index: SQLite would prefer that to the one that is meant."""
     return func.coalesce(JobRow.archived, false()) == (true() if archived else false())
 
 

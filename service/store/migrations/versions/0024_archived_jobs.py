@@ -10,13 +10,15 @@ depends_on = None
 
 _LISTED = ("status", "name", "owner")
 """Columns by which lists are filtered and that have an index."""
+_BY_AGE = ["archived", "created_at", "id", "kind", "owner", "name"]
+"""Index of all other lists, with the columns of their filters."""
 
 
 def upgrade() -> None:
     op.add_column(
         "jobs", sa.Column("archived", sa.Boolean(), nullable=False, server_default=sa.false())
     )
-    _replace_index(["created_at", "id"], ["archived", "created_at", "id"])
+    _replace_index(["created_at", "id"], _BY_AGE)
     for column in _LISTED:
         _replace_index([column, "created_at", "id"], [column, "archived", "created_at", "id"])
     _replace_index(["ended_at"], ["ended_at", "archived"])
@@ -26,7 +28,7 @@ def downgrade() -> None:
     _replace_index(["ended_at", "archived"], ["ended_at"])
     for column in _LISTED:
         _replace_index([column, "archived", "created_at", "id"], [column, "created_at", "id"])
-    _replace_index(["archived", "created_at", "id"], ["created_at", "id"])
+    _replace_index(_BY_AGE, ["created_at", "id"])
     op.drop_column("jobs", "archived")
 
 
