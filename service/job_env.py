@@ -1,4 +1,6 @@
-"""Environment variables of a job's workers, with the values of its owner's secrets."""
+"""Environment variables of a job's workers, with the values of its owner's secrets, and the cache
+of their data.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from service.security.secret_box import SecretBox, WrongKeyError, open_secret_bo
 from service.settings import Settings
 from service.store.database import Database
 from service.store.secret_rows import SecretStore
-from workers.contract import JobSpec, list_secret_names, resolve_env
+from workers.contract import DataCache, JobSpec, list_secret_names, resolve_env
 
 
 class JobEnv:
@@ -68,6 +70,11 @@ class JobEnv:
                 " does not exist; give it the key of the api (ACCORDION_SECRETS_KEY_FILE)"
             )
         return box
+
+
+def find_data_cache(settings: Settings) -> DataCache:
+    """Return where nodes keep the data that they fetch for jobs."""
+    return DataCache(folder=settings.data_cache, max_bytes=settings.data_cache_bytes)
 
 
 def describe_missing(user: str | None, name: str) -> str:

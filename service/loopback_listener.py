@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Empty, SimpleQueue
 from urllib.parse import parse_qs, urlsplit
@@ -71,7 +71,8 @@ def _build_handler(codes: SimpleQueue[str]) -> type[BaseHTTPRequestHandler]:
             """Take the code of the query."""
             found = parse_qs(urlsplit(self.path).query).get("code", [])
             if found:
-                self._answer(200, b"The command line is logging in. You can close this page.")
+                with suppress(OSError):  # The code counts, even if the browser has gone.
+                    self._answer(200, b"The command line is logging in. You can close this page.")
                 codes.put(found[0])
             else:
                 self._answer(404, b"This address is only for the login of a command line.")

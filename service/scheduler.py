@@ -42,7 +42,7 @@ from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.housekeeping import Housekeeping
-from service.job_env import JobEnv
+from service.job_env import JobEnv, find_data_cache
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
 from service.plan_runs import PlanRuns
@@ -390,6 +390,7 @@ class Scheduler:
             retried_attempt=job.retried_attempt or 0,
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
             env=self._env.resolve(spec, job.owner),
+            data_cache=find_data_cache(self._settings),
             warm_start=find_initial_model(
                 job, spec, repository=self._repository, settings=self._settings
             ),

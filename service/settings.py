@@ -141,6 +141,14 @@ class Settings(BaseSettings):
     """Names of variables that `accordion up` passes on to the workers, such as a storage's
     AWS_ACCESS_KEY_ID.
     """
+    data_cache: str = Field(default="", pattern=r"^(/.*)?$")
+    """Directory on each node in which workers keep the files of `data` in a spec that they fetch.
+    Empty: one in their temporary directory.
+    """
+    data_cache_bytes: int = Field(default=107_374_182_400, ge=0)
+    """Bytes of data that a node keeps there; what was used least recently is removed first. 0: as
+    much as the disk takes.
+    """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=1000, ge=1)
@@ -158,7 +166,9 @@ class Settings(BaseSettings):
     and checkpoints. 0 keeps all.
     """
     max_ended_jobs: int = Field(default=0, ge=0)
-    """How many ended jobs are kept; those that ended first are deleted. 0 keeps all."""
+    """How many ended jobs are kept; those that ended first are deleted. Archived jobs do not count
+    and are not deleted. 0 keeps all.
+    """
     max_log_bytes: int = Field(default=67_108_864, ge=0)
     """Bytes of output that are kept of each job, counted as JSON; the oldest are removed. 0 keeps
     all.

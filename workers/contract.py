@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
+from workers.data_spec import DataCache as DataCache
+from workers.data_spec import name_variable as name_variable
 from workers.env_spec import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
 from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
 from workers.env_spec import list_secret_names as list_secret_names
@@ -415,6 +417,8 @@ class Launch(Strict):
     """Environment variables of the worker processes, with the values of secrets."""
     warm_start: ModelSource | None = None
     """Model to start with if the job has no checkpoint yet."""
+    data_cache: DataCache = DataCache()
+    """Where nodes keep the files of `spec.data` that they fetch."""
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""

@@ -7,6 +7,7 @@
     ├── CheckpointError   a saved state does not fit this job
     ├── StorageError      the storage of the checkpoints cannot serve this job
     ├── PeerUnfit         another worker of the group cannot take part
+    ├── DataFetchError    the data of a job cannot be fetched to a node, or are not there
     ├── CodeError         a user's code cannot be used: the archive, or what it holds
     ├── EngineUnavailable the installed Ray cannot run the job's engine
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
@@ -120,6 +121,10 @@ class PeerUnfit(WorkerError):
     """Another worker of the group cannot take part; its own error holds the reason."""
 
 
+class DataFetchError(WorkerError):
+    """Data that a job names cannot be fetched to a node, or are not there."""
+
+
 class EngineUnavailable(WorkerError):
     """The installed Ray cannot run the engine that `workers.engine` names."""
 
@@ -131,6 +136,7 @@ class CodeError(WorkerError):
 __all__ = [
     "CheckpointError",
     "CodeError",
+    "DataFetchError",
     "EngineUnavailable",
     "LossNotFinite",
     "OutOfMemory",

@@ -23,7 +23,9 @@ from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
+from workers.data_spec import DataLocations
 from workers.env_spec import Env
+from workers.limits_spec import LimitsSpec as LimitsSpec
 from workers.logger_spec import MAX_LOGGERS, LoggerSpec
 from workers.objective_spec import ObjectiveSpec, check_metric
 from workers.plain_text import check_texts
@@ -298,25 +300,6 @@ class CheckpointSpec(Strict):
         return None if storage is None else check_storage_url(storage)
 
 
-class LimitsSpec(Strict):
-    """Time limits of the job, and limits after which a worker process counts as hung."""
-
-    training_seconds: Number | None = Field(default=None, gt=0, le=1_000_000_000)
-    """Seconds of training, over all attempts, after which the job saves a checkpoint, stops and
-    fails as `TIMED_OUT`; time in the queue, paused or starting does not count. Null: no limit.
-    """
-    start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
-    """Seconds to load the task and its data, then a checkpoint, while the process responds."""
-    step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
-    """Seconds during which no worker makes progress: a step, micro-batch, piece of the evaluation
-    or session call.
-    """
-    answer_seconds: Number = Field(default=15, ge=1, le=100_000)
-    """Seconds that a process may be unresponsive, at least 120 while it starts; doubles whenever a
-    process is killed for it, up to 960.
-    """
-
-
 class JobSpec(Strict):
     """Specification of a job. Everything except `task` has a default."""
 
@@ -334,6 +317,11 @@ class JobSpec(Strict):
     """Environment variables of the workers, as up to 64 names and values, such as `{"HF_HOME":
     "/mnt/hf"}`. Values are visible to everybody who may see the job, except that of a secret:
     `{"HF_TOKEN": {"secret": "hf-token"}}` takes your secret of that name (`PUT /api/v1/secrets`).
+    """
+    data: DataLocations = Field(default={})
+    """Up to 16 locations of data by name, such as `{"train": "s3://bucket/train"}`. Each node
+    fetches the files of a URL once; an absolute path is used where it is. Workers find those of
+    `train` with `session.data_path("train")`, and in the variable `ACCORDION_DATA_TRAIN`.
     """
     workers: WorkersSpec = WorkersSpec()
     """Worker processes and what each reserves."""

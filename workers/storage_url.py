@@ -1,4 +1,6 @@
-"""Check the URL of a checkpoint storage in a spec; loads fsspec, and no filesystem of it."""
+"""Check the URL of a checkpoint storage, or of data, in a spec; loads fsspec, and no filesystem of
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ _NO_STORAGE = frozenset(
 """Filesystems of fsspec that cannot be written or that wrap another one."""
 
 
-def check_storage_url(url: str) -> str:
-    """Return the URL of a storage if it can be one; nothing is opened.
+def check_storage_url(url: str, *, what: str = "storage") -> str:
+    """Return the URL of a storage if it can be one; nothing is opened. `what` names it in errors.
 
     Raises:
         ValueError: the URL cannot be used; the message says what to change.
@@ -51,30 +53,30 @@ def check_storage_url(url: str) -> str:
     place = urlsplit(url)
     if not place.scheme or "://" not in url or "::" in url:
         raise ValueError(
-            f"storage {url!r} is no URL; give one such as s3://bucket/path or file:///mnt/shared"
+            f"{what} {url!r} is no URL; give one such as s3://bucket/path or file:///mnt/shared"
         )
     if place.password is not None:
         raise ValueError(
-            f"storage on {place.hostname!r} carries a password, and the spec is visible to all"
+            f"{what} on {place.hostname!r} carries a password, and the spec is visible to all"
             " users; leave it out and set it in the workers' environment"
         )
     if place.scheme == "memory":
         raise ValueError(
-            "storage memory:// is seen by one process only; give a place that all workers reach"
+            f"{what} memory:// is seen by one process only; give a place that all workers reach"
         )
     if place.scheme in {"file", "local"} and (place.netloc or not place.path.strip("/")):
         raise ValueError(
-            f"storage {url!r} names no directory; give an absolute path, such as file:///mnt/shared"
+            f"{what} {url!r} names no directory; give an absolute path, such as file:///mnt/shared"
         )
     if not (place.netloc + place.path).strip("/"):
         raise ValueError(
-            f"storage {url!r} names no place; give a bucket or a host, such as s3://bucket/path"
+            f"{what} {url!r} names no place; give a bucket or a host, such as s3://bucket/path"
         )
-    _check_protocol(place.scheme)
+    _check_protocol(place.scheme, what)
     return url
 
 
-def _check_protocol(protocol: str) -> None:
+def _check_protocol(protocol: str, what: str) -> None:
     from fsspec.registry import known_implementations, registry
 
     if protocol in registry:
@@ -82,13 +84,14 @@ def _check_protocol(protocol: str) -> None:
     if protocol in _NO_STORAGE or protocol not in known_implementations:
         known = ", ".join(sorted(known_implementations.keys() - _NO_STORAGE - {"memory"}))
         raise ValueError(
-            f"storage has the protocol {protocol!r}, which cannot be written; known are {known}"
+            f"{what} has the protocol {protocol!r}, which is not that of a storage; known are"
+            f" {known}"
         )
     package = known_implementations[protocol]["class"].partition(".")[0]
     package = _PACKAGE_OF.get(protocol, package)
     if importlib.util.find_spec(package) is None:
         raise ValueError(
-            f"storage {protocol}:// needs the package {package}, which is not installed; run pip"
+            f"{what} {protocol}:// needs the package {package}, which is not installed; run pip"
             f" install {package}, for the workers too"
         )
 

@@ -26,12 +26,11 @@ from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
 from service.domain.access import USER_NAME, Scope, describe_missing_scope
 from service.errors import Forbidden
-from service.security.tokens import new_token
+from service.security.tokens import DAY_S, new_token
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.audit_log import AuditFilter, read_audit
 
 router = APIRouter(tags=["accounts"], responses=describe_problems())
-_DAY_S = 86_400.0
 _UserName = Annotated[str, Path(max_length=63, pattern=USER_NAME, description="name of the user")]
 _TokenId = Annotated[
     str, Path(max_length=16, pattern=r"^[a-z0-9]+$", description="ID of the token, without `acc_`")
@@ -106,7 +105,7 @@ def add_token(body: TokenRequest, state: StateDep, caller: CallerDep) -> NewToke
         user=body.user or caller.user,
         label=body.label,
         scopes=body.scopes,
-        expires_at=None if body.days is None else state.clock() + body.days * _DAY_S,
+        expires_at=None if body.days is None else state.clock() + body.days * DAY_S,
     )
     row = AccountStore(state.database, state.clock).add_token(caller, token, request)
     view = TokenView.model_validate(row)

@@ -22,13 +22,17 @@ class JobAction(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     RESUME = "resume"
+    ARCHIVE = "archive"
+    UNARCHIVE = "unarchive"
 
 
 class BatchRequest(Request):
-    """An action on all unfinished jobs with some labels; guest runs are left out."""
+    """An action on all jobs with some labels that it can change; guest runs are left out."""
 
     action: Annotated[JobAction, Field(strict=False)]
-    """`cancel`, `pause` or `resume`, as for one job."""
+    """`cancel`, `pause` or `resume` for unfinished jobs, `archive` or `unarchive` for ended ones,
+    as for one job.
+    """
     labels: dict[Label, Label] = Field(min_length=1, max_length=32)
     """Labels by key; the action is for jobs that have all of them."""
     owner: str | None = Field(default=None, max_length=63, pattern=USER_NAME)

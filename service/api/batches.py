@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from fastapi import APIRouter
 
@@ -12,20 +13,34 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
-from service.domain.job_status import UNFINISHED
-from service.domain.jobs import Desired, Kind
+from service.domain.job_status import ENDED, UNFINISHED
+from service.domain.jobs import Desired, Kind, Status
 from service.errors import ApiError
+from service.store.job_archive import JobArchive
 from service.store.job_lifecycle import JobLifecycle, accept_any
 from service.store.models import JobRow
 from service.store.repository import JobFilter
 
 router = APIRouter(tags=["jobs"])
-_CHANGES_FROM: Mapping[JobAction, tuple[Desired, ...]] = {
-    JobAction.CANCEL: (Desired.RUN, Desired.PAUSE),
-    JobAction.PAUSE: (Desired.RUN,),
-    JobAction.RESUME: (Desired.PAUSE,),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changeable:
+    """Which jobs an action changes."""
+
+    statuses: Collection[Status]
+    desired: tuple[Desired, ...] = ()
+    """Requested states; empty for all."""
+    archived: bool = False
+
+
+_CHANGEABLE: Mapping[JobAction, _Changeable] = {
+    JobAction.CANCEL: _Changeable(statuses=UNFINISHED, desired=(Desired.RUN, Desired.PAUSE)),
+    JobAction.PAUSE: _Changeable(statuses=UNFINISHED, desired=(Desired.RUN,)),
+    JobAction.RESUME: _Changeable(statuses=UNFINISHED, desired=(Desired.PAUSE,)),
+    JobAction.ARCHIVE: _Changeable(statuses=ENDED),
+    JobAction.UNARCHIVE: _Changeable(statuses=ENDED, archived=True),
 }
-"""Desired states of the jobs that an action changes."""
 
 
 @router.post(
@@ -34,12 +49,15 @@ _CHANGES_FROM: Mapping[JobAction, tuple[Desired, ...]] = {
     responses=describe_problems(400, 415),
 )
 def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> BatchView:
-    """Cancel, pause or resume all unfinished jobs with some labels, each as its own route would. A
-    job that cannot be changed does not stop the others. Repeating the request has no effect.
+    """Cancel, pause or resume all unfinished jobs with some labels, or archive or unarchive the
+    ended ones, each as its own route would. A job that cannot be changed does not stop the others.
+    Repeating the request has no effect.
     """
+    changeable = _CHANGEABLE[body.action]
     wanted = JobFilter(
-        statuses=[status.value for status in UNFINISHED],
-        desired=[desired.value for desired in _CHANGES_FROM[body.action]],
+        statuses=[status.value for status in changeable.statuses],
+        desired=[desired.value for desired in changeable.desired],
+        archived=changeable.archived,
         labels=list(body.labels.items()),
         owner=body.owner,
         kind=Kind.JOB.value,
@@ -56,6 +74,7 @@ def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> Batch
 
 def _change_job(state: AppState, caller: Caller, row: JobRow, *, action: JobAction) -> BatchItem:
     lifecycle = JobLifecycle(state.database, state.clock, caller)
+    archive = JobArchive(state.database, state.clock, caller)
     grace_s = state.settings.cancel_grace_s
     try:
         match action:
@@ -65,6 +84,10 @@ def _change_job(state: AppState, caller: Caller, row: JobRow, *, action: JobActi
                 changed = lifecycle.pause(row.id, accept_any, grace_s=grace_s)
             case JobAction.RESUME:
                 changed = lifecycle.resume(row.id, accept_any)
+            case JobAction.ARCHIVE:
+                changed = archive.archive(row.id, accept_any)
+            case JobAction.UNARCHIVE:
+                changed = archive.unarchive(row.id, accept_any)
     except ApiError as error:
         return _describe_job(row, str(error))
     return _describe_job(changed)

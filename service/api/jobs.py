@@ -6,6 +6,7 @@ import base64
 import binascii
 import math
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -63,6 +64,17 @@ class SubmitQuery(QueryParams):
     )
 
 
+class Archived(StrEnum):
+    """Which jobs a list has."""
+
+    FALSE = "false"
+    TRUE = "true"
+    ANY = "any"
+
+
+_ARCHIVED = {Archived.FALSE: False, Archived.TRUE: True, Archived.ANY: None}
+
+
 class ListQuery(QueryParams):
     """Query parameters of the list of jobs."""
 
@@ -98,6 +110,10 @@ class ListQuery(QueryParams):
     )
     created_before: AwareDatetime | None = Field(
         default=None, description="only jobs submitted before this time, with a time zone"
+    )
+    archived: Archived = Field(
+        default=Archived.FALSE,
+        description="`true`: only archived jobs; `any`: these and others (default `false`: others)",
     )
     limit: int = Field(default=50, ge=1, le=200, description="jobs per page (default 50)")
     cursor: str | None = Field(
@@ -194,7 +210,8 @@ def clone(
 def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: CallerDep) -> JobPage:
     """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page.
 
-    Without the scope `read:all`, only your own jobs and guest runs are listed.
+    Archived jobs are left out unless `archived` asks for them. Without the scope `read:all`, only
+    your own jobs and guest runs are listed.
     """
     labels = [_parse_label(text, index) for index, text in enumerate(query.label)]
     wanted = JobFilter(
@@ -207,6 +224,7 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: Call
         kind=query.kind,
         created_after=_to_seconds(query.created_after),
         created_before=_to_seconds(query.created_before),
+        archived=_ARCHIVED[query.archived],
         visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
         before=_from_cursor(query.cursor),
         limit=query.limit + 1,

@@ -6,11 +6,12 @@ is worth nothing without the verifier, which never leaves the command line (PKCE
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from hmac import compare_digest
 
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from service.api.account_schemas import NewToken, TokenView
 from service.api.app_state import AppState
@@ -20,14 +21,13 @@ from service.api.login_schemas import CodeExchange, LoginCodeRequest, LoginCodeV
 from service.api.problems import describe_problems
 from service.domain.access import FULL_ACCESS, Caller, Scope, describe_missing_scope
 from service.errors import Forbidden, Unauthorized
-from service.security.tokens import digest_of, new_link_secret, new_token
+from service.security.tokens import DAY_S, digest_of, new_link_secret, new_token
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.login_codes import CODE_LIFETIME_S, add_login_code, use_login_code
 from service.store.models import LoginCodeRow
 
 router = APIRouter(prefix="/login-codes", tags=["login"], dependencies=[NO_QUERY])
 exchange_router = APIRouter(include_in_schema=False, dependencies=[NO_QUERY])
-_DAY_S = 86_400.0
 
 
 @router.post(
@@ -53,7 +53,7 @@ def add_code(body: LoginCodeRequest, state: StateDep, caller: CallerDep) -> Logi
 
 
 @exchange_router.post("/login/code", status_code=201, dependencies=[*WRITES_ROWS])
-def exchange_code(body: CodeExchange, state: StateDep) -> NewToken:
+def exchange_code(body: CodeExchange, request: Request, state: StateDep) -> NewToken:
     """Exchange a code for a token of the user whose browser added it.
 
     Raises:
@@ -66,11 +66,11 @@ def exchange_code(body: CodeExchange, state: StateDep) -> NewToken:
             "the login code is wrong, has already been used or has expired; run 'accordion login'"
             " again"
         )
-    caller = _find_caller(state, row.token_id)
+    caller = replace(_find_caller(state, row.token_id), request_id=request.state.request_id)
     if Scope.TOKENS not in caller.scopes:
         raise Forbidden(describe_missing_scope(caller, Scope.TOKENS))
-    ends = [now + state.settings.login_days * _DAY_S, caller.expires_at]
-    request = RequestedToken(
+    ends = [now + state.settings.login_days * DAY_S, caller.expires_at]
+    wanted = RequestedToken(
         user=caller.user,
         label=row.label,
         scopes=None,
@@ -78,7 +78,7 @@ def exchange_code(body: CodeExchange, state: StateDep) -> NewToken:
     )
     token = new_token()
     view = TokenView.model_validate(
-        AccountStore(state.database, state.clock).add_token(caller, token, request)
+        AccountStore(state.database, state.clock).add_token(caller, token, wanted)
     )
     return NewToken(**view.model_dump(), token=str(token))
 

@@ -174,6 +174,8 @@ class JobView(Answer):
     """Time at which training began; null before."""
     ended_at: datetime | None
     """Time at which the job ended; null before."""
+    archived: bool = False
+    """Whether the job was archived: lists leave it out unless they are asked for it."""
 
 
 class JobPage(Answer):
@@ -396,8 +398,18 @@ class EventView(Answer):
 
     seq: int
     """Sequence number within the job, without gaps; also the ID of the server-sent event."""
-    type: Literal["status", "epoch", "decision", "override", "workers", "checkpoint", "log", "end"]
-    """What happened."""
+    type: Literal[
+        "status",
+        "epoch",
+        "decision",
+        "override",
+        "workers",
+        "checkpoint",
+        "log",
+        "end",
+        "archive",
+    ]
+    """What happened. `archive`: the job was archived, or taken back, after its end."""
     time: datetime
     """When it happened."""
     data: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Routes that change, resize, pause, resume, cancel, retry and delete a job."""
+"""Routes that change, resize, pause, resume, cancel, retry, archive and delete a job."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from service.api.problems import describe_problems
 from service.api.schemas import JobChange, JobView, ResizeRequest
 from service.api.views import job_view
 from service.domain.access import Scope
+from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import JobLifecycle, ListingChange
 from service.store.models import JobRow
@@ -158,12 +159,44 @@ def retry(
 ) -> JobView:
     """Retry a job that failed or was cancelled: it is queued, and a new attempt continues from its
     newest checkpoint, or starts again if there is none. The failure budget and the training time
-    are reset; overrides that ended with the job stay ended. Repeating the request has no effect.
+    are reset; overrides that ended with the job stay ended. It is no longer archived. Repeating the
+    request has no effect.
     """
     return _build_response(
         JobLifecycle(state.database, state.clock, caller).retry(job_id, _match_condition(if_match)),
         response,
     )
+
+
+@router.post("/archive", responses={200: {"headers": ETAG}})
+def archive(
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
+) -> JobView:
+    """Archive a job or guest run that has ended: lists leave it out from now on. Its history and
+    files stay, and `ACCORDION_MAX_ENDED_JOBS` neither counts nor deletes it. Repeating the request
+    has no effect.
+    """
+    jobs = JobArchive(state.database, state.clock, caller)
+    return _build_response(jobs.archive(job_id, _match_condition(if_match)), response)
+
+
+@router.post("/unarchive", responses={200: {"headers": ETAG}})
+def unarchive(
+    job_id: JobId,
+    *,
+    response: Response,
+    state: StateDep,
+    caller: CallerDep,
+    if_match: IfMatch = None,
+) -> JobView:
+    """Take an archived job back into the lists. Repeating the request has no effect."""
+    jobs = JobArchive(state.database, state.clock, caller)
+    return _build_response(jobs.unarchive(job_id, _match_condition(if_match)), response)
 
 
 def _match_condition(if_match: str | None) -> Callable[[JobRow], None]:

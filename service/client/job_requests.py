@@ -1,4 +1,4 @@
-"""Requests that submit, find, change and delete jobs."""
+"""Requests that submit, find, change, archive and delete jobs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PAGE_JOBS = 200
 """Maximum number of jobs per page."""
 MAX_NAME = 63
 """Maximum length of a job name, in characters."""
+_ARCHIVED: Mapping[bool | None, str] = {False: "false", True: "true", None: "any"}
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
 
 
@@ -69,10 +70,14 @@ class JobRequests(RequestSender):
         id_prefix: str | None = None,
         label: Sequence[str] = (),
         owner: str | None = None,
+        archived: bool | None = False,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """Get one page of jobs, newest first; labels have the form `key:value`."""
+        """Get one page of jobs, newest first; labels have the form `key:value`.
+
+        `archived` chooses only archived jobs, or only others; None both.
+        """
         params: dict[str, Any] = {
             "status": list(status),
             "name": name,
@@ -80,6 +85,7 @@ class JobRequests(RequestSender):
             "id": id_prefix,
             "label": list(label),
             "owner": owner,
+            "archived": _ARCHIVED[archived],
         }
         params |= {"limit": limit, "cursor": cursor}
         return await self._request(
@@ -87,9 +93,10 @@ class JobRequests(RequestSender):
         )
 
     @shared_iterator
-    async def all_jobs(self) -> AsyncGenerator[JobView, None]:
-        """Iterate over all jobs, newest first."""
-        async for page in self._read_pages(JobPage, "/jobs", {"limit": PAGE_JOBS}):
+    async def all_jobs(self, *, archived: bool | None = False) -> AsyncGenerator[JobView, None]:
+        """Iterate over all jobs, newest first; `archived` as in `jobs`."""
+        params = {"limit": PAGE_JOBS, "archived": _ARCHIVED[archived]}
+        async for page in self._read_pages(JobPage, "/jobs", params):
             for job in page.items:
                 yield job
 
@@ -99,8 +106,9 @@ class JobRequests(RequestSender):
         return await self._request(JobView, "GET", f"/jobs/{job_id}")
 
     @shared_method
-    async def find(self, reference: str) -> JobView:
-        """Find a job by id, id prefix or name; if several match, the unfinished one.
+    async def find(self, reference: str, *, archived: bool = False) -> JobView:
+        """Find a job by id, id prefix or name; if several match, the unfinished one. Archived jobs
+        are found only if no other matches, or first with `archived`.
 
         Raises:
             AmbiguousJob: none matches, or several.
@@ -110,7 +118,9 @@ class JobRequests(RequestSender):
                 return await self._request(JobView, "GET", f"/jobs/{reference}")
             except NotFound:
                 pass  # A name can be as long as an id.
-        found = await self._find_matching(reference)
+        found = await self._find_matching(reference, archived=archived)
+        if not found:
+            found = await self._find_matching(reference, archived=not archived)
         going = [job for job in found if job.ended_at is None]
         if not going and len(found) >= PAGE_JOBS:
             going = await self._find_matching(reference, status=UNFINISHED)
@@ -130,7 +140,9 @@ class JobRequests(RequestSender):
         more = " ..." if len(found) > 5 else ""
         raise AmbiguousJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
 
-    async def _find_matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
+    async def _find_matching(
+        self, reference: str, status: Sequence[str] = (), *, archived: bool = False
+    ) -> list[JobView]:
         """Newest jobs with that name or id prefix, at most one page of each."""
         asked = {
             "name": len(reference) <= MAX_NAME and reference.isprintable(),
@@ -139,6 +151,7 @@ class JobRequests(RequestSender):
         found: dict[str, JobView] = {}
         for field in (field for field, may_match in asked.items() if may_match):
             params = {field: reference, "status": list(status), "limit": PAGE_JOBS}
+            params["archived"] = _ARCHIVED[archived]
             page = await self._request(JobPage, "GET", "/jobs", params=params)
             found |= {job.id: job for job in page.items}
         return list(found.values())
@@ -185,6 +198,16 @@ class JobRequests(RequestSender):
         return await self._request(JobView, "POST", f"/jobs/{job_id}/retry")
 
     @shared_method
+    async def archive(self, job_id: str) -> JobView:
+        """Archive an ended job: lists leave it out; repeating is harmless."""
+        return await self._request(JobView, "POST", f"/jobs/{job_id}/archive", repeatable=True)
+
+    @shared_method
+    async def unarchive(self, job_id: str) -> JobView:
+        """Take an archived job back into the lists; repeating is harmless."""
+        return await self._request(JobView, "POST", f"/jobs/{job_id}/unarchive", repeatable=True)
+
+    @shared_method
     async def delete_job(self, job_id: str) -> JobView:
         """Delete an ended job with its history and checkpoints, and return it as it was."""
         return await self._request(JobView, "DELETE", f"/jobs/{job_id}")
@@ -198,10 +221,11 @@ class JobRequests(RequestSender):
         owner: str | None = None,
         dry_run: bool = False,
     ) -> BatchView:
-        """Cancel, pause or resume all unfinished jobs with these labels; repeating is harmless.
+        """Cancel, pause or resume all unfinished jobs with these labels, or archive or unarchive
+        the ended ones; repeating is harmless.
 
         Args:
-            action: `cancel`, `pause` or `resume`.
+            action: `cancel`, `pause`, `resume`, `archive` or `unarchive`.
             labels: labels by key; a job must have all of them.
             owner: only jobs of this user.
             dry_run: list the jobs, and change nothing.

@@ -83,7 +83,7 @@ class Stream:
 async def follow_stream(
     stream: Stream, waiter: Waiter
 ) -> AsyncGenerator[httpx2.ServerSentEvent, None]:
-    """Yield every event up to and including `end`.
+    """Yield every event up to and including `end`, and those that were stored after it.
 
     Raises:
         Unreachable: the service was unreachable for longer than the patience.
@@ -143,6 +143,6 @@ async def _read_items(
     async for item in source:
         if item.id.isdecimal():
             stream.last_id = int(item.id)
-        stream.ended = item.event == "end"
+        stream.ended = stream.ended or item.event == "end"
         if item.data:
             yield item

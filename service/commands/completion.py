@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,10 +29,11 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[_Candidate]:
 
     def read(client: Client) -> Iterator[_Candidate]:
         status = _list_statuses(ctx.info_name)
-        named = client.jobs(name_prefix=incomplete or None, status=status, limit=_NEWEST)
+        chosen: dict[str, Any] = {"status": status, "archived": ctx.info_name == "unarchive"}
+        named = client.jobs(name_prefix=incomplete or None, **chosen, limit=_NEWEST)
         yield from ((job.name, job.status.value) for job in named.items)
         if incomplete and set(incomplete) <= _ID_CHARACTERS:
-            numbered = client.jobs(id_prefix=incomplete, status=status, limit=_NEWEST)
+            numbered = client.jobs(id_prefix=incomplete, **chosen, limit=_NEWEST)
             yield from ((job.id, f"{job.name}, {job.status.value}") for job in numbered.items)
 
     return _ask_service(ctx, read)
@@ -42,7 +43,8 @@ def complete_label(ctx: typer.Context) -> list[_Candidate]:
     """Complete labels of jobs, as `key:value`."""
 
     def read(client: Client) -> Iterator[_Candidate]:
-        for job in client.jobs(status=_list_statuses(ctx.info_name), limit=_NEWEST).items:
+        status, archived = _list_statuses(ctx.info_name), ctx.info_name == "unarchive"
+        for job in client.jobs(status=status, archived=archived, limit=_NEWEST).items:
             yield from ((f"{key}:{value}", "") for key, value in job.labels.items())
 
     return _ask_service(ctx, read)
@@ -135,7 +137,7 @@ def _list_statuses(command: str | None) -> list[str]:
             return [Status.PAUSING, Status.PAUSED]
         case "retry":
             return [Status.FAILED, Status.CANCELLED]
-        case "delete":
+        case "archive" | "delete":
             return list(ENDED)
     return []
 

@@ -183,7 +183,9 @@ def _summarize_job(job: JobView) -> list[str]:
 
 
 def _summarize_queueing(job: JobView) -> list[str]:
-    """Return lines about the owner, and about when a job starts and how long it trains."""
+    """Return lines about the owner and the archive, and about when a job starts and how long it
+    trains.
+    """
     from service.domain.documents import value_at
 
     labels = ", ".join(f"{key}:{value}" for key, value in job.labels.items())
@@ -192,6 +194,8 @@ def _summarize_queueing(job: JobView) -> list[str]:
     limit_s = value_at(job.spec, "limits.training_seconds", 0.0)
     if limit_s:
         lines.append(f"limit      {format_duration(limit_s)} of training")
+    if job.archived:
+        lines.append(f"archived   'accordion unarchive {job.id}' takes it back into the lists")
     return lines
 
 

@@ -1,4 +1,6 @@
-"""`cancel`, `pause`, `resume` and `retry`: commands that stop and continue jobs."""
+"""`cancel`, `pause`, `resume` and `retry`: commands that stop and continue jobs; `archive` and
+`unarchive`, for those that have ended.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,21 @@ _LabelsOption = Annotated[
         "--label",
         metavar="KEY:VALUE",
         help="in place of JOB, all unfinished jobs with this label; may be repeated",
+        autocompletion=complete_label,
+    ),
+]
+_OptionalJobs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB]...", help="job ids, id prefixes or names", autocompletion=complete_job
+    ),
+]
+_EndedLabelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="KEY:VALUE",
+        help="in place of JOB, all ended jobs with this label; may be repeated",
         autocompletion=complete_label,
     ),
 ]
@@ -99,6 +116,58 @@ def retry(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) ->
         _print_job(client.retry(client.find(job).id), json=json)
 
 
+def archive(
+    jobs: _OptionalJobs = None,
+    *,
+    labels: _EndedLabelsOption = None,
+    dry_run: _DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Archive ended jobs, or all with some labels: 'accordion list' leaves them out, and nothing is
+    deleted.
+    """
+    chosen = _choose_several(jobs, labels, dry_run=dry_run)
+    with connect_client(url) as client:
+        if isinstance(chosen, dict):
+            _act_on_chosen(client, client.archive, chosen, dry_run=dry_run, json=json)
+        else:
+            found = [client.find(job) for job in chosen]
+            _print_jobs([client.archive(job.id) for job in found], json=json)
+
+
+def unarchive(
+    jobs: _OptionalJobs = None,
+    *,
+    labels: _EndedLabelsOption = None,
+    dry_run: _DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Take archived jobs, or all with some labels, back into the lists."""
+    chosen = _choose_several(jobs, labels, dry_run=dry_run)
+    with connect_client(url) as client:
+        if isinstance(chosen, dict):
+            _act_on_chosen(client, client.unarchive, chosen, dry_run=dry_run, json=json)
+        else:
+            found = [client.find(job, archived=True) for job in chosen]
+            _print_jobs([client.unarchive(job.id) for job in found], json=json)
+
+
+def _choose_several(
+    jobs: list[str] | None, labels: list[str] | None, *, dry_run: bool
+) -> list[str] | dict[str, str]:
+    """Return the jobs, or the labels of the jobs, that a command is for.
+
+    Raises:
+        BadParameter: neither or both are given, or a dry run is asked for named jobs.
+        SettingsError: a label has another form.
+    """
+    first = jobs[0] if jobs else None
+    chosen = _choose_jobs(first, labels, dry_run=dry_run)
+    return chosen if isinstance(chosen, dict) else list(jobs or [])
+
+
 def _choose_jobs(
     job: str | None, labels: list[str] | None, *, dry_run: bool
 ) -> str | dict[str, str]:
@@ -144,7 +213,7 @@ def _act_on_chosen(
         elif dry_run:
             _print_plan(found, act.__name__)
         else:
-            _print_lines(found)
+            _print_lines(found, act.__name__)
         if not found.items:
             _report_none(client, chosen, act.__name__)
         if any(job.error for job in found.items):
@@ -160,6 +229,15 @@ def _print_job(job: JobView, *, json: bool) -> None:
         )
 
 
+def _print_jobs(jobs: list[JobView], *, json: bool) -> None:
+    if json:
+        print_json({"items": [job.model_dump(mode="json") for job in jobs]})
+        return
+    for job in jobs:
+        state = "archived" if job.archived else "not archived"
+        typer.echo(f"{job.name} ({job.id}) is {state}")
+
+
 def _print_plan(found: BatchView, action: str) -> None:
     for job in found.items:
         typer.echo(f"would {action} {job.name} ({job.id}), which is {job.status}")
@@ -167,9 +245,11 @@ def _print_plan(found: BatchView, action: str) -> None:
         typer.echo("accordion: there are more", err=True)
 
 
-def _print_lines(found: BatchView) -> None:
+def _print_lines(found: BatchView, action: str) -> None:
+    states = {"archive": "archived", "unarchive": "not archived"}
     for job in found.items:
-        typer.echo(f"{job.name} ({job.id}) is {job.status}{f': {job.error}' if job.error else ''}")
+        state = job.status if job.error else states.get(action, job.status)
+        typer.echo(f"{job.name} ({job.id}) is {state}{f': {job.error}' if job.error else ''}")
     if found.more:
         typer.echo("accordion: there are more; repeat the command", err=True)
 
@@ -178,6 +258,6 @@ def _report_none(client: Client, labels: dict[str, str], action: str) -> None:
     """Print why a batch has no job: a label that no job has may be mistyped."""
     texts = [f"{key}:{value}" for key, value in labels.items()]
     named = f"label{'s' if len(texts) > 1 else ''} {' and '.join(texts)}"
-    known = client.jobs(label=texts, limit=1).items
+    known = client.jobs(label=texts, archived=None, limit=1).items
     why = f"no job to {action} is left among those with the {named}"
     typer.echo(f"accordion: {why if known else f'no job has the {named}'}", err=True)

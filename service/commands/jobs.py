@@ -177,6 +177,10 @@ def list_jobs(
             autocompletion=complete_user,
         ),
     ] = None,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="only archived jobs, which are left out otherwise")
+    ] = False,
+    all_: Annotated[bool, typer.Option("--all", help="archived jobs as well")] = False,
     limit: Annotated[
         int, typer.Option("--limit", metavar="NUMBER", min=1, max=200, help="most jobs to list")
     ] = 20,
@@ -184,12 +188,15 @@ def list_jobs(
     json: JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
+    if archived and all_:
+        raise typer.BadParameter("give either --archived or --all")
     with connect_client(url) as client:
         page = client.jobs(
             status=[one.upper() for one in status or []],
             name_prefix=name,
             label=label or [],
             owner=owner,
+            archived=None if all_ else archived,
             limit=limit,
         )
     if json:

@@ -123,6 +123,7 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
     from workers.planning.planner_process import run_planner
 
     environment = inherit_environment(lambda _: True) | _read_variables(request["spec"])
+    _add_data(request["spec"], environment)
     answer = run_planner(request, code=archive, environment=environment)
     if "error" in answer:
         raise SettingsError(answer["error"])
@@ -137,6 +138,27 @@ def _read_variables(spec: dict[str, Any]) -> dict[str, str]:
     if not isinstance(env, dict):
         return {}
     return {name: str(value) for name, value in env.items() if isinstance(value, str | int)}
+
+
+def _add_data(spec: dict[str, Any], environment: dict[str, str]) -> None:
+    """Add the variables with the paths of data that are on this machine.
+
+    Raises:
+        SettingsError: the variable of data that are fetched for jobs is not set.
+    """
+    from service.errors import SettingsError
+    from workers.contract import name_variable
+
+    data = spec.get("data")
+    for name, location in data.items() if isinstance(data, dict) else ():
+        variable = name_variable(str(name))
+        if str(location).startswith("/"):
+            environment.setdefault(variable, str(location))
+        elif variable not in environment:
+            raise SettingsError(
+                f"the spec names data {name!r} at {location}, and a plan fetches none; set"
+                f" {variable} to a path on this machine that has them"
+            )
 
 
 def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> dict[str, Any]:

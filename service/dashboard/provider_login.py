@@ -1,7 +1,7 @@
 """Pages of a login through an OpenID Connect provider.
 
 What the login must remember is in an encrypted cookie, so any api process can finish it, and only
-in the browser that began it.
+in the browser that began it, at the provider where it began.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from service.errors import ApiError, NotFound, Unauthorized
 from service.security.login import own_path, set_session
 from service.security.oidc_provider import LoginSecrets, OidcProvider
 from service.security.secret_box import SecretBox, WrongKeyError
-from service.security.tokens import new_token
+from service.security.tokens import DAY_S, new_token
 from service.store.provider_logins import ProviderLogin, store_login
 
 LOGIN_S = 600.0
 """How long a user may take to log in at the provider, in seconds."""
 CALLBACK = "/login/oidc/callback"
-_DAY_S = 86_400.0
+_MAX_COOKIE_LENGTH = 3800
+"""Longest cookie that is sent; browsers drop one that has more than 4096 bytes with its name."""
 router = APIRouter(include_in_schema=False)
 _log = structlog.get_logger()
 
@@ -63,12 +64,12 @@ async def begin_login(request: Request) -> Response:
     response = RedirectResponse(url, 303, headers={"Cache-Control": "no-store"})
     response.set_cookie(
         _cookie_name(state),
-        _open_box(state).encrypt(begun.model_dump_json()),
+        _encrypt_login(begun, _open_box(state, provider)),
         max_age=int(LOGIN_S),
         path="/login/oidc",
         httponly=True,
         samesite="lax",  # The provider's redirect comes from another site.
-        secure=request.url.scheme == "https",
+        secure=redirect_uri.startswith("https://"),
     )
     return response
 
@@ -78,7 +79,8 @@ async def finish_login(request: Request) -> Response:
     """Log in the browser that comes back from the provider."""
     state: AppState = request.app.state.accordion
     try:
-        begun = _read_cookie(request, state)
+        provider = _find_provider(state)
+        begun = _read_cookie(request, state, provider)
         token_id = await _log_in(request, state, begun)
     except ApiError as error:
         _log.warning("a login through the provider is refused", reason=str(error))
@@ -87,7 +89,7 @@ async def finish_login(request: Request) -> Response:
         # A browser sends a strict cookie only if a page of ours, not the provider's redirect, leads
         # to the next page.
         response = render_page(request, "logged_in.html", target=begun.next)
-        set_session(request, response, token_id)
+        set_session(state, response, token_id, secure=begun.redirect_uri.startswith("https://"))
     response.delete_cookie(_cookie_name(state), path="/login/oidc")
     return response
 
@@ -101,6 +103,8 @@ async def _log_in(request: Request, state: AppState, begun: _BegunLogin) -> str:
     provider, query = _find_provider(state), request.query_params
     if not compare_digest(query.get("state", "").encode(), begun.state.encode()):
         raise Unauthorized("this is not the newest login of this browser; log in again")
+    if query.get("iss", provider.config.issuer) != provider.config.issuer:  # RFC 9207
+        raise Unauthorized(f"this login does not come from {provider.config.name}; log in again")
     if "code" not in query:
         reason = query.get("error_description") or query.get("error") or "without a reason"
         raise Unauthorized(f"{provider.config.name} refused the login: {reason[:200]}")
@@ -111,17 +115,27 @@ async def _log_in(request: Request, state: AppState, begun: _BegunLogin) -> str:
         user=user,
         token=token,
         label=f"login through {provider.config.name}",
-        expires_at=now + state.settings.login_days * _DAY_S,
+        expires_at=now + state.settings.login_days * DAY_S,
         request_id=request.state.request_id,
     )
     await run_in_threadpool(store_login, state.database, login, now=now)
     return token.id
 
 
-def _read_cookie(request: Request, state: AppState) -> _BegunLogin:
+def _encrypt_login(begun: _BegunLogin, box: SecretBox) -> str:
+    """Return the content of the cookie; if the page to open makes it too long, the login leads to
+    the first page.
+    """
+    cookie = box.encrypt(begun.model_dump_json())
+    if len(cookie) <= _MAX_COOKIE_LENGTH:
+        return cookie
+    return box.encrypt(begun.model_copy(update={"next": "/"}).model_dump_json())
+
+
+def _read_cookie(request: Request, state: AppState, provider: OidcProvider) -> _BegunLogin:
     cookie = request.cookies.get(_cookie_name(state), "")
     try:
-        begun = _BegunLogin.model_validate_json(_open_box(state).decrypt(cookie))
+        begun = _BegunLogin.model_validate_json(_open_box(state, provider).decrypt(cookie))
     except (WrongKeyError, ValidationError):
         begun = None
     if begun is None or not state.clock() < begun.expires_at <= state.clock() + LOGIN_S:
@@ -146,11 +160,12 @@ def _cookie_name(state: AppState) -> str:
     return f"{state.cookie}_oidc"
 
 
-def _open_box(state: AppState) -> SecretBox:
-    """Return the box of the cookie, whose key is derived from the admin token, as that of
-    sessions.
+def _open_box(state: AppState, provider: OidcProvider) -> SecretBox:
+    """Return the box of the cookie. Its key is derived from the admin token, as that of sessions,
+    and from the provider, so that no other one gets the code of this one.
     """
-    return SecretBox(f"oidc:{state.settings.token()}")
+    config = provider.config
+    return SecretBox(f"oidc:{config.issuer} {config.client_id} {state.settings.token()}")
 
 
 def _show_error(request: Request, error: ApiError) -> Response:

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 USER_NAME = r"^[a-z0-9][a-z0-9._@-]{0,62}$"
 """Names of users; an e-mail address is one, because some providers have no other name."""
+SERVICE_USERS = frozenset({"metrics", "retention", "webhook-delivery"})
+"""Users as whom the service itself acts, in the audit log for example."""
 ADMIN_USER = "admin"
 """User of the admin token in the settings, and of a service without authentication."""
 
@@ -20,7 +22,7 @@ class Scope(StrEnum):
     READ_ALL = "read:all"
     """See the jobs of all users."""
     SUBMIT = "submit"
-    """Submit jobs, and resize, pause, resume, cancel, retry and delete one's own."""
+    """Submit jobs, and resize, pause, resume, cancel, retry, archive and delete one's own."""
     OVERRIDE = "override"
     """Override the compression and the batch of one's own jobs, and of guest runs."""
     WRITE_ALL = "write:all"

@@ -22,34 +22,71 @@ class ProviderUser:
     subject: str
     """ID at the provider, which never changes and is never given to another user."""
     name: str
-    """Name here at the first login."""
-    role: Role
+    """Name here at the first login; empty if the claims give none."""
+    name_problem: str = ""
+    """Why the claims give no name."""
+    role: Role | None
+    """Role by the groups; None if the user may not use the service."""
+    role_problem: str = ""
+    """Why there is no role."""
 
 
-def choose_role(
-    groups: Any, roles: Mapping[str, Role], default_role: Role | None, *, claim: str
-) -> Role:
+def read_claims(
+    claims: Mapping[str, Any],
+    *,
+    issuer: str,
+    user_claim: str,
+    groups_claim: str,
+    roles: Mapping[str, Role],
+    default_role: Role | None,
+) -> ProviderUser:
+    """Return the user in the claims of a valid ID token."""
+    role = choose_role(claims.get(groups_claim), roles, default_role)
+    name, name_problem = "", ""
+    try:
+        name = choose_name(claims, user_claim)
+    except Forbidden as error:  # a user who is known already needs none
+        name_problem = str(error)
+    return ProviderUser(
+        issuer=issuer,
+        subject=claims["sub"],
+        name=name,
+        name_problem=name_problem,
+        role=role,
+        role_problem="" if role is not None else _describe_missing_role(groups_claim),
+    )
+
+
+def _describe_missing_role(claim: str) -> str:
+    return (
+        f"you are in no group that may use this service (claim {claim!r}); ask an admin to add you"
+        " to one at the provider, or to set ACCORDION_OIDC_ROLES"
+    )
+
+
+def is_subject(value: object) -> bool:
+    """Whether a claim can be a subject: 1 to 255 printable ASCII characters."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= MAX_SUBJECT_LENGTH
+        and value.isascii()
+        and value.isprintable()
+    )
+
+
+def choose_role(groups: Any, roles: Mapping[str, Role], default_role: Role | None) -> Role | None:
     """Return the highest role of a user's groups.
 
     Args:
         groups: value of the claim: a text, a list of texts, or None if there is none.
         roles: role of each group.
-        default_role: role of users in none of these groups; None refuses them.
-        claim: name of the claim, for the message.
-
-    Raises:
-        Forbidden: no group has a role, and there is no default.
+        default_role: role of users in none of these groups; None if they may not log in.
     """
     names = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
     found = {roles[name] for name in names if isinstance(name, str) and name in roles}
     for role in reversed(Role):
         if role in found:
             return role
-    if default_role is None:
-        raise Forbidden(
-            f"you are in no group that may use this service (claim {claim!r}); ask an admin to add"
-            " you to one at the provider, or to set ACCORDION_OIDC_ROLES"
-        )
     return default_role
 
 
@@ -65,10 +102,12 @@ def choose_name(claims: Mapping[str, Any], claim: str) -> str:
             f"the provider gives no text as {claim!r}, which names the user; ask an admin to set"
             " ACCORDION_OIDC_USER_CLAIM to another claim, or ACCORDION_OIDC_SCOPES"
         )
-    if claim == "email" and claims.get("email_verified") is False:
+    # Some providers do not say whether an address is verified, and some say it with a text.
+    if claim == "email" and claims.get("email_verified", True) not in (True, "true"):
         raise Forbidden(f"the provider has not verified the address {value!r}; verify it there")
     name = value.lower()
-    if not re.fullmatch(USER_NAME, name):
+    # Other scripts have letters whose lower case is ASCII, such as the Kelvin sign.
+    if not value.isascii() or not re.fullmatch(USER_NAME, name):
         raise Forbidden(
             f"{value[:80]!r} (claim {claim!r}) is not a user name, which has up to 63 letters,"
             " digits and ._@-; ask an admin to set ACCORDION_OIDC_USER_CLAIM to another claim"

@@ -51,7 +51,7 @@ async def login(request: Request) -> Response:
             return RedirectResponse(target, _SEE_OTHER)
         return RedirectResponse(f"/login?failed={'link' if is_link else '1'}", _SEE_OTHER)
     response = RedirectResponse(target, _SEE_OTHER)
-    set_session(request, response, token_id)
+    set_session(state, response, token_id, secure=_is_https(request, state.settings.url))
     return response
 
 
@@ -69,22 +69,36 @@ def logout(request: Request) -> Response:
     return response
 
 
-def set_session(request: Request, response: Response, token_id: str) -> None:
-    """Begin a new session with the rights of a token; empty for the admin token."""
-    state: AppState = request.app.state.accordion
+def set_session(state: AppState, response: Response, token_id: str, *, secure: bool) -> None:
+    """Begin a new session.
+
+    Args:
+        state: state of the api process.
+        response: response that brings the cookie.
+        token_id: token whose rights the session has; empty for the admin token.
+        secure: the browser reached the service with https, and sends the cookie with https only.
+    """
     response.set_cookie(
         state.cookie,
         new_session(state.settings.token() or "", state.clock(), token_id=token_id),
         max_age=int(SESSION_S),
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=secure,
     )
 
 
 def own_path(path: str) -> str:
     """Return the path, or that of the first page if a browser would take it for another host."""
     return path if re.fullmatch(OWN_PATH, path) else "/"
+
+
+def _is_https(request: Request, address: str) -> bool:
+    """Whether the browser reached the service with https: directly, or at the address of the
+    settings, through a proxy that may not say so.
+    """
+    own = f"https://{request.headers.get('host', '')}/".lower()
+    return request.url.scheme == "https" or f"{address}/".lower().startswith(own)
 
 
 def _find_token(state: AppState, key: str, form: dict[str, str]) -> str | None:

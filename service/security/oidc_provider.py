@@ -22,12 +22,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 
-from service.domain.provider_users import (
-    MAX_SUBJECT_LENGTH,
-    ProviderUser,
-    choose_name,
-    choose_role,
-)
+from service.domain.provider_users import ProviderUser, is_subject, read_claims
 from service.errors import ApiError, Unauthorized, Unavailable
 from service.security.oidc_config import OidcConfig, is_protected_url
 
@@ -39,6 +34,8 @@ LEEWAY_S = 60
 """How far the provider's clock may differ, in seconds."""
 _ALGORITHMS = [f"{family}{bits}" for family in ("RS", "PS", "ES") for bits in (256, 384, 512)]
 """Accepted signatures: only those that need the provider's private key."""
+_WRONG_DOCUMENTS = (ValueError, KeyError, TypeError, AttributeError)
+"""Errors of reading a document of the provider that has another form than it should."""
 _SECRET_LENGTH = 48
 """Characters of state, nonce and verifier: 285 random bits."""
 _log = structlog.get_logger()
@@ -93,7 +90,6 @@ class OidcProvider:
         Raises:
             Unavailable: the provider does not respond as it should.
             Unauthorized: the provider refuses the code, or its ID token is not accepted.
-            Forbidden: its claims name no user, or a user without a role.
         """
         async with self._connect() as client:
             metadata = await self._read_metadata(client)
@@ -107,18 +103,16 @@ class OidcProvider:
             )
             claims = await self._read_id_token(client, token, secrets.nonce)
             claims = await self._add_user_info(client, claims)
-        return self._identify_user(claims)
-
-    def _identify_user(self, claims: Mapping[str, Any]) -> ProviderUser:
-        config, subject = self.config, claims["sub"]
-        if not subject or len(subject) > MAX_SUBJECT_LENGTH:
-            raise self._unacceptable(f"its subject has {len(subject)} characters")
-        groups = claims.get(config.groups_claim)
-        return ProviderUser(
+        config = self.config
+        if not is_subject(claims["sub"]):
+            raise self._unacceptable("its subject is not a text of 1 to 255 ASCII characters")
+        return read_claims(
+            claims,
             issuer=config.issuer,
-            subject=subject,
-            name=choose_name(claims, config.user_claim),
-            role=choose_role(groups, config.roles, config.default_role, claim=config.groups_claim),
+            user_claim=config.user_claim,
+            groups_claim=config.groups_claim,
+            roles=config.roles,
+            default_role=config.default_role,
         )
 
     @asynccontextmanager
@@ -143,12 +137,13 @@ class OidcProvider:
             ) from error
         except JoseError as error:
             raise self._unacceptable(str(error)) from error
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, *_WRONG_DOCUMENTS) as error:
+            # Addresses of the provider are for the log only: anybody can open the login page.
             reason = f"{type(error).__name__}: {error}"
             _log.warning("the OpenID Connect provider fails", reason=reason)
             raise Unavailable(
-                f"{self.config.name} does not respond as it should ({reason}); try again later, or"
-                " log in with a token"
+                f"{self.config.name} does not respond as it should, and the log of the service says"
+                " why; try again later, or log in with a token"
             ) from error
 
     async def _read_metadata(self, client: Any) -> Mapping[str, Any]:

@@ -11,6 +11,8 @@ import hmac
 import secrets
 from typing import NamedTuple
 
+DAY_S = 86_400.0
+"""Seconds of a day, the unit in which users give lifetimes of tokens."""
 _PREFIX = "acc"
 """First part of a user's token, by which secret scanners recognize it."""
 

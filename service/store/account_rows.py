@@ -11,7 +11,14 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.domain.access import ADMIN_USER, Caller, Role, Scope, scopes_of_role
+from service.domain.access import (
+    ADMIN_USER,
+    SERVICE_USERS,
+    Caller,
+    Role,
+    Scope,
+    scopes_of_role,
+)
 from service.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized
 from service.security.tokens import UserToken, digest_of, token_matches
 from service.store.audit_log import append_audit
@@ -47,8 +54,12 @@ class AccountStore:
         """Add a user.
 
         Raises:
-            Conflict: the name is taken, also by a disabled user.
+            Conflict: the name is taken, also by a disabled user or by the service itself.
         """
+        if name in SERVICE_USERS:
+            raise Conflict(
+                f"{name!r} stands for the service itself in the audit log; choose another name"
+            )
         now = self._clock()
         row = UserRow(name=name, role=role.value, created_at=now)
         try:

@@ -181,8 +181,8 @@ class JobLifecycle:
 
     def retry(self, job_id: str, check: CheckJob) -> JobRow:
         """Queue a job that failed or was cancelled again; it continues from its newest checkpoint,
-        with its failure budget and time limit reset. A job that was retried and has not ended does
-        not change.
+        with its failure budget and time limit reset. It is no longer archived. A job that was
+        retried and has not ended does not change.
 
         Raises:
             Conflict: it has not ended and was never retried, or it succeeded.
@@ -206,6 +206,7 @@ class JobLifecycle:
             reopen_loggers(session, job, now=now)
             job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
+            job.archived = False
             _queue_again(session, job, Reason.RETRIED, what="retried", now=now)
             self._append_audit(session, job, "retried", before=before, now=now)
             return job

@@ -34,11 +34,11 @@ class JobRow(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index(None, "status", "created_at", "id"),
-        Index(None, "name", "created_at", "id"),
-        Index(None, "created_at", "id"),
-        Index(None, "ended_at"),
-        Index(None, "owner", "created_at", "id"),
+        Index(None, "status", "archived", "created_at", "id"),
+        Index(None, "name", "archived", "created_at", "id"),
+        Index(None, "archived", "created_at", "id", "kind", "owner", "name"),
+        Index(None, "ended_at", "archived"),
+        Index(None, "owner", "archived", "created_at", "id"),
         Index(None, "kind", "status"),
     )
 
@@ -113,6 +113,8 @@ class JobRow(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    archived: Mapped[bool] = mapped_column(default=False)
+    """Whether a user archived it after its end; a retry takes it back."""
 
 
 class DeletedJobRow(Base):

@@ -1,14 +1,16 @@
-"""Stores logins through an OpenID Connect provider: the user, its role, and a token."""
+"""Stores logins through an OpenID Connect provider: the user, its role, and a token; or that the
+user has no role any more.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.domain.access import Caller, scopes_of_role
+from service.domain.access import SERVICE_USERS, Caller, Role, scopes_of_role
 from service.domain.provider_users import ProviderUser
 from service.errors import Conflict, Forbidden
 from service.security.tokens import UserToken, digest_of
@@ -32,30 +34,33 @@ class ProviderLogin:
 def store_login(database: Database, login: ProviderLogin, *, now: float) -> None:
     """Store a login: the user at the first one, a changed role, and a token of the user.
 
+    A user without a role is refused, and so are the user's tokens from now on.
+
     Raises:
-        Forbidden: the user is disabled, or the name belongs to another user.
+        Forbidden: the user has no role, is disabled, or has no name that is free.
         Conflict: the user logs in for the first time twice at the same moment.
     """
+    role = login.user.role
+    if role is None:
+        with database.write() as session:
+            _revoke_tokens(session, login, now)
+        raise Forbidden(login.user.role_problem)
     try:
         with database.write() as session:
-            _store_login(session, login, now)
+            _store_login(session, login, role, now=now)
     except IntegrityError:
         raise Conflict(f"user {login.user.name!r} was added meanwhile; log in again") from None
 
 
-def _store_login(session: Session, login: ProviderLogin, now: float) -> None:
+def _store_login(session: Session, login: ProviderLogin, role: Role, *, now: float) -> None:
     user = login.user
-    row = session.scalar(
-        select(UserRow)
-        .where(UserRow.issuer == user.issuer, UserRow.subject == user.subject)
-        .with_for_update()
-    )
+    row = session.scalar(_select_user(user))
     before = None if row is None else {"role": row.role}
     if row is None:
-        row = _add_user(session, user, now)
+        row = _add_user(session, user, role, now=now)
     if row.disabled_at is not None:
         raise Forbidden(f"user {row.name!r} is disabled; ask an admin")
-    row.role = user.role.value
+    row.role = role.value
     session.flush()
     scopes = scopes_of_role(row.role)
     caller = Caller(
@@ -79,12 +84,37 @@ def _store_login(session: Session, login: ProviderLogin, now: float) -> None:
     append_audit(session, caller, "user.logged_in", subject=row.name, after=after, now=now)
 
 
-def _add_user(session: Session, user: ProviderUser, now: float) -> UserRow:
+def _revoke_tokens(session: Session, login: ProviderLogin, now: float) -> None:
+    """Refuse all tokens of a user, and with them the user's browser sessions."""
+    row = session.scalar(_select_user(login.user))
+    if row is None:
+        return
+    caller = Caller(user=row.name, scopes=frozenset(), request_id=login.request_id)
+    tokens = select(TokenRow).where(TokenRow.user == row.name, TokenRow.revoked_at.is_(None))
+    for token in session.scalars(tokens.order_by(TokenRow.id).with_for_update()):
+        token.revoked_at = now
+        before = {"user": row.name, "label": token.label}
+        append_audit(session, caller, "token.revoked", subject=token.id, before=before, now=now)
+
+
+def _select_user(user: ProviderUser) -> Select[UserRow]:
+    known = UserRow.issuer == user.issuer, UserRow.subject == user.subject
+    return select(UserRow).where(*known).with_for_update()
+
+
+def _add_user(session: Session, user: ProviderUser, role: Role, *, now: float) -> UserRow:
     """Add a user, whose name must be free.
 
     Raises:
-        Forbidden: the name belongs to another user.
+        Forbidden: the claims give no name, or it belongs to another user.
     """
+    if not user.name:
+        raise Forbidden(user.name_problem)
+    if user.name in SERVICE_USERS:
+        raise Forbidden(
+            f"{user.name!r} stands for the service itself in the audit log; ask an admin for"
+            " another name at the provider"
+        )
     if session.get(UserRow, user.name) is not None:
         raise Forbidden(
             f"there is a user {user.name!r} already who does not log in as you do, and no account"
@@ -93,7 +123,7 @@ def _add_user(session: Session, user: ProviderUser, now: float) -> UserRow:
         )
     row = UserRow(
         name=user.name,
-        role=user.role.value,
+        role=role.value,
         created_at=now,
         issuer=user.issuer,
         subject=user.subject,

@@ -10,7 +10,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    false,
+    func,
+    or_,
+    select,
+    true,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.job_status import UNFINISHED
@@ -63,6 +74,8 @@ class JobFilter:
     created_after: float | None = None
     """Earliest time of submission, in seconds since 1970."""
     created_before: float | None = None
+    archived: bool | None = False
+    """Only archived jobs, or only others; None for both."""
     visible_to: str | None = None
     """User whose jobs, and guest runs, are visible; None if all jobs are."""
     before: tuple[float, str] | None = None
@@ -113,13 +126,19 @@ class Repository:
 
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that match the filter, newest first."""
-        query = (
-            select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
-        )
-        query = query.where(*_list_conditions(wanted))
+        newest_first = JobRow.created_at.desc(), JobRow.id.desc()
+        conditions = _list_conditions(wanted)
         if wanted.before is not None:
-            query = query.where(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
-        return self._all(query)
+            conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
+        # Indexes have the columns of most filters, so rows are read only of the jobs of the page.
+        newest = select(JobRow.id).where(*conditions).order_by(*newest_first).limit(wanted.limit)
+        pages = [newest]
+        if wanted.archived is None and wanted.id_prefix is None:
+            # The indexes hold archived jobs and others apart, so each kind has a page of its own.
+            pages = [newest.where(_is_archived(archived)) for archived in (False, True)]
+        ids = union_all(*(select(page.subquery().c.id) for page in pages))
+        query = select(JobRow).where(JobRow.id.in_(ids))
+        return self._all(query.order_by(*newest_first).limit(wanted.limit))
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
@@ -312,7 +331,7 @@ class Repository:
 
         Args:
             before: only those that ended before this time, in seconds since 1970.
-            beyond: leave out so many that ended last.
+            beyond: leave out so many that ended last, and all archived ones.
             limit: most jobs to return.
         """
         query = select(JobRow).where(JobRow.ended_at.is_not(None))
@@ -322,6 +341,7 @@ class Repository:
         oldest = JobRow.ended_at, JobRow.id
         if not beyond:
             return self._all(query.order_by(*oldest).limit(limit))
+        query = query.where(_is_archived_unindexed(False))
         rows = self._all(query.order_by(*newest).offset(beyond).limit(limit))
         return rows[::-1]
 
@@ -365,12 +385,23 @@ def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
         (wanted.id_prefix, _has_id_prefix),
         (wanted.kind, lambda kind: JobRow.kind == kind),
         (wanted.owner, lambda owner: JobRow.owner == owner),
+        (wanted.archived, _is_archived if wanted.id_prefix is None else _is_archived_unindexed),
         (wanted.visible_to, lambda user: or_(JobRow.owner == user, JobRow.owner.is_(None))),
         (wanted.created_after, lambda time: JobRow.created_at >= time),
         (wanted.created_before, lambda time: JobRow.created_at < time),
     ]
     labels = [JobRow.labels[key].as_string() == value for key, value in wanted.labels]
     return labels + [condition(value) for value, condition in filters if value is not None]
+
+
+def _is_archived(archived: bool) -> ColumnElement[bool]:
+    """An equation, which an index serves on both databases."""
+    return JobRow.archived == (true() if archived else false())
+
+
+def _is_archived_unindexed(archived: bool) -> ColumnElement[bool]:
+    """A condition that leads to no index: SQLite would prefer that to the one that is meant."""
+    return func.coalesce(JobRow.archived, false()) == (true() if archived else false())
 
 
 def _has_id_prefix(prefix: str) -> ColumnElement[bool]:

@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-import flask
 import httpx2
-import oidc_provider_mock
-from authlib import jose
 from fastapi.testclient import TestClient
 from joserfc import jwt
 from joserfc.jwk import RSAKey
-from werkzeug.serving import make_server
 
 from service.app import create_app
 from service.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.team import ADMIN
+from tests.conftest import Require
+
+if TYPE_CHECKING:
+    import flask
 
 CLIENT_ID = "accordion"
 ROLES = {"ml": "editor", "platform": "operator", "root": "admin"}
@@ -54,12 +54,17 @@ class Provider:
         return str(httpx2.post(url, data={"sub": subject}).headers["location"])
 
     def before(self) -> None:
+        import flask
+        from authlib import jose
+
         self.hits.append(flask.request.path)
         if self.is_rotating:
             self.is_rotating = False
             flask.g.oidc_provider_mock_storage.jwk = jose.RSAKey.generate_key(is_private=True)
 
     def after(self, response: flask.Response) -> flask.Response:
+        import flask
+
         if flask.request.path != "/oauth2/token" or response.status_code != 200:
             return response
         answer = response.get_json()
@@ -77,8 +82,12 @@ class Provider:
 
 
 @contextmanager
-def run_provider() -> Iterator[Provider]:
-    """Run a provider inside the block."""
+def run_provider(require: Require) -> Iterator[Provider]:
+    """Run a provider inside the block; the test is skipped where its package is not installed."""
+    require.package("oidc_provider_mock")
+    import oidc_provider_mock
+    from werkzeug.serving import make_server
+
     app = oidc_provider_mock.app()
     provider = Provider(app)
     app.before_request(provider.before)
@@ -136,8 +145,9 @@ class Browser:
 @contextmanager
 def open_browser(home: Path, provider: Provider, **settings: Any) -> Iterator[Browser]:
     """Open a browser of a new service."""
+    address = settings.get("url") or LOCAL
     app = create_app(load_settings(home=home, **oidc_settings(provider.issuer, **settings)))
-    with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
+    with TestClient(app, base_url=address, follow_redirects=False) as client:
         yield Browser(client, provider)
     app.state.accordion.database.close()
 

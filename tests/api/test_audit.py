@@ -63,6 +63,8 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ("webhook.tested", "POST", f"{HOOKS}/hook/test", {}),
         ("webhook.sent_again", "POST", f"{HOOKS}/old/deliveries/{sent}/send", {}),
         ("webhook.removed", "DELETE", f"{HOOKS}/hook", {}),
+        ("job.archived", "POST", f"{JOBS}/{gone}/archive", {}),
+        ("job.unarchived", "POST", f"{JOBS}/{gone}/unarchive", {}),
         ("job.deleted", "DELETE", f"{JOBS}/{gone}", {}),
         ("plan.added", "POST", "/api/v1/plans", {"json": PLAN}),
         ("plan.cancelled", "DELETE", f"/api/v1/plans/{plan['id']}", {}),

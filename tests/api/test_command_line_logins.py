@@ -46,6 +46,14 @@ def test_the_token_ends_with_that_of_the_browser_or_after_the_setting(
     assert made["expires_at"] == at(team.clock.now + expected * DAY_S)
 
 
+def test_the_audit_log_names_the_request_that_exchanged_the_code(team: Team) -> None:
+    code = new_code(team, team.user("ada"))
+    request = {"code": code, "verifier": VERIFIER}
+    team.client.post("/login/code", json=request, headers={"X-Request-ID": "exchange-1"})
+    [entry] = team.audit(user="ada", action="token.added")
+    assert entry["request_id"] == "exchange-1"
+
+
 def test_a_code_works_once(team: Team) -> None:
     code = new_code(team, ADMIN)
     assert exchange(team, code).json()["user"] == "admin"

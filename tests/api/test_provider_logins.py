@@ -6,20 +6,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.api.oidc_world import Browser, Provider, open_browser, query_of, run_provider
+from tests.api.team import ADMIN
+from tests.conftest import Require
 
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config")  # of the provider
 ADA = {"preferred_username": "ada", "groups": ["ml", "unknown"]}
 
 
 @pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
-    monkeypatch.setenv("AUTHLIB_INSECURE_TRANSPORT", "1")  # for the provider, which is http
-    with run_provider() as provider:
+def provider(monkeypatch: pytest.MonkeyPatch, require: Require) -> Iterator[Provider]:
+    # The provider is http on loopback, which must work without Authlib's variable for tests.
+    monkeypatch.delenv("AUTHLIB_INSECURE_TRANSPORT", raising=False)
+    with run_provider(require) as provider:
         provider.set_user("1", **ADA)
         yield provider
 
@@ -101,6 +105,22 @@ def test_a_user_without_a_mapped_group_is_refused(browser: Browser) -> None:
     assert "eve" not in browser.as_admin("GET", "/users").text
 
 
+def test_a_user_who_has_lost_all_roles_is_logged_out_everywhere(browser: Browser) -> None:
+    browser.log_in()
+    made = browser.client.post("/api/v1/tokens", json={"label": "ci", "days": 1}).json()
+    ci = {"Authorization": f"Bearer {made['token']}"}
+    assert browser.client.get("/api/v1/me", headers=ci).status_code == 200
+    browser.provider.set_user("1", **ADA | {"groups": []})
+    assert_refused(browser, browser.log_in(), 403, "no group that may use this service")
+    assert browser.client.get("/api/v1/me", headers=ci).status_code == 401
+    entries = browser.as_admin("GET", "/audit", params={"action": "token.revoked"}).json()["items"]
+    assert {entry["user"] for entry in entries} == {"ada"}
+    assert made["id"] in [entry["subject"] for entry in entries]
+    browser.provider.set_user("1", **ADA)
+    assert browser.log_in().status_code == 200
+    assert browser.client.get("/api/v1/me", headers=ci).status_code == 401, "it stays revoked"
+
+
 def test_a_user_without_a_mapped_group_gets_the_default_role(
     tmp_path: Path, provider: Provider
 ) -> None:
@@ -125,9 +145,11 @@ def test_a_user_of_the_provider_never_takes_over_another_one(browser: Browser) -
     assert_refused(browser, browser.log_in("2"), 403, "does not log in as you do")
 
 
-def test_a_user_keeps_the_first_name(browser: Browser) -> None:
+@pytest.mark.parametrize("name", ["lovelace", "ada lovelace", None])
+def test_a_user_keeps_the_first_name(browser: Browser, name: str | None) -> None:
     browser.log_in()
-    browser.provider.set_user("1", **ADA | {"preferred_username": "lovelace"})
+    browser.client.cookies.clear()
+    browser.provider.set_user("1", **ADA | {"preferred_username": name})
     browser.log_in()
     assert browser.whoami().json()["user"] == "ada"
 
@@ -139,20 +161,31 @@ def test_a_disabled_user_cannot_log_in(browser: Browser) -> None:
     assert_refused(browser, browser.log_in(), 403, "is disabled")
 
 
-@pytest.mark.parametrize("name", ["ada lovelace", "", "-ada", "a" * 64, None, 7])
+@pytest.mark.parametrize("name", ["ada lovelace", "", "-ada", "a" * 64, None, 7, "\u212a8s"])
 def test_a_claim_that_is_no_user_name_is_refused(browser: Browser, name: Any) -> None:
     browser.provider.set_user("1", preferred_username=name, groups=["ml"])
     assert_refused(browser, browser.log_in(), 403, "ACCORDION_OIDC_USER_CLAIM")
 
 
-@pytest.mark.parametrize(("verified", "status"), [(True, 200), (False, 403)])
+@pytest.mark.parametrize("name", ["metrics", "retention", "webhook-delivery"])
+def test_a_login_never_takes_the_name_of_the_service_itself(browser: Browser, name: str) -> None:
+    browser.provider.set_user("1", preferred_username=name, groups=["ml"])
+    assert_refused(browser, browser.log_in(), 403, "stands for the service itself")
+    answer = browser.as_admin("POST", "/users", json={"name": name})
+    assert (answer.status_code, "stands for the service itself" in answer.text) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("verified", "status"),
+    [(True, 200), ("true", 200), (False, 403), ("false", 403), (None, 403), ([], 403)],
+)
 def test_an_address_names_a_user_unless_it_is_not_verified(
-    tmp_path: Path, provider: Provider, verified: bool, status: int
+    tmp_path: Path, provider: Provider, verified: Any, status: int
 ) -> None:
     provider.set_user("1", email="Ada@Example.com", email_verified=verified, groups=["ml"])
     with open_browser(tmp_path, provider, oidc_user_claim="email") as browser:
         assert browser.log_in().status_code == status
-        if verified:
+        if status == 200:
             assert browser.whoami().json()["user"] == "ada@example.com"
 
 
@@ -168,6 +201,9 @@ def test_an_address_names_a_user_unless_it_is_not_verified(
         ("iss", lambda: "https://another.example"),
         ("sub", lambda: ""),
         ("sub", lambda: "s" * 256),
+        ("sub", lambda: 7),
+        ("sub", lambda: "a\x00b"),
+        ("sub", lambda: "ä"),
     ],
 )
 def test_an_id_token_that_is_not_for_this_login_is_refused(
@@ -192,10 +228,66 @@ def test_new_keys_of_the_provider_are_read(browser: Browser) -> None:
     assert browser.provider.hits.count("/jwks") == 2, "known keys are not read again"
 
 
+def test_documents_of_another_form_are_reported(browser: Browser) -> None:
+    browser.provider.app.view_functions["oidc-provider-mock.jwks"] = lambda: {"keys": 7}
+    assert_refused(browser, browser.log_in(), 503, "Example does not respond as it should")
+
+
 def test_a_wrong_state_is_refused(browser: Browser) -> None:
     callback = browser.provider.log_in(browser.begin(), "1")
     forged = callback.replace(query_of(callback)["state"], "guess")
     assert_refused(browser, browser.client.get(forged), 401, "not the newest login")
+
+
+def test_a_login_from_another_provider_is_refused(browser: Browser) -> None:
+    callback = browser.provider.log_in(browser.begin(), "1")
+    answer = browser.client.get(f"{callback}&iss=https%3A%2F%2Fanother.example")
+    assert_refused(browser, answer, 401, "does not come from Example")
+    assert "/oauth2/token" not in browser.provider.hits, "that provider's code is sent nowhere"
+
+
+def test_the_issuer_in_a_redirect_is_accepted(browser: Browser) -> None:
+    callback = browser.provider.log_in(browser.begin(), "1")
+    answer = browser.client.get(f"{callback}&{urlencode({'iss': browser.provider.issuer})}")
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_code_is_sent_only_to_the_provider_where_the_login_began(
+    tmp_path: Path, provider: Provider
+) -> None:
+    with open_browser(tmp_path, provider) as before:
+        callback = provider.log_in(before.begin(), "1")
+    with open_browser(tmp_path, provider, oidc_client_id="another-client") as after:
+        after.client.cookies.update(before.client.cookies)
+        assert_refused(after, after.client.get(callback), 401, "not begun in this browser")
+    assert "/oauth2/token" not in provider.hits
+
+
+@pytest.mark.parametrize(
+    ("address", "secure"), [("https://accordion.example", True), ("http://127.0.0.1", False)]
+)
+def test_cookies_are_secure_behind_a_proxy_that_does_not_say_https(
+    tmp_path: Path, provider: Provider, address: str, secure: bool
+) -> None:
+    with open_browser(tmp_path, provider, url=address) as browser:
+        browser.client.base_url = browser.client.base_url.copy_with(scheme="http")
+        begun = browser.client.get("/login/oidc")
+        back = provider.log_in(begun.headers["location"], "1").replace("https:", "http:")
+        browser.client.headers["Cookie"] = begun.headers["set-cookie"].partition(";")[0]
+        done = browser.client.get(back)
+        form = browser.client.post("/login", data={"token": ADMIN})
+    assert begun.headers["set-cookie"].endswith("; Secure") == secure
+    assert "Signed in" in done.text, done.text
+    for answer in (done, form):
+        [session] = [one for one in answer.headers.get_list("set-cookie") if "_oidc=" not in one]
+        assert session.endswith("; Secure") == secure
+
+
+def test_a_long_address_of_a_page_does_not_make_the_cookie_too_long(browser: Browser) -> None:
+    begun = browser.client.get("/login/oidc", params={"next": f"/{'x' * 4000}"})
+    assert len(begun.headers["set-cookie"].partition(";")[0]) < 4096
+    answer = browser.client.get(browser.provider.log_in(begun.headers["location"], "1"))
+    assert 'content="0; url=/"' in answer.text
 
 
 def test_a_login_ends_only_in_the_browser_that_began_it(browser: Browser) -> None:
@@ -232,21 +324,21 @@ def test_a_login_leads_to_our_own_pages_only(browser: Browser, target: str) -> N
 
 
 def test_a_provider_that_is_down_is_named_and_tokens_still_work(
-    tmp_path: Path, provider: Provider
+    tmp_path: Path, require: Require
 ) -> None:
-    with run_provider() as gone:
+    with run_provider(require) as gone:
         pass
     with open_browser(tmp_path, gone) as browser:
         answer = browser.client.get("/login/oidc")
         assert_refused(browser, answer, 503, "Example does not respond as it should")
+        assert gone.issuer not in answer.text, "addresses of the provider are for the log only"
         assert browser.as_admin("GET", "/me").json()["user"] == "admin"
 
 
 def test_a_provider_that_goes_down_during_a_login_is_named(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, require: Require
 ) -> None:
-    monkeypatch.setenv("AUTHLIB_INSECURE_TRANSPORT", "1")
-    with run_provider() as provider, open_browser(tmp_path, provider) as browser:
+    with run_provider(require) as provider, open_browser(tmp_path, provider) as browser:
         callback = provider.log_in(browser.begin(), "1")
         provider.app.before_request_funcs[None].insert(0, lambda: ("broken", 500))
         answer = browser.client.get(callback)

@@ -65,6 +65,7 @@ def _copy_job(row: Mapping[str, Any], number: int, *, submitted_at: float) -> di
         "created_at": submitted_at,
         "started_at": submitted_at + 5.0,
         "ended_at": submitted_at + 65.0,
+        "archived": number % 10 == 0,
     }
 
 

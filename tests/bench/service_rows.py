@@ -63,6 +63,11 @@ def _measure_lists(stage: Stage) -> Outcome:
         {"kind": "guest"},
         {"created_before": "2020-01-01T00:00:00Z"},
         {"owner": "user-7", "status": "FAILED", "label": "team:b"},
+        {"archived": "true"},
+        {"archived": "true", "name": "sweep-70"},
+        {"archived": "any"},
+        {"archived": "any", "owner": "user-7"},
+        {"archived": "any", "status": "FAILED"},
     ]
     p99 = {urlencode(query) or "all": _percentile(_read_pages(stage, query)) for query in queries}
     slowest = max(p99, key=lambda query: p99[query])

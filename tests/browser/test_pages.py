@@ -207,3 +207,20 @@ def test_an_unknown_job_is_a_page_that_says_so(watched):
 def test_pages_forbid_scripts_from_elsewhere(page):
     policy = page.goto("/").headers["content-security-policy"]
     assert "script-src 'self';" in policy
+
+
+def test_an_ended_job_is_archived_and_taken_back(page, service):
+    job_id = service.submit("put-away", epochs=2)
+    row = page.locator("#rows tr", has=page.locator(f'a[href="/jobs/{job_id}"]'))
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#status")).to_have_text("Succeeded")
+    page.get_by_role("button", name="Archive", exact=True).click()
+    expect(page.get_by_text("Archived", exact=True)).to_be_visible()
+    page.goto("/")
+    expect(page.locator("#tiles")).to_contain_text("Running")
+    expect(row).to_have_count(0)
+    page.get_by_label("Archived jobs").select_option("true")
+    expect(row).to_contain_text("archived")
+    page.goto(f"/jobs/{job_id}")
+    page.get_by_role("button", name="Unarchive").click()
+    expect(page.get_by_text("Archived", exact=True)).to_be_hidden()

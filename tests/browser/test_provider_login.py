@@ -13,9 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config")  # of the provi
 
 
 @pytest.fixture(scope="module")
-def provider():
-    with pytest.MonkeyPatch.context() as patch, run_provider() as provider:
-        patch.setenv("AUTHLIB_INSECURE_TRANSPORT", "1")  # for the provider, which is http
+def provider(require):
+    with run_provider(require) as provider:
         # Another site than that of the service: a redirect from there brings no strict cookie.
         provider.issuer = provider.issuer.replace("127.0.0.1", "localhost")
         provider.set_user("1", preferred_username="ada", groups=["ml"])

@@ -16,10 +16,14 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Call to `locate`, then to `prepare`; None once the process is prepared."""
+    """Call to `locate`, then to `fetch_data` if the job names some, then to `prepare`; None once
+    the process is prepared.
+    """
     location: ProcessLocation | None = None
+    is_fetching: bool = False
+    """Whether the process fetches the data of the job, or waits for another one that does."""
     prepares_s: float = 0.0
-    """Seconds spent preparing."""
+    """Seconds spent preparing, after data were fetched."""
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 import zlib
@@ -14,6 +15,11 @@ _TORN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 
 class DataError(Exception):
     """A data set cannot be used; the message says which, why and what to do."""
+
+
+def expand_path(path: str) -> Path:
+    """Return the path with the values of environment variables, such as `$ACCORDION_DATA_TRAIN`."""
+    return Path(os.path.expandvars(path))
 
 
 def file_names(path: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,6 +10,7 @@ from torch.nn import functional
 from accordion.messages import OptionValue
 from workers.data import Data
 from workers.data.cifar import load_images
+from workers.data.files import expand_path
 from workers.data.images import ImageData, Normalization
 from workers.models.resnet import ResNet18
 
@@ -22,7 +22,7 @@ class CifarResnet18:
         self._channels = int(options["channels"])
         self._augment = bool(options["augment"])
         self._images = load_images(
-            Path(str(options["data"])),
+            expand_path(str(options["data"])),
             samples=int(options["samples"]),
             eval_samples=int(options["eval_samples"]),
         )

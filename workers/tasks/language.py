@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 from accordion.messages import OptionValue
 from workers.data import Data
+from workers.data.files import expand_path
 from workers.data.text import SequenceData, TokenKind, Vocabulary, read_texts, tokenize_text
 from workers.models.language import LstmModel, TransformerModel
 
@@ -31,7 +31,7 @@ class LanguageTask(ABC):
         self._length = int(options["sequence"])
         kind = cast("TokenKind", options["tokens"])
         train, held_out = (
-            tokenize_text(text, kind) for text in read_texts(Path(str(options["data"])))
+            tokenize_text(text, kind) for text in read_texts(expand_path(str(options["data"])))
         )
         vocabulary = Vocabulary.of(train, limit=int(options["vocabulary"]))
         self._words = len(vocabulary)

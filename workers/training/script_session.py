@@ -44,6 +44,7 @@ from workers.training.boundaries import (
 from workers.training.checkpointing import save_checkpoint
 from workers.training.clock import Clock
 from workers.training.context import WorkerContext
+from workers.training.data_paths import find_data
 from workers.training.evaluation import MetricSums
 from workers.training.load_timing import time_loading
 from workers.training.sampler import (
@@ -198,6 +199,15 @@ class ScriptSession:
             self._context = standalone.standalone_context(job or {}, storage)
         else:
             standalone.check_unchanged(self._context, job, storage)
+
+    def data_path(self, name: str) -> Path:
+        """Return where the data of this name are on this node: of `data` in the spec, or outside of
+        a job of the variable `ACCORDION_DATA_NAME`. They are for reading only.
+
+        Raises:
+            CodeError: the job names no such data, or the variable is not set.
+        """
+        return find_data(name, self._context.launch if self._context is not None else None)
 
     def batches(self, num_samples: int) -> Batches:
         """Return this rank's indices, in place of a DistributedSampler: `DataLoader(data,

@@ -130,6 +130,16 @@ def _is_logging_rank(state: TrainState) -> bool:
 
 
 def _build_spec(job: Mapping[str, Any]) -> JobSpec:
+    """Return the spec of a run outside of a job.
+
+    Raises:
+        CodeError: it names data, which only jobs fetch.
+    """
+    if job.get("data"):
+        raise CodeError(
+            f"job has data ({', '.join(job['data'])}), which are fetched for jobs of the service"
+            " only; leave them out, and set variables such as ACCORDION_DATA_TRAIN to their paths"
+        )
     return JobSpec.model_validate(
         {"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job}
     )

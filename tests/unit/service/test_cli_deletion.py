@@ -11,9 +11,9 @@ from tests.api.conftest import serve_live
 from tests.unit.service.conftest import LONG, Accordion
 
 
-def cancelled(accordion: Accordion, spec: Path) -> str:
+def cancelled(accordion: Accordion, spec: Path, *options: str) -> str:
     """A job that has ended."""
-    job_id: str = accordion("submit", spec, *LONG, "--json").json()["id"]
+    job_id: str = accordion("submit", spec, *LONG, *options, "--json").json()["id"]
     accordion("cancel", job_id)
     while accordion("show", job_id, "--json").json()["job"]["status"] != "CANCELLED":
         pass  # pytest's time limit ends it
@@ -36,6 +36,56 @@ def test_a_job_that_has_not_ended_is_not_deleted(accordion: Accordion, spec: Pat
         refused = accordion("delete", job_id, *options)
         assert (refused.code, "cancel it before you delete it" in refused.err) == (2, True)
     accordion("cancel", job_id)
+
+
+def test_ended_jobs_are_archived_and_taken_back(accordion: Accordion, spec: Path) -> None:
+    jobs = {cancelled(accordion, spec), cancelled(accordion, spec)}
+    said = accordion("archive", *jobs)
+    assert (said.code, [line.rpartition(") is ")[2] for line in said.out.splitlines()]) == (
+        0,
+        ["archived", "archived"],
+    )
+
+    def listed(*options: str) -> set[str]:
+        items = accordion("list", "--limit", "200", *options, "--json").json()["items"]
+        return {item["id"] for item in items} & jobs
+
+    assert (listed(), listed("--archived"), listed("--all")) == (set(), jobs, jobs)
+    one = sorted(jobs)[0]
+    assert f"'accordion unarchive {one}' takes it back" in accordion("show", one).out
+    assert accordion("unarchive", *jobs).out.count(") is not archived\n") == 2
+    assert listed() == jobs
+
+
+def test_a_job_that_has_not_ended_is_not_archived(accordion: Accordion, spec: Path) -> None:
+    job_id = accordion("submit", spec, *LONG, "--json").json()["id"]
+    refused = accordion("archive", job_id)
+    assert (refused.code, "cancel it, or wait until it has ended" in refused.err) == (2, True)
+    accordion("cancel", job_id)
+
+
+def test_a_batch_archives_the_ended_jobs_with_a_label(accordion: Accordion, spec: Path) -> None:
+    job_id = cancelled(accordion, spec, "--set", "labels.sweep=archive")
+    planned = accordion("archive", "--label", "sweep:archive", "--dry-run")
+    assert (planned.code, planned.out.startswith("would archive ")) == (0, True)
+    said = accordion("archive", "--label", "sweep:archive")
+    assert (said.code, said.out.endswith(f"({job_id}) is archived\n")) == (0, True)
+    again = accordion("archive", "--label", "sweep:archive")
+    assert "no job to archive is left among those with the label sweep:archive\n" in again.err
+    back = accordion("unarchive", "--label", "sweep:archive")
+    assert back.out.endswith(f"({job_id}) is not archived\n")
+
+
+def test_an_archived_job_is_found_by_name_only_if_no_other_has_it(
+    accordion: Accordion, spec: Path
+) -> None:
+    name = ("--set", "name=once-and-again")
+    old = cancelled(accordion, spec, *name)
+    assert accordion("archive", "once-and-again").code == 0
+    assert accordion("show", "once-and-again", "--json").json()["job"]["id"] == old
+    new = cancelled(accordion, spec, *name)
+    assert accordion("show", "once-and-again", "--json").json()["job"]["id"] == new
+    assert old in accordion("unarchive", "once-and-again").out
 
 
 def test_a_cancelled_job_is_retried(accordion: Accordion, spec: Path) -> None:

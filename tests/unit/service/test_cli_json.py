@@ -55,6 +55,9 @@ clone {submit[id]} --set training.epochs=2
 watch {clone[id]}
 logs {clone[id]}
 logs {clone[id]} --follow
+archive {clone[id]}
+unarchive {clone[id]}
+archive --label team:vision
 download {clone[id]} --to {model}
 delete {clone[id]} --yes
 queue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import httpx2
 import pytest
 
 from service.commands import logins
+from service.loopback_listener import open_listener
 from tests.api.conftest import Live, serve_live
 from tests.api.oidc_world import Provider, oidc_settings, run_provider
+from tests.conftest import Require
 from tests.unit.service.conftest import Accordion
 
 ADMIN = "the-admin-token-of-the-settings"
@@ -22,9 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config")  # of the provi
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with pytest.MonkeyPatch.context() as patch, run_provider() as provider:
-        patch.setenv("AUTHLIB_INSECURE_TRANSPORT", "1")  # for the provider, which is http
+def provider(require: Require) -> Iterator[Provider]:
+    with run_provider(require) as provider:
         provider.set_user("1", preferred_username="ada", groups=["ml"])
         yield provider
 
@@ -147,6 +149,15 @@ def test_a_login_that_nobody_finishes_ends(
     monkeypatch.setattr(logins, "LOGIN_TIMEOUT_S", 0.01)
     said = ours("login")
     assert (said.code, "nobody logged in" in said.err) == (2, True)
+
+
+def test_a_code_counts_even_if_the_browser_leaves_before_the_response() -> None:
+    with open_listener(0) as listener:
+        for number in range(20):
+            with socket.create_connection(("127.0.0.1", listener.port)) as browser:
+                browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                browser.sendall(f"GET /?code={number} HTTP/1.1\r\n\r\n".encode())
+            assert listener.wait_for_code(30.0) == str(number)
 
 
 def test_a_taken_port_is_named(ours: Accordion) -> None:

@@ -108,6 +108,31 @@ def test_a_plan_on_this_machine_gets_the_variables_that_are_known_here(
         assert got.items() >= known.items()
 
 
+def test_a_plan_on_this_machine_takes_data_from_paths_and_variables(
+    accordion: Accordion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: dict[str, str] = {}
+
+    def run_planner(request: object, *, code: object, environment: dict[str, str]) -> object:
+        del request, code
+        got.update(environment)
+        return {"error": "the test has ended"}
+
+    monkeypatch.setattr(planner_process, "run_planner", run_planner)
+    monkeypatch.delenv("ACCORDION_DATA_TRAIN", raising=False)
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "task: {name: digits-mlp}\ndata: {train: s3://bucket/train, words: /mnt/words}\n"
+    )
+    plan = ("plan", file, "--workers", "2", "--link", "1Gbit")
+    refused = accordion(*plan)
+    assert (refused.code, "set ACCORDION_DATA_TRAIN to a path" in refused.err, got) == (2, True, {})
+    monkeypatch.setenv("ACCORDION_DATA_TRAIN", "/home/ada/train")
+    assert "the test has ended" in accordion(*plan).err
+    assert got["ACCORDION_DATA_TRAIN"] == "/home/ada/train"
+    assert got["ACCORDION_DATA_WORDS"] == "/mnt/words"
+
+
 def test_ctrl_c_cancels_the_plan(
     accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,6 +316,42 @@ def test_a_job_is_found_with_as_many_requests_however_many_there_are(client_of: 
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("archived", "archive_first", "found"),
+    [
+        (("00-abc",), False, "01-abc"),
+        (("00-abc",), True, "00-abc"),
+        (("00-abc", "01-abc"), False, ""),
+    ],
+)
+def test_an_archived_job_is_found_by_name_only_if_no_other_matches(
+    client_of: ClientOf, archived: tuple[str, ...], archive_first: bool, found: str
+) -> None:
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        answer = json.loads(jobs_named("a", "a")(request).text)
+        asked = request.url.params["archived"] == "true"
+        answer["items"] = [job for job in answer["items"] if (job["id"] in archived) == asked]
+        return httpx2.Response(200, json=answer)
+
+    client = client_of(serve)
+    if found:
+        assert client.find("a", archived=archive_first).id == found
+    else:
+        with pytest.raises(AmbiguousJob, match="fits 2 jobs"):
+            client.find("a", archived=archive_first)
+
+
+def test_events_after_the_end_do_not_open_the_stream_again(client_of: ClientOf) -> None:
+    requests: list[httpx2.Request] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        return stream_of(event(1, "end"), event(2, "archive"))
+
+    assert [found.seq for found in client_of(serve).events("job")] == [1, 2]
+    assert len(requests) == 1
+
+
 def test_a_reference_that_fits_no_job_is_told_with_the_way_out(client_of: ClientOf) -> None:
     with pytest.raises(AmbiguousJob, match="there is no job 'z'; 'accordion list'"):
         client_of(jobs_named("a", "b")).find("z")

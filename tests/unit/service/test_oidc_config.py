@@ -10,7 +10,7 @@ import pytest
 from service.app import create_app
 from service.domain.access import Role
 from service.domain.provider_users import choose_role
-from service.errors import Forbidden, SettingsError
+from service.errors import SettingsError
 from service.security.oidc_config import is_protected_url, read_oidc_config
 from service.settings import load_settings
 
@@ -121,11 +121,10 @@ ROLES = {"a": Role.ADMIN, "o": Role.OPERATOR, "e": Role.EDITOR, "v": Role.VIEWER
     ],
 )
 def test_the_highest_role_of_the_groups_counts(groups: Any, role: Role) -> None:
-    assert choose_role(groups, ROLES, None, claim="groups") is role
+    assert choose_role(groups, ROLES, None) is role
 
 
 @pytest.mark.parametrize("groups", [None, [], "admin", ["x"], [["a"], {"a": 1}, 7], {"a": "a"}])
 def test_other_groups_give_the_default_role_or_none(groups: Any) -> None:
-    assert choose_role(groups, ROLES, Role.VIEWER, claim="groups") is Role.VIEWER
-    with pytest.raises(Forbidden, match="claim 'roles'"):
-        choose_role(groups, ROLES, None, claim="roles")
+    assert choose_role(groups, ROLES, Role.VIEWER) is Role.VIEWER
+    assert choose_role(groups, ROLES, None) is None

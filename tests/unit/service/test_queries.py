@@ -48,11 +48,13 @@ def full_scans(world: World, found: list[tuple[str, Any]]) -> list[str]:
             (s, connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", values))
             for s, values in found
         ]
-        return [
-            s
-            for s, plan in plans
-            if any(step[3].startswith("SCAN") and "INDEX" not in step[3] for step in plan)
-        ]
+        return [s for s, plan in plans if any(_is_full_scan(step[3]) for step in plan)]
+
+
+def _is_full_scan(step: str) -> bool:
+    """Return whether a step of a plan reads all rows of a table; a page of jobs is none."""
+    kind, name, *_ = step.split()
+    return kind == "SCAN" and name in Base.metadata.tables and "INDEX" not in step
 
 
 def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> None:
@@ -88,6 +90,7 @@ def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
         lambda repository: repository.jobs(JobFilter(name="n")),
         lambda repository: repository.jobs(JobFilter(id_prefix="01a2")),
         lambda repository: repository.jobs(JobFilter(before=(1.0, "j"))),
+        lambda repository: repository.jobs(JobFilter(archived=True)),
         lambda repository: repository.shown(1.0),
         lambda repository: repository.count_by_status(),
     ],
@@ -100,16 +103,65 @@ def test_a_list_reads_no_more_rows_than_it_shows(
     assert full_scans(world, found) == []
 
 
+_BY_AGE = "ix_jobs_archived_created_at_id_kind_owner_name (archived=?"
+
+
+@pytest.mark.parametrize("archived", [False, True, None])
 @pytest.mark.parametrize(
-    "filters", [{"statuses": ["FAILED"]}, {"name": "n"}, {"id_prefix": "01a2"}]
+    ("filters", "index"),
+    [
+        ({}, _BY_AGE),
+        ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
+        (
+            {"statuses": ["FAILED"]},
+            "ix_jobs_status_archived_created_at_id (status=? AND archived=?",
+        ),
+        ({"name": "n"}, "ix_jobs_name_archived_created_at_id (name=? AND archived=?"),
+        ({"owner": "ada"}, "ix_jobs_owner_archived_created_at_id (owner=? AND archived=?"),
+        ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
+    ],
 )
-def test_a_filter_is_served_by_an_index(world: World, filters: dict[str, Any]) -> None:
+def test_a_filter_is_served_by_an_index(
+    world: World, filters: dict[str, Any], index: str, archived: bool | None
+) -> None:
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(**filters, archived=archived))
+    [(statement, values)] = found
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        steps = [step[3] for step in plan if " jobs " in step[3]]
+    used = [step for step in steps if index in step]
+    is_merged = archived is None and "id_prefix" not in filters
+    assert len(used) == (2 if is_merged else 1), steps
+    assert all(step.startswith("SEARCH jobs USING ") for step in steps)
+
+
+@pytest.mark.parametrize("filters", [{}, {"name": "n"}, {"owner": "ada"}, {"statuses": ["FAILED"]}])
+@pytest.mark.parametrize("archived", [False, True, None])
+def test_a_list_is_read_in_the_order_of_an_index(
+    world: World, filters: dict[str, Any], archived: bool | None
+) -> None:
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(**filters, archived=archived))
+    [(statement, values)] = found
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        sorts = [step[3] for step in plan if "TEMP B-TREE" in step[3]]
+    assert len(sorts) == 1, "only the jobs of the page are sorted"
+
+
+@pytest.mark.parametrize(
+    "filters", [{"kind": "guest"}, {"visible_to": "ada"}, {"name_prefix": "n"}, {"owner": "ada"}]
+)
+def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[str, Any]) -> None:
     with selects(world) as found:
         world.repository.jobs(JobFilter(**filters))
     [(statement, values)] = found
     with world.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
-        assert [step[3][:11] for step in plan if "jobs" in step[3]] == ["SEARCH jobs"]
+        steps = [step[3] for step in plan if "archived=?" in step[3]]
+    assert steps
+    assert all("USING COVERING INDEX" in step for step in steps)
 
 
 def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: World) -> None:

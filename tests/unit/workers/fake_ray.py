@@ -41,6 +41,7 @@ class Actor:
         self.answers: dict[str, Any] = {
             "locate": place,
             "open_store": ("127.0.0.1", 1),
+            "fetch_data": None,
             "prepare": None,
             "train": OPEN,
         }

@@ -16,7 +16,7 @@ from workers.contract import ResizeRecord
 from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED
 from workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
 from workers.controller.start_failures import FailedStart
-from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
+from workers.errors import DataFetchError, ProcessCrashed, ProcessLost, TaskRaised
 from workers.spec import LimitsSpec
 from workers.training.context import RankProgress
 from workers.worker.exit_notes import exit_note_path
@@ -40,6 +40,30 @@ def test_a_process_is_ready_when_it_is_placed_and_prepared(here: World) -> None:
     [actor] = here.hired(0)
     assert here.ready == [0]
     assert [call.method for call in actor.calls][:2] == ["locate", "prepare"]
+
+
+def test_a_process_fetches_data_before_it_prepares(tmp_path: Path) -> None:
+    here = pool_of(
+        tmp_path, data={"train": "s3://bucket/train"}, limits=LimitsSpec(start_seconds=5)
+    )
+    actor = here.starting(fetch_data=OPEN, prepare=OPEN)
+    here.poll(HUNG_S + 1.0)
+    assert [call.method for call in actor.calls][:2] == ["locate", "fetch_data"]
+    assert here.numbers == [0], "limits.start_seconds does not count it"
+    actor.answer("fetch_data", None)
+    here.poll()
+    assert len(actor.asked("prepare")) == 1
+    actor.answer("prepare", None)
+    here.poll()
+    assert here.ready == [0]
+
+
+def test_data_that_cannot_be_fetched_are_a_failed_start(tmp_path: Path) -> None:
+    here = pool_of(tmp_path, data={"train": "s3://bucket/train"})
+    here.starting(fetch_data=raised(DataFetchError("there is nothing at s3://bucket/train")))
+    here.poll()
+    [failed] = here.pool.take_failed_starts()
+    assert (type(failed.error), failed.node, here.numbers) == (DataFetchError, HERE, [])
 
 
 def test_a_process_that_finds_no_room_is_waited_for(here: World) -> None:

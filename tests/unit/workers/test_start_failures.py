@@ -10,7 +10,7 @@ from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakePool
 from workers.contract import DesiredState, EndRecord, Size
 from workers.controller.start_failures import AVOID_S
-from workers.errors import ProcessCrashed, StorageError, TaskRaised
+from workers.errors import DataFetchError, ProcessCrashed, StorageError, TaskRaised
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 
@@ -40,6 +40,32 @@ def test_a_node_that_lacks_something_at_the_first_start_is_avoided_too(
     here.run(lambda pool: pool.cannot_start(1, NO_DATA))
     assert here.pool.avoided[-1] == {"b"}
     assert here.pool.seated[-1] == (0, 2)
+
+
+def test_data_that_no_process_can_get_end_the_job_without_using_its_failure_budget(
+    world: Callable[..., World],
+) -> None:
+    here = world(least=1)
+    missing = DataFetchError("data 'train': there is nothing at s3://bucket/train")
+
+    def fail(pool: FakePool) -> None:
+        for number in list(pool.members):
+            pool.cannot_start(number, missing)
+
+    here.pool.on_poll = fail
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.status, end.reason) == ("FAILED", "START_FAILED")
+    assert "no worker process could get the data" in end.message
+    assert "there is nothing at s3://bucket/train" in end.message
+    assert [record.cause for record in here.host.records] == ["infrastructure"]
+
+
+def test_a_node_that_cannot_get_the_data_is_avoided(world: Callable[..., World]) -> None:
+    here = world(nodes={1: "b"}, slow={1})
+    here.pool.on_poll = None
+    here.run(lambda pool: pool.cannot_start(1, DataFetchError("/mnt/data cannot be used")))
+    assert here.pool.avoided[-1] == {"b"}
 
 
 def test_a_task_that_no_process_can_build_ends_the_job_when_all_have_tried(

@@ -25,8 +25,8 @@ from workers.storage_url import check_storage_url
         ("s3://", "names no place"),
         ("file://mnt/shared", "give an absolute path"),
         ("file:///", "names no directory"),
-        ("https://host/path", "cannot be written; known are"),
-        ("s4://bucket", "has the protocol 's4', which cannot be written; known are abfs, "),
+        ("https://host/path", "is not that of a storage; known are"),
+        ("s4://bucket", "has the protocol 's4', which is not that of a storage; known are abfs, "),
         ("ftp://people:secret@host/path", "carries a password"),
         (
             "oss://bucket/path",

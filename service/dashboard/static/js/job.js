@@ -45,6 +45,8 @@ function showHead() {
   at("pause").hidden = isFixed || job.desired !== "RUN";
   at("resume").hidden = isFixed || job.desired !== "PAUSE";
   at("retry").hidden = isGuest(job) || !hasEnded(job.status) || job.status === "SUCCEEDED";
+  at("archive").hidden = !hasEnded(job.status) || job.archived;
+  at("unarchive").hidden = at("archived").hidden = !job.archived;
   at("cancel").hidden = (isFixed && job.status !== "LOST") || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
   if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there are no charts.";
@@ -372,7 +374,7 @@ at("pause").addEventListener("click", () => ask("pause"));
 // The streams of an ended job are closed, so the page begins anew.
 at("retry").addEventListener("click", () => call("POST", `${BASE}${PATH}/retry`)
   .then(() => location.reload(), (error) => { at("message").textContent = error.message; }));
-at("resume").addEventListener("click", () => ask("resume"));
+for (const what of ["resume", "archive", "unarchive"]) at(what).addEventListener("click", () => ask(what));
 document.addEventListener("visibilitychange", follow);
 whenColoursChange(soonEpochs);
 addEventListener("resize", soonEpochs);

@@ -19,7 +19,7 @@ function row(job) {
     labelled("Submitted", ago(job.created_at)));
 }
 
-const about = ({ spec, kind, owner }) => [otherUser(owner), kind === "guest" ? "guest run" : spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
+const about = ({ spec, kind, owner, archived }) => [archived && "archived", otherUser(owner), kind === "guest" ? "guest run" : spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
 
 function bar(job) {
   const progress = job.progress;
@@ -50,14 +50,18 @@ function tiles(jobs, cluster) {
 
 async function update() {
   const status = at("status").value;
-  const [page, cluster] = await Promise.all([get(`/jobs?limit=${shown}${status ? `&status=${status}` : ""}`), get("/cluster")]);
+  const archived = at("archived").value;
+  const [page, cluster] = await Promise.all([get(`/jobs?limit=${shown}&archived=${archived}${status ? `&status=${status}` : ""}`), get("/cluster")]);
+  const isFiltered = status !== "" || archived !== "false";
   fill(at("rows"), ...page.items.map(row));
-  at("empty").hidden = page.items.length > 0;
+  at("empty").hidden = isFiltered || page.items.length > 0;
+  at("none").hidden = !isFiltered || page.items.length > 0;
   at("more").hidden = page.next_cursor === null;
-  if (!status) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
+  if (!isFiltered) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
 }
 
 at("status").addEventListener("change", update);
+at("archived").addEventListener("change", update);
 at("more").addEventListener("click", () => {
   shown = Math.min(shown + PAGE_SIZE, 200);
   update();

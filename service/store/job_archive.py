@@ -1,0 +1,73 @@
+"""Archives ended jobs: lists leave them out, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy.orm import Session
+
+from service.domain.access import Caller
+from service.domain.job_status import ENDED
+from service.domain.jobs import Status
+from service.errors import Conflict
+from service.store.audit_log import append_audit
+from service.store.database import Database
+from service.store.events import append_event
+from service.store.job_lifecycle import CheckJob, lock_job, raise_versions
+from service.store.models import JobRow
+
+
+class JobArchive:
+    """Archives jobs for a caller, and takes them back; repeating a request changes nothing.
+
+    Raises (every method): NotFound, if there is no such job, or the caller may not see it;
+    Forbidden, if the caller may not change it.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
+        self._database = database
+        self._clock = clock
+        self._caller = caller
+
+    def archive(self, job_id: str, check: CheckJob) -> JobRow:
+        """Archive an ended job or guest run.
+
+        Raises:
+            Conflict: it has not ended.
+        """
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            check(job)
+            if Status(job.status) not in ENDED:
+                raise Conflict(
+                    f"job {job.id} is {job.status}; cancel it, or wait until it has ended, before"
+                    " you archive it"
+                )
+            self._mark(session, job, archived=True)
+            return job
+
+    def unarchive(self, job_id: str, check: CheckJob) -> JobRow:
+        """Take a job back into the lists."""
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            check(job)
+            self._mark(session, job, archived=False)
+            return job
+
+    def _mark(self, session: Session, job: JobRow, *, archived: bool) -> None:
+        if job.archived == archived:
+            return
+        now = self._clock()
+        raise_versions(job)
+        job.archived = archived
+        data = {"archived": archived, "by": self._caller.user}
+        append_event(session, job, "archive", data=data, now=now)
+        append_audit(
+            session,
+            self._caller,
+            "job.archived" if archived else "job.unarchived",
+            subject=job.id,
+            before={"archived": not archived},
+            after={"archived": archived},
+            now=now,
+        )
