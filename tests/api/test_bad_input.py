@@ -135,6 +135,17 @@ def test_a_wrong_override_is_refused_at_the_wrong_value(
     assert world.repository.overrides(job_id) == []
 
 
+def test_an_override_of_a_job_without_compression_is_refused_once_it_changes_nothing(
+    client: TestClient, world: World
+) -> None:
+    overrides = f"{JOBS}/{world.submit(compression={'method': 'none'})}/overrides"
+    body = problem_of(client.post(overrides, json={"level": "high"}), 422)
+    assert body["errors"][0]["pointer"] == "/level"
+    assert "level is 'high', which changes nothing" in body["detail"]
+    assert client.post(overrides, json={"level": {"method": "powersgd"}}).status_code == 202
+    assert client.post(overrides, json={"level": "high"}).status_code == 202
+
+
 @pytest.mark.parametrize(("wish", "pointer", "sentence"), WRONG_BATCHES)
 def test_a_wrong_override_of_the_batch_is_refused_at_the_wrong_value(
     client: TestClient, world: World, *, wish: Any, pointer: str, sentence: str
