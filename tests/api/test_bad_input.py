@@ -58,6 +58,11 @@ WRONG_SPECS = [
         "/training/epochs",
         "0 is rejected: input should be greater than or equal to 1",
     ),
+    (
+        {**DIGITS, "policy": {"name": "cost_aware", "saving": 0.1}},
+        "/policy/saving",
+        "unknown key 'saving'; did you mean 'policy.options.saving'?",
+    ),
     ({}, "/task", "is missing and has no default"),
     ([], "", "[] is rejected"),
 ]

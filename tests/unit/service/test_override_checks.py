@@ -23,7 +23,7 @@ def test_an_override_of_a_job_that_never_compresses_is_refused_with_the_way_out(
     level: str | dict[str, str],
 ) -> None:
     config = Config(method="none")
-    with pytest.raises(OverrideError, match="changes nothing: compression.method is none") as found:
+    with pytest.raises(OverrideError, match="changes nothing: ") as found:
         check_effect(resolve_level(level, config.ladder()), config)
     assert found.value.field == "level"
     assert "clone the job with another compression.method" in str(found.value)
