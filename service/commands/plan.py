@@ -297,8 +297,12 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
         for name, row in rows.items()
         if row["method"] != "none"
     ]
-    fastest = "; none is the fastest" if predictions[0]["method"] == "none" else ""
-    return f"steps per second, against none: {', '.join(gains)}{fastest}"
+    text = f"steps per second, against none: {', '.join(gains)}"
+    if predictions[0]["method"] == "none":
+        text += "; none is the fastest"
+    if any(row["step_s"] <= shortest_s for row in rows.values()):
+        text += f"; min_step_s makes all steps last at least {format_milliseconds(shortest_s)}"
+    return text
 
 
 def _read_shortest_step(spec: dict[str, Any]) -> float:

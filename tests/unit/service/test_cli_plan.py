@@ -143,6 +143,9 @@ def test_the_last_line_says_whether_compression_pays() -> None:
     assert describe_gain(rows, shortest_s=0.0) == (
         "steps per second, against none: powersgd low 3.9 times, half 1.9 times"
     )
+    assert describe_gain(rows, shortest_s=0.1).endswith(
+        "half 1.9 times; min_step_s makes all steps last at least 100 ms"
+    )
     assert "at least 500 ms with any method" in describe_gain(rows, shortest_s=0.5)
     assert describe_gain(rows[:1], shortest_s=0.0) == ""
 
