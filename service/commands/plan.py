@@ -208,8 +208,8 @@ def _report_start(where: str) -> None:
 
 
 def _read_variables(spec: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of a spec that nobody has checked yet, without references to secrets:
-    the service alone knows these, and here the caller's own variables take their place.
+    """Return the variables of a spec, without references to secrets: the service alone knows
+    these, and here the caller's own variables take their place.
     """
     env = spec.get("env")
     if not isinstance(env, dict):
