@@ -70,9 +70,14 @@ class LinkModel:
 
 
 def format_link(latency_s: float, bytes_per_s: float) -> str:
-    """Return bandwidth and latency as text, such as `96 Mbit/s and 0.2 ms per message`."""
-    speed = 8e-6 * bytes_per_s
-    bandwidth = f"{speed:.3g} Mbit/s" if speed < 1e5 else "over 100 Gbit/s"
+    """Return bandwidth and latency as text, such as `96 Mbit/s and 0.2 ms per message`.
+
+    From 1000 Mbit/s on, the bandwidth is in Gbit/s.
+    """
+    speed = float(f"{8e-6 * bytes_per_s:.3g}")
+    bandwidth = f"{speed:g} Mbit/s" if speed < 1e3 else f"{1e-3 * speed:g} Gbit/s"
+    if speed >= 1e5:
+        bandwidth = "over 100 Gbit/s"
     return f"{bandwidth} and {1e3 * latency_s:.2g} ms per message"
 
 

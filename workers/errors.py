@@ -35,13 +35,18 @@ class TaskRaised(WorkerError):
         self.epoch = epoch
         self.error = error
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """One sentence about the error and its place."""
         place = (
             "while it was being built"
             if self.step is None
             else f"in step {self.step} (epoch {self.epoch})"
         )
-        return f"the task raised {place}: {self.error}; the traceback is in the job's log"
+        return f"the task raised {place}: {self.error}"
+
+    def __str__(self) -> str:
+        return f"{self.summary}; the traceback is in the job's log"
 
 
 class TaskNotReady(TaskRaised):

@@ -118,6 +118,7 @@ POLICIES: Mapping[str, Policy] = {
             "strong for large layers, and late in training for smaller ones too (LEGACY, ICLR 2026)"
         ),
         decide_levels=legacy.decide_levels,
+        explain_levels=legacy.explain_levels,
         options={
             "early_size": Option(
                 default=1 << 20,
@@ -155,11 +156,13 @@ POLICIES: Mapping[str, Policy] = {
             )
         },
         observe_report=entropy.observe_report,
+        explain_levels=entropy.explain_levels,
     ),
     "gain": Policy(
         summary=(
-            "the strongest level that still sends most of a layer's gradient, for methods that keep"
-            " residuals; no compression where none does (GraVAC, arXiv:2305.12201)"
+            "the strongest level that still sends most of a layer's gradient, or no compression if"
+            " all send less; methods without residuals stay at their lightest level (GraVAC,"
+            " arXiv:2305.12201)"
         ),
         decide_levels=gain.decide_levels,
         options={

@@ -78,7 +78,10 @@ def explain_levels(policy_input: PolicyInput) -> str:
     """
     state = policy_input.state
     if "choice" not in state:
-        return "no costs are measured yet, so levels follow the regimes"
+        return (
+            "no costs are measured yet, so levels follow the regimes; measuring needs two workers"
+            " or more, on CPUs, and buckets_per_exchange auto"
+        )
     costs = ", ".join(
         f"{name} {_format_ms(seconds)}"
         for name, seconds in sorted(state["cost_s"].items(), key=lambda item: item[1])
@@ -148,4 +151,4 @@ def _allowed_level(policy_input: PolicyInput, layer: str, choice: str) -> str:
 
 
 def _format_ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    return f"{float(f'{1e3 * seconds:.3g}'):g} ms"

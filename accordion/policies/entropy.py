@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from accordion.policies.policy_input import PolicyInput
+from accordion.policies.policy_input import PolicyInput, count_levels
 
 
 def decide_levels(policy_input: PolicyInput) -> dict[str, str]:
@@ -53,6 +53,18 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
             reference = before["reference"]
         after[layer] = {"reference": reference, "entropy": entropy}
     return after
+
+
+def explain_levels(policy_input: PolicyInput) -> str:
+    """Return in one clause how many layers are at each level, and how far the entropy fell."""
+    counts = count_levels(decide_levels(policy_input))
+    fallen = [_fallen_nats(state) for state in policy_input.state.values()]
+    if not fallen:
+        return f"{counts}, because no entropy is measured yet"
+    return (
+        f"{counts}, because their entropy fell by {min(fallen):.2f} to {max(fallen):.2f} nats since"
+        f" the first window, and each level takes {policy_input.options['drop']:g} (drop)"
+    )
 
 
 def _entropy(norm: float, values: int) -> float | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from accordion.compressors import COMPRESSORS
 from accordion.policies.policy_input import PolicyInput
 
 _UNCOMPRESSED = "none"
@@ -58,12 +59,22 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
 
 
 def explain_levels(policy_input: PolicyInput) -> str:
-    """Return in one clause the smallest and the largest gain in the window."""
+    """Return in one clause the smallest and the largest gain, or why none is measured."""
     gains = policy_input.sent_share_by_layer
     if not gains:
-        return ""
+        return _explain_no_gains(policy_input)
     least = float(policy_input.options["least"])
     return (
         f"layers sent {min(gains.values()):.0%} to {max(gains.values()):.0%} of their energy, where"
         f" at least {least:.0%} is wanted"
+    )
+
+
+def _explain_no_gains(policy_input: PolicyInput) -> str:
+    methods = {ladder[0].method for ladder in policy_input.ladder_by_layer.values()}
+    if any(COMPRESSORS[method].feedback for method in methods):
+        return ""
+    return (
+        f"layers stay at their lightest level, because {' and '.join(sorted(methods))} keeps no"
+        " residuals, without which no gain is measured; take a method such as powersgd or topk"
     )

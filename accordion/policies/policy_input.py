@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,4 +52,15 @@ class PolicyInput:
     """Relative change of the statistic; None for a layer that was not compared."""
 
 
-__all__ = ["PolicyInput"]
+def count_levels(level_by_layer: Mapping[str, str]) -> str:
+    """Return the number of layers at each level, such as `3 layers are at high and 1 at low`."""
+    counts = Counter(level_by_layer.values())
+    (first, number), *others = sorted(counts.items()) or [("none", 0)]
+    text = f"{number} {'layer is' if number == 1 else 'layers are'} at {first}"
+    rest = [f"{number} at {level}" for level, number in others]
+    if not rest:
+        return text
+    return f"{', '.join([text, *rest[:-1]])} and {rest[-1]}"
+
+
+__all__ = ["PolicyInput", "count_levels"]

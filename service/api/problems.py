@@ -19,16 +19,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from service.api.known_keys import body_type, describe_no_mapping, describe_unknown, known_keys
-from service.api.rejected_values import describe_hidden, describe_rejected
+from service.api.invalid_values import describe_errors, join_items
+from service.api.known_keys import body_type
 from service.api.schemas import EventView, Problem, ProblemItem
 from service.errors import ApiError, Invalid, TooManyRequests
 from service.store.file_guard import is_damage
 
 MEDIA_TYPE = "application/problem+json"
 _REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-_NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})
-"""Types of validation errors about a value where an object belongs."""
 _CODES = {
     400: "bad_request",
     404: "not_found",
@@ -118,52 +116,8 @@ def _validation_error(request: Request, error: Exception) -> Response:
         return problem_response(
             request.scope, 400, f"the body is not valid JSON: {reason}", code="invalid_json"
         )
-    kind, body = body_type(request), getattr(error, "body", None)
-    items = [
-        ProblemItem(pointer=_json_pointer(item["loc"], body), detail=_describe_item(item, kind))
-        for item in found
-    ]
-    detail = "; ".join(
-        f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3]
-    )
-    more = f" (and {len(items) - 3} more)" if len(items) > 3 else ""
-    return problem_response(request.scope, 422, detail + more, code="invalid", errors=items)
-
-
-def _json_pointer(loc: tuple[Any, ...], body: Any) -> str:
-    """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`."""
-    if not loc or loc[0] != "body":
-        return "/".join(str(part) for part in loc)
-    parts = []
-    for part in loc[1:]:
-        if isinstance(body, dict) and part not in body and part == body.get("kind"):
-            continue  # pydantic names the kind of the record, which is no place in the body
-        parts.append("/" + str(part).replace("~", "~0").replace("/", "~1"))
-        body = _value_in(body, part)
-    return "".join(parts)
-
-
-def _value_in(body: Any, part: str | int) -> Any:
-    """Return the value at a key or index; None if there is none."""
-    if isinstance(body, dict):
-        return body.get(part)
-    is_inside = isinstance(body, list) and isinstance(part, int) and part < len(body)
-    return body[part] if is_inside else None
-
-
-def _describe_item(item: dict[str, Any], kind: Any) -> str:
-    """Describe what is wrong with one value; `kind` is the type of the body."""
-    if item["type"] == "extra_forbidden":
-        return describe_unknown(str(item["loc"][-1]), known_keys(kind, item["loc"][1:-1]))
-    if item["type"] == "missing":
-        return "is missing and has no default"
-    inner = item["loc"][1:]
-    if getattr(kind, "model_config", {}).get("hide_input_in_errors"):
-        return describe_hidden(item)
-    known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
-    if known:
-        return describe_no_mapping(item.get("input"), known)
-    return describe_rejected(item)
+    items = describe_errors(found, body_type(request), getattr(error, "body", None))
+    return problem_response(request.scope, 422, join_items(items), code="invalid", errors=items)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

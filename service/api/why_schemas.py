@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from service.api.schemas import Answer
-from service.domain.bottleneck import Cause
+from service.domain.step_profile import Cause
 
 
 class ChangeView(Answer):

@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion.link_model import format_link
+from accordion.link_model import LinkModel, format_link
+from accordion.policies import check_policy
+from service.api.schemas import LayerSchedule
 from service.api.views import progress_view, schedule_view
 from service.api.why_schemas import ChangeView, WhyView
-from service.domain.bottleneck import StepProfile, find_bottleneck
+from service.domain.bottleneck import find_bottleneck
 from service.domain.job_status import STATUS_TABLE, Phase
 from service.domain.jobs import Status
+from service.domain.step_profile import JobSettings, StepProfile
 from service.store.models import DecisionRow, JobRow
-from service.store.stored_spec import resource_request, spec_value
+from service.store.stored_spec import UnreadableSpec, resource_request, submitted_spec
 
 
 def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
     """Build the answer from the newest progress of a job that trains or has ended."""
-    status = Status(job.status)
-    has_ended = STATUS_TABLE[status].phase == Phase.ENDED
     progress = progress_view(job)
     updated_at = None if progress is None else progress.updated_at
-    if not has_ended and status != Status.RUNNING:
-        message = f": {job.message}" if job.message else ""
+    message = f": {job.message}" if job.message else ""
+    if not _has_ended(job) and job.status != Status.RUNNING:
         return WhyView(
-            sentence=f"The job does not train, it is {status}{message}", updated_at=updated_at
+            sentence=f"The job does not train, it is {job.status}{message}", updated_at=updated_at
         )
     if progress is None or job.progress is None:
-        return WhyView(sentence="The workers have not reported a step yet.")
+        ended = f"The job ended before its first report, it is {job.status}{message}"
+        return WhyView(
+            sentence=ended if _has_ended(job) else "The workers have not reported a step yet."
+        )
     found = find_bottleneck(_step_profile(job, job.progress, newest))
     if found is None:
+        then = f"it is {job.status}{message}" if _has_ended(job) else "ask again in some seconds."
         return WhyView(
-            sentence="The job has trained too few steps to tell; ask again in some seconds.",
-            updated_at=updated_at,
+            sentence=f"The job has trained too few steps to tell; {then}", updated_at=updated_at
         )
     change = found.change
     return WhyView(
-        sentence=_at_the_end(found.sentence) if has_ended else found.sentence,
+        sentence=_at_the_end(found.sentence) if _has_ended(job) else found.sentence,
         cause=found.cause,
         share=found.share,
         step_s=found.step_s,
@@ -48,6 +52,10 @@ def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
         exchange_wait_s=job.progress.get("exchange_wait_s"),
         updated_at=updated_at,
     )
+
+
+def _has_ended(job: JobRow) -> bool:
+    return STATUS_TABLE[Status(job.status)].phase == Phase.ENDED
 
 
 def _at_the_end(sentence: str) -> str:
@@ -68,10 +76,42 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
             else ""
         ),
         wait_s_by_level=now.get("wait_s_by_level") or {},
+        uncompressed_s=_uncompressed_s(layers, link, now.get("world_size", 1)),
         shares_by_rank=now.get("micro_batches_by_rank") or (),
-        is_balanced=spec_value(job, "workers.balance", True),
         levels=frozenset(layer.level for layer in layers),
         methods=frozenset(layer.method for layer in layers),
-        policy=spec_value(job, "policy.name", ""),
+        is_held=any(layer.said_by != "policy" or layer.regime == "critical" for layer in layers),
+        has_ended=_has_ended(job),
+        settings=_job_settings(job),
         times_exchanges=resource_request(job).gpus == 0,
+    )
+
+
+def _uncompressed_s(layers: Sequence[LayerSchedule], link: Mapping[str, float], size: int) -> float:
+    """Predict the seconds of an exchange of these layers' fp32 gradients; 0 without a link."""
+    if "latency_s" not in link or size < 2:
+        return 0.0
+    model = LinkModel(
+        world_size=size,
+        latency_s=link["latency_s"],
+        bytes_per_s=link.get("bytes_per_s", math.inf),
+    )
+    return model.seconds_for("all-reduce", 4 * sum(math.prod(layer.shape) for layer in layers))
+
+
+def _job_settings(job: JobRow) -> JobSettings:
+    """Read the spec; nothing is known of one that this version refuses."""
+    try:
+        spec = submitted_spec(job)
+    except UnreadableSpec:
+        return JobSettings()
+    low, high = spec.config().ladder()
+    options = check_policy(spec.policy.name, spec.policy.options)
+    return JobSettings(
+        method=spec.compression.method,
+        has_levels=low.options != high.options,
+        policy=spec.policy.name,
+        least_share=options["least"] if spec.policy.name == "gain" else None,
+        is_plan_measured=spec.compression.buckets_per_exchange == "auto",
+        is_balanced=spec.workers.balance,
     )

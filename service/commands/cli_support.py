@@ -39,7 +39,14 @@ SpecArgument = Annotated[
 ]
 ChangesOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="set one value of the spec; may be repeated"),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help=(
+            "set one value of the spec, such as policy.name=cost_aware; a mapping replaces all of"
+            " what the file has there; may be repeated"
+        ),
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from service.api.override_schemas import OverrideView
     from service.api.schemas import JobView, ScheduleView
     from service.client import Client
-    from service.domain.bottleneck import Cause
+    from service.domain.step_profile import Cause
 
 SHOWN_EPOCHS = 50
 """Maximum rows of the epoch table; --json prints all epochs."""

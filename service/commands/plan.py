@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.cli_support import (
+    FAILED,
     ChangesOption,
     JsonOption,
     SpecArgument,
@@ -32,6 +33,8 @@ _LINK = re.compile(
 )
 POLL_S = 0.5
 """Seconds between two requests for the status of a plan."""
+MAX_WORKERS = 1024
+"""Largest number of workers of a job."""
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -39,12 +42,17 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 def plan(
     file: SpecArgument,
     *,
-    workers: Annotated[int, typer.Option(metavar="N", min=2, max=1024, help="number of workers")],
+    workers: Annotated[
+        str, typer.Option(metavar="N", help=f"number of workers, 2 to {MAX_WORKERS}")
+    ],
     link: Annotated[
         str,
         typer.Option(
             metavar="LINK",
-            help="bandwidth between the workers, and latency in one direction: 100Mbit,8ms",
+            help=(
+                "bandwidth between the workers (kbit, Mbit, Gbit: per second), and latency in one"
+                " direction (us, ms, s): 100Mbit,8ms"
+            ),
         ),
     ],
     changes: ChangesOption = None,
@@ -72,16 +80,22 @@ def plan(
     from service.commands.pack import pack_code
     from service.commands.spec_file import read_spec
 
+    num_workers = parse_workers(workers)
     latency_s, bytes_per_s = parse_link(link)
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
     if archive is not None:
         spec["code"] = sha256(archive).hexdigest()
     link_speed = {"latency_s": latency_s, "bytes_per_s": bytes_per_s}
-    request = {"spec": spec, "workers": workers, "measure_s": measure_s, **link_speed}
-    where = "on the cluster" if cluster else "on this machine"
-    typer.echo(f"measuring a step of one worker and every method {where}", err=True)
-    answer = _ask_service(request, archive, url) if cluster else _ask_planner(request, archive)
+    request = {"spec": spec, "workers": num_workers, "measure_s": measure_s, **link_speed}
+    if cluster:
+        found = _ask_service(request, archive, url)
+        if found.status != "SUCCEEDED":
+            _report_failure(found, json=json)
+            raise typer.Exit(FAILED)
+        answer = found.model_dump(mode="json", include={"compute_s", "predictions"})
+    else:
+        answer = _ask_planner(request, archive)
     if json:
         print_json(answer)
         return
@@ -91,6 +105,26 @@ def plan(
     )
     out.print(_prediction_table(answer["predictions"]))
     out.print("* this spec's method, at the spec's levels; other methods at their default levels")
+    gain = describe_gain(answer["predictions"], shortest_s=_read_shortest_step(spec))
+    if gain:
+        out.print(gain)
+
+
+def parse_workers(text: str) -> int:
+    """Return the number of workers.
+
+    Raises:
+        SettingsError: it is no number, or out of range.
+    """
+    from service.errors import SettingsError
+
+    number = int(text) if text.strip().isdecimal() else 0
+    if not 2 <= number <= MAX_WORKERS:
+        raise SettingsError(
+            f"--workers is {text!r}; give a whole number from 2 to {MAX_WORKERS}: one worker"
+            " exchanges nothing"
+        )
+    return number
 
 
 def parse_link(text: str) -> tuple[float, float]:
@@ -105,8 +139,8 @@ def parse_link(text: str) -> tuple[float, float]:
     rate = 0.0 if found is None else float(found["rate"]) * _BITS[found["unit"].lower()]
     if found is None or rate <= 0.0:
         raise SettingsError(
-            f"--link is {text!r}; give a bandwidth above 0 and, if there is one, a latency, such as"
-            " 100Mbit,8ms or 1Gbit"
+            f"--link is {text!r}; give a bandwidth above 0 in kbit, Mbit or Gbit (per second) and,"
+            " if there is one, a latency in us, ms or s, such as 100Mbit,8ms or 1Gbit"
         )
     latency_s = float(found["delay"] or 0.0) * _SECONDS[(found["scale"] or "s").lower()]
     return latency_s, rate / 8
@@ -122,17 +156,61 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
     from service.errors import SettingsError
     from workers.planning.planner_process import run_planner
 
+    _check_spec(request)
     environment = inherit_environment(lambda _: True) | _read_variables(request["spec"])
     _add_data(request["spec"], environment)
+    _report_start("on this machine")
     answer = run_planner(request, code=archive, environment=environment)
     if "error" in answer:
         raise SettingsError(answer["error"])
     return answer
 
 
+def _check_spec(request: dict[str, Any]) -> None:
+    """Check the spec with this number of workers, in the words of the service.
+
+    Raises:
+        SettingsError: the spec is wrong, or its step cannot be measured.
+    """
+    from pydantic import ValidationError
+
+    from service.api.invalid_values import describe_errors, join_items
+    from service.errors import SettingsError
+    from workers.contract import JobSpec
+    from workers.planning.plan_checks import explain_refusal
+
+    spec = _set_workers(request)
+    try:
+        refusal = explain_refusal(JobSpec.model_validate(spec))
+    except ValidationError as error:
+        found = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
+        raise SettingsError(
+            _name_option(join_items(describe_errors(found, JobSpec, spec)))
+        ) from None
+    if refusal:
+        raise SettingsError(refusal)
+
+
+def _set_workers(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec with the requested number of workers."""
+    spec, section = request["spec"], request["spec"].get("workers", {})
+    if not isinstance(section, dict):
+        return dict(spec)
+    return {**spec, "workers": {**section, "min": 1, "max": request["workers"]}}
+
+
+def _name_option(message: str) -> str:
+    """Return a message about the spec with the option that sets its number of workers."""
+    return message.replace("workers.max", "--workers")
+
+
+def _report_start(where: str) -> None:
+    typer.echo(f"measuring a step of one worker and every method {where}", err=True)
+
+
 def _read_variables(spec: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of a spec that nobody has checked yet, without references to secrets:
-    the service alone knows these, and here the caller's own variables take their place.
+    """Return the variables of a spec, without references to secrets: the service alone knows
+    these, and here the caller's own variables take their place.
     """
     env = spec.get("env")
     if not isinstance(env, dict):
@@ -161,36 +239,51 @@ def _add_data(spec: dict[str, Any], environment: dict[str, str]) -> None:
             )
 
 
-def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> dict[str, Any]:
-    """Let the service measure on its cluster, and wait for the answer.
+def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> PlanView:
+    """Let the service measure on its cluster, and return the plan once its status is final.
 
     Raises:
-        SettingsError: the plan failed or was cancelled.
+        SettingsError: the service refused the plan.
     """
-    from service.errors import SettingsError
-
-    spec, workers = request["spec"], request["workers"]
-    section = spec.get("workers", {})
-    if isinstance(section, dict):
-        spec = {**spec, "workers": {**section, "min": 1, "max": workers}}
     with connect_client(url) as client:
         if archive is not None:
             client.upload(archive)
-        found = client.plan(
-            spec,
-            mbit_per_s=8e-6 * request["bytes_per_s"],
-            latency_ms=1e3 * request["latency_s"],
-            measure_s=request["measure_s"],
-        )
+        found = _add_plan(client, request)
         try:
+            _report_start("on the cluster")
             found = _wait_for_result(client, found)
         except KeyboardInterrupt:
             typer.echo(f"cancelling plan {found.id}", err=True)
             client.cancel_plan(found.id)
             raise
-    if found.status != "SUCCEEDED":
-        raise SettingsError(found.message or f"plan {found.id} is {found.status}")
-    return found.model_dump(mode="json", include={"compute_s", "predictions"})
+    return found
+
+
+def _add_plan(client: Client, request: dict[str, Any]) -> PlanView:
+    """Request the plan.
+
+    Raises:
+        SettingsError: the service refused it.
+    """
+    from service.client import Refused
+    from service.errors import SettingsError
+
+    try:
+        return client.plan(
+            _set_workers(request),
+            mbit_per_s=8e-6 * request["bytes_per_s"],
+            latency_ms=1e3 * request["latency_s"],
+            measure_s=request["measure_s"],
+        )
+    except Refused as error:
+        raise SettingsError(_name_option(str(error))) from None
+
+
+def _report_failure(plan: PlanView, *, json: bool) -> None:
+    if json:
+        print_json(plan)
+    message = plan.message or f"plan {plan.id} is {plan.status}"
+    typer.echo(f"accordion: {message}", err=True)
 
 
 def _wait_for_result(client: Client, plan: PlanView) -> PlanView:
@@ -202,6 +295,43 @@ def _wait_for_result(client: Client, plan: PlanView) -> PlanView:
         if plan.status != before:
             typer.echo(f"plan {plan.id} is {plan.status}", err=True)
     return plan
+
+
+def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> str:
+    """Return in one line how many steps the spec's method and 16 bits take, against no compression;
+    empty without a prediction for it.
+
+    `shortest_s` are the seconds that a step of the job takes at least.
+    """
+    none_s = next((row["step_s"] for row in predictions if row["method"] == "none"), None)
+    if none_s is None:
+        return ""
+    if none_s <= shortest_s:
+        return (
+            f"a step takes at least {format_milliseconds(shortest_s)} with any method, because of"
+            " the task's option min_step_s; leave it out to compare methods"
+        )
+    own = [row for row in predictions if row["is_own_method"] and row["method"] != "none"]
+    rows = {f"{row['method']} {row['level']}".strip(): row for row in own or predictions[:1]}
+    rows |= {row["method"]: row for row in predictions if row["method"] == "half"}
+    gains = [
+        f"{name} {format_rounded(none_s / row['step_s'], 2)} times"
+        for name, row in rows.items()
+        if row["method"] != "none"
+    ]
+    text = f"steps per second, against none: {', '.join(gains)}"
+    if predictions[0]["method"] == "none":
+        text += "; none is the fastest"
+    if any(row["step_s"] <= shortest_s for row in rows.values()):
+        text += f"; min_step_s makes all steps last at least {format_milliseconds(shortest_s)}"
+    return text
+
+
+def _read_shortest_step(spec: dict[str, Any]) -> float:
+    """Return the task's option `min_step_s` in a spec that was accepted."""
+    task = spec.get("task")
+    options = task.get("options") if isinstance(task, dict) else None
+    return float((options or {}).get("min_step_s", 0.0))
 
 
 def _prediction_table(predictions: list[dict[str, Any]]) -> Table:

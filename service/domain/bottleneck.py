@@ -7,9 +7,18 @@ two: until the slowest worker has computed, it waits for that worker, and afterw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from statistics import median
+
+from service.domain.level_changes import change_levels
+from service.domain.step_profile import (
+    MIN_SPEEDUP,
+    Cause,
+    Change,
+    StepProfile,
+    format_s,
+    predict_speedup,
+)
 
 MIN_SHARE = 0.1
 """Smallest share of a step that is worth a change; without such a part, computing is the answer."""
@@ -17,28 +26,8 @@ SLOW_LINK_FACTOR, SLOW_LINK_S = 3.0, 0.005
 """A link is slow if a message takes this many times as long as on the fastest link, and this many
 seconds longer: busy hosts delay messages by some milliseconds.
 """
-MIN_SAVING = 0.05
-"""Smallest saving, as a share of the step, for which another level is suggested."""
-_MAX_SPEEDUP = 100.0
-"""Largest predicted factor: a part that takes all of a step would give an infinite one."""
 _ALIKE = 0.9
 """Ratio of two workers' times from which both count as slow."""
-_UNCOMPRESSED = {"none", "half"}
-
-
-class Cause(StrEnum):
-    """Part of a step."""
-
-    COMPUTE = "compute"
-    LINK = "link"
-    SLOW_LINK = "slow_link"
-    SLOW_WORKER = "slow_worker"
-    ENCODING = "encoding"
-    DATA_LOADING = "data_loading"
-    EVALUATION = "evaluation"
-    CHECKPOINTS = "checkpoints"
-    DECISIONS = "decisions"
-    PACING = "pacing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +50,6 @@ _PARTS = {
     Cause.LINK: _Part(
         phases=("communicate",),
         text="The network holds this job up: exchanging gradients takes {share}",
-        change=(
-            "Override the layers to high, or start the job with compression.method powersgd and"
-            " policy.name cost_aware, which takes the fastest level for its link"
-        ),
     ),
     Cause.SLOW_LINK: _Part(
         phases=(),
@@ -74,7 +59,6 @@ _PARTS = {
     Cause.ENCODING: _Part(
         phases=("encode",),
         text="Compression holds this job up: encoding and decoding gradients takes {share}",
-        change="Override the layers to a level that encodes faster, such as none",
     ),
     Cause.DATA_LOADING: _Part(
         phases=("load",),
@@ -113,45 +97,6 @@ _PARTS = {
         change="Leave out min_step_s",
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepProfile:
-    """Where the time of a job's steps goes, as last reported."""
-
-    step_s_by_phase: Mapping[str, float]
-    """Mean seconds per step of each of rank 0's phases; empty before they are known."""
-    compute_s_by_rank: Sequence[float] = ()
-    """Mean seconds per step that each rank loads data and computes; empty if they are unknown."""
-    receive_s_by_rank: Sequence[float] = ()
-    """Seconds in which each rank received a message from the rank before it; empty if unknown."""
-    link_text: str = ""
-    """Measured bandwidth and latency; empty if they are unknown."""
-    wait_s_by_level: Mapping[str, float] = field(default_factory=dict)
-    """Predicted seconds for which a step waits at each level; empty if the policy asks for none."""
-    shares_by_rank: Sequence[int] = ()
-    """Micro-batches of each rank in a step; empty if they are unknown."""
-    is_balanced: bool = True
-    """Whether faster workers take more micro-batches; this needs more micro-batches than workers.
-    """
-    levels: frozenset[str] = frozenset()
-    """Names of the levels in force."""
-    methods: frozenset[str] = frozenset()
-    """Compression methods in force."""
-    policy: str = ""
-    times_exchanges: bool = True
-    """Whether waiting for exchanges is told apart from computing; false on GPUs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The best change of a job and what it should bring."""
-
-    text: str
-    speedup: float
-    """Predicted factor of the samples per second."""
-    is_upper_bound: bool
-    """Whether the factor assumes that the whole part goes away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +203,7 @@ def _median_of_others(compute_s_by_rank: Sequence[float], rank: int) -> float:
 
 def _describe(found: Bottleneck, profile: StepProfile) -> str:
     seconds = found.seconds_by_cause[found.cause]
-    share = f"{found.share:.0%} of each step ({_format_s(seconds)} of {_format_s(found.step_s)})"
+    share = f"{found.share:.0%} of each step ({format_s(seconds)} of {format_s(found.step_s)})"
     slow = _slow_workers(profile)
     holds = f"W{slow[1:]} {'hold' if slow.startswith('workers') else 'holds'}"
     text = _PARTS[found.cause].text.format(share=share, slow=holds)
@@ -272,8 +217,8 @@ def _describe(found: Bottleneck, profile: StepProfile) -> str:
         case Cause.SLOW_WORKER if found.rank is not None:
             own_s = profile.compute_s_by_rank[found.rank]
             others_s = _median_of_others(profile.compute_s_by_rank, found.rank)
-            text += f"; worker {found.rank} computes for {_format_s(own_s)},"
-            text += f" the others for {_format_s(others_s)}"
+            text += f"; worker {found.rank} computes for {format_s(own_s)},"
+            text += f" the others for {format_s(others_s)}"
         case Cause.COMPUTE if not profile.times_exchanges:
             text += "; on GPUs this includes exchanging gradients"
     return f"{text}."
@@ -297,42 +242,48 @@ def _link_text(profile: StepProfile) -> str:
 
 def _slow_link_text(profile: StepProfile) -> str:
     slowest_s, fastest_s = max(profile.receive_s_by_rank), min(profile.receive_s_by_rank)
-    return f"{_format_s(slowest_s)} for 64 KiB, the fastest link {_format_s(fastest_s)}"
+    return f"{format_s(slowest_s)} for 64 KiB, the fastest link {format_s(fastest_s)}"
 
 
 def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
+    """Return the best change; None if noise would hide what it gains."""
     match found.cause:
         case Cause.COMPUTE:
-            return None
-        case Cause.LINK | Cause.ENCODING if profile.wait_s_by_level:
-            return _change_level(found, profile)
-        case Cause.LINK if profile.policy == "cost_aware":
-            text = (
-                "Wait for the next decision, at which the policy cost_aware takes the fastest level"
-                " for this link"
-            )
-        case Cause.LINK if profile.levels == {"high"} and not profile.methods & _UNCOMPRESSED:
-            return _double_batch(found, "The layers are at their strongest level")
-        case Cause.SLOW_WORKER if _is_share_uneven(found, profile):
-            text = "Choose a training.global_batch that gives all workers as many micro-batches"
-        case Cause.SLOW_WORKER if profile.times_exchanges and _could_balance(profile):
-            return _balance(found, profile)
+            change = None
+        case Cause.LINK | Cause.ENCODING:
+            change = change_levels(found.cause, found.seconds_by_cause, profile)
+        case Cause.SLOW_WORKER:
+            change = _help_slow_worker(found, profile)
         case Cause.SLOW_LINK:
-            text = _PARTS[found.cause].change.format(link=_link_text(profile))
+            change = _remove_part(
+                found, _PARTS[found.cause].change.format(link=_link_text(profile))
+            )
         case _:
-            text = _PARTS[found.cause].change.format(workers=_slow_workers(profile))
-    return Change(
-        text=text,
-        speedup=_ratio(found.step_s, found.step_s - found.seconds_by_cause[found.cause]),
-        is_upper_bound=True,
-    )
+            change = _remove_part(found, _PARTS[found.cause].change)
+    return change if change is not None and change.speedup >= MIN_SPEEDUP else None
+
+
+def _help_slow_worker(found: Bottleneck, profile: StepProfile) -> Change:
+    if _is_share_uneven(found, profile):
+        text = "Choose a training.global_batch that gives all workers as many micro-batches"
+    elif profile.times_exchanges and _could_balance(profile):
+        return _balance(found, profile)
+    else:
+        text = _PARTS[found.cause].change.format(workers=_slow_workers(profile))
+    return _remove_part(found, text)
+
+
+def _remove_part(found: Bottleneck, text: str) -> Change:
+    """Return a change with the gain it has if the whole part goes away."""
+    speedup = predict_speedup(found.step_s, found.step_s - found.seconds_by_cause[found.cause])
+    return Change(text=text, speedup=speedup, is_upper_bound=True)
 
 
 def _could_balance(profile: StepProfile) -> bool:
     """Return whether batches are divided evenly and could be divided otherwise."""
     shares = profile.shares_by_rank
     has_choice = len(shares) == len(profile.compute_s_by_rank) and sum(shares) > len(shares)
-    return has_choice and not profile.is_balanced
+    return has_choice and not profile.settings.is_balanced
 
 
 def _balance(found: Bottleneck, profile: StepProfile) -> Change:
@@ -345,7 +296,7 @@ def _balance(found: Bottleneck, profile: StepProfile) -> Change:
     saved_s = min(max(times) - balanced_s, found.seconds_by_cause[Cause.SLOW_WORKER])
     return Change(
         text="Start the job with workers.balance true, which gives faster workers more to compute",
-        speedup=_ratio(found.step_s, found.step_s - saved_s),
+        speedup=predict_speedup(found.step_s, found.step_s - saved_s),
         is_upper_bound=True,
     )
 
@@ -358,42 +309,3 @@ def _is_share_uneven(found: Bottleneck, profile: StepProfile) -> bool:
     per_share = [seconds / share for seconds, share in zip(times, shares, strict=True)]
     others_s = _median_of_others(per_share, found.rank)
     return shares[found.rank] > min(shares) and _ALIKE * per_share[found.rank] <= others_s
-
-
-def _change_level(found: Bottleneck, profile: StepProfile) -> Change | None:
-    """Return the change to the level with the shortest predicted wait, or to a larger batch if the
-    layers are at that level; None if the levels in force have no prediction.
-    """
-    waits = profile.wait_s_by_level
-    in_force = [waits[level] for level in profile.levels if level in waits]
-    best = min(waits, key=lambda name: waits[name])
-    if not in_force:
-        return None
-    if max(in_force) - waits[best] < MIN_SAVING * found.step_s:
-        return _double_batch(found, "The layers are at the fastest level for this link")
-    then_s = found.step_s - max(in_force) + waits[best]
-    return Change(
-        text=f"Override the layers to {best}, where a step waits {_format_s(waits[best])}",
-        speedup=_ratio(found.step_s, then_s),
-        is_upper_bound=len(in_force) > 1,
-    )
-
-
-def _double_batch(found: Bottleneck, reason: str) -> Change:
-    """Return the change to twice the batch, which needs half of the exchanges."""
-    seconds = found.seconds_by_cause
-    exchange_s = seconds.get(Cause.LINK, 0.0) + seconds.get(Cause.ENCODING, 0.0)
-    return Change(
-        text=f"{reason}; a global batch twice as large needs half of the exchanges",
-        speedup=_ratio(2.0 * found.step_s, 2.0 * found.step_s - exchange_s),
-        is_upper_bound=False,
-    )
-
-
-def _ratio(before_s: float, after_s: float) -> float:
-    return before_s / max(after_s, before_s / _MAX_SPEEDUP)
-
-
-def _format_s(seconds: float) -> str:
-    unit, scale = ("s", 1.0) if seconds >= 0.1 else ("ms", 1e3)
-    return f"{float(f'{scale * seconds:.2g}'):g} {unit}"

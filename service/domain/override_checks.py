@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from accordion.config import Config
 from accordion.errors import OverrideError
+from accordion.messages import Level
 from service.errors import Invalid
+
+
+def check_effect(level: Level, config: Config) -> None:
+    """Check that the first override of a job can change something.
+
+    Raises:
+        OverrideError: the job never compresses, and the level does not either.
+    """
+    is_uncompressed = config.method == "none" and not config.by_layer
+    if level.method == "none" and is_uncompressed and config.policy != "cost_aware":
+        raise OverrideError(
+            f"level is {level.name!r}, which changes nothing: compression.method is none, whose low"
+            " and high are the same; give options of another method, such as method=powersgd,"
+            " or clone the job with another compression.method",
+            "level",
+        )
 
 
 @contextmanager

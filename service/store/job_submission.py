@@ -14,7 +14,7 @@ from accordion.overrides import check_interval, check_layers, resolve_batch, res
 from service.domain import overrides
 from service.domain.access import Caller
 from service.domain.jobs import Desired, Kind, Reason, Status
-from service.domain.override_checks import invalid_fields
+from service.domain.override_checks import check_effect, invalid_fields
 from service.domain.override_status import OverrideStatus
 from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
 from service.errors import Conflict, Invalid, NotFound
@@ -240,7 +240,9 @@ def _check_override(job: JobRow, request: RequestedOverride) -> None:
                 request.level, request.layers, batch=config.batch, minimum=spec.min_global_batch
             )
         else:
-            resolve_level(request.level, config.ladder())
+            level = resolve_level(request.level, config.ladder())
+            if job.override_number == 0:
+                check_effect(level, config)
         check_interval(request.apply_at, request.until, epoch=epoch, epochs=epochs)
         if names:
             check_layers(request.layers, names)

@@ -58,6 +58,11 @@ WRONG_SPECS = [
         "/training/epochs",
         "0 is rejected: input should be greater than or equal to 1",
     ),
+    (
+        {**DIGITS, "policy": {"name": "cost_aware", "saving": 0.1}},
+        "/policy/saving",
+        "unknown key 'saving'; did you mean 'policy.options.saving'?",
+    ),
     ({}, "/task", "is missing and has no default"),
     ([], "", "[] is rejected"),
 ]
@@ -133,6 +138,17 @@ def test_a_wrong_override_is_refused_at_the_wrong_value(
     assert any(item["pointer"].startswith(pointer) for item in body["errors"])
     assert sentence in body["detail"]
     assert world.repository.overrides(job_id) == []
+
+
+def test_an_override_of_a_job_without_compression_is_refused_once_it_changes_nothing(
+    client: TestClient, world: World
+) -> None:
+    overrides = f"{JOBS}/{world.submit(compression={'method': 'none'})}/overrides"
+    body = problem_of(client.post(overrides, json={"level": "high"}), 422)
+    assert body["errors"][0]["pointer"] == "/level"
+    assert "level is 'high', which changes nothing" in body["detail"]
+    assert client.post(overrides, json={"level": {"method": "powersgd"}}).status_code == 202
+    assert client.post(overrides, json={"level": "high"}).status_code == 202
 
 
 @pytest.mark.parametrize(("wish", "pointer", "sentence"), WRONG_BATCHES)

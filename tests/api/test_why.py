@@ -29,6 +29,14 @@ def why(client: TestClient, job_id: str) -> Any:
     return response.json()
 
 
+def slow_the_link(world: World, job_id: str) -> None:
+    """Let a step wait for a second."""
+    with world.database.write() as session:
+        row = session.get(JobRow, job_id)
+        phases = {**row.progress["step_s_by_phase"], "communicate": 1.0}
+        row.progress = {**row.progress, "step_s_by_phase": phases}
+
+
 def test_the_answer_has_the_cause_its_share_and_the_best_change(
     client: TestClient, world: World, job_id: str
 ) -> None:
@@ -52,6 +60,7 @@ def test_the_change_follows_the_levels_in_force(
             == {"high"}
         )
     )
+    slow_the_link(world, job_id)
     assert "a global batch twice as large" in why(client, job_id)["change"]["text"]
 
 
@@ -73,6 +82,47 @@ def test_a_job_that_has_ended_shows_its_last_steps(
     answer = why(client, job_id)
     assert answer["cause"] == "link"
     assert answer["sentence"].startswith("At the end, the network holds this job up")
+
+
+@pytest.mark.parametrize("where", ["while it is queued", "while it starts"])
+def test_a_job_that_ended_before_its_first_step_shows_its_status(
+    client: TestClient, world: World, where: str
+) -> None:
+    job_id = world.submit(**LONG)
+    if where == "while it starts":
+        world.turn()
+    world.cancel(job_id)
+    assert world.finish(job_id).status == Status.CANCELLED
+    with world.database.write() as session:
+        row = session.get(JobRow, job_id)
+        row.progress = None
+        message = row.message
+    assert why(client, job_id)["sentence"] == (
+        f"The job ended before its first report, it is CANCELLED: {message}"
+    )
+
+
+def test_a_job_without_compression_is_started_again_with_one(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(compression={"method": "none"}, **LONG)
+    world.train(job_id)
+    change = why(client, job_id)["change"]
+    assert change["text"].startswith("Start the job with compression.method powersgd")
+
+
+def test_uneven_workers_are_balanced_if_the_spec_leaves_that_out(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(
+        workers={"min": 2, "max": 2, "balance": False},
+        training={"epochs": 300, "global_batch": 64, "micro_batch": 16},
+    )
+    world.train(job_id)
+    with world.database.write() as session:
+        row = session.get(JobRow, job_id)
+        row.progress = {**row.progress, "compute_s_by_rank": [0.001, 0.01]}
+    assert "workers.balance true" in why(client, job_id)["change"]["text"]
 
 
 def test_progress_of_an_older_version_gives_no_cause(
@@ -105,6 +155,7 @@ def test_predictions_of_the_policy_that_measures_costs_are_shown(
 ) -> None:
     job_id = world.submit(policy={"name": "cost_aware"}, **LONG)
     world.train(job_id)
+    slow_the_link(world, job_id)
     answer = why(client, job_id)
     assert set(answer["wait_s_by_level"]) == {"none", "half", "low", "high"}
     assert answer["exchange_wait_s"] == 0.004

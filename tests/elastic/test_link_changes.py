@@ -20,7 +20,7 @@ FAST, SLOW = 1000, 10
 """Mbit/s before and after the change. The gradients take 0.6 s on the slow link, more than a step
 takes on a loaded machine, so the backward pass cannot hide them.
 """
-_CHOICE = re.compile(r"(\w+) is chosen because .* at ([\d.e+]+) Mbit/s")
+_CHOICE = re.compile(r"(\w+) is chosen because .* at ([\d.]+) ([MG])bit/s")
 
 
 def spec_of(data: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def choices(life: Life) -> list[tuple[str, float]]:
     """Chosen level and measured Mbit/s of each decision, as its reason gives them."""
     life.look()
     found = [_CHOICE.search(each.decision.reason) for each in life.all(DecisionRecord)]
-    return [(match[1], float(match[2])) for match in found if match]
+    return [(match[1], float(match[2]) * {"M": 1, "G": 1000}[match[3]]) for match in found if match]
 
 
 def test_the_policy_follows_a_link_that_becomes_slow(require: Require, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@
      "parent": 4711}
 
 The process ends with the one that has the ID `parent`. An answer with `error` has one sentence for
-users, and the exit code is then 1. What the task prints does not mix with the answer. The job's own
-modules come last on `sys.path`, as on workers.
+users, and the exit code is then 1; with `needs_log` too, standard error tells more. What the task
+prints does not mix with the answer. The job's own modules come last on `sys.path`, as on workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pydantic import ValidationError
 
 from accordion.errors import AccordionError
 from workers.contract import JobSpec
-from workers.errors import WorkerError
+from workers.data.files import DataError
+from workers.errors import TaskRaised, WorkerError
 from workers.planning.predictions import nominal_link, predict_steps
 from workers.planning.step_measurement import measure_step
 
@@ -74,6 +75,15 @@ def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
     return JobSpec.model_validate(spec)
 
 
+def _describe_task_error(error: TaskRaised) -> dict[str, Any]:
+    """Return the answer for a task that raised; only the task's own errors need the log."""
+    if isinstance(error.__cause__, DataError):
+        return {"error": f"{error.__cause__} (--set task.options.data=PATH)"}
+    if isinstance(error.__cause__, WorkerError):
+        return {"error": str(error.__cause__)}
+    return {"error": error.summary, "needs_log": True}
+
+
 def main(answer_file: str) -> int:
     """Answer the request on standard input; return the exit code."""
     request = json.load(sys.stdin)
@@ -84,6 +94,8 @@ def main(answer_file: str) -> int:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "spec"
         answer = {"error": f"{place}: {first['msg'].removeprefix('Value error, ')}"}
+    except TaskRaised as error:
+        answer = _describe_task_error(error)
     except (AccordionError, WorkerError) as error:
         answer = {"error": str(error)}
     Path(answer_file).write_text(json.dumps(answer))

@@ -19,8 +19,8 @@ def run_planner(
     environment: Mapping[str, str],
     timeout_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the planner's answer. If it has `error`, that is one sentence for users, and the
-    planner's standard error is copied to this process's.
+    """Return the planner's answer. If it has `error`, that is one sentence for users. If the task's
+    own code raised, the planner's standard error is copied to this process's.
 
     Args:
         request: see `workers/planning/__main__.py`, without `parent`.
@@ -53,7 +53,7 @@ def run_planner(
                 " training.global_batch or less data is faster"
             }
         answer: dict[str, Any] = json.loads(answer_file.read_text()) if answer_file.exists() else {}
-    if "error" in answer or not answer:
+    if answer.pop("needs_log", not answer):
         sys.stderr.write(done.stderr)
     if not answer:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -17,8 +17,8 @@ from accordion.layer_stacks import Bucket, Layer
 from accordion.messages import LayerInfo
 from workers.contract import JobSpec, Launch
 from workers.errors import CodeError
+from workers.planning.plan_checks import explain_refusal
 from workers.spec import CompressionSpec
-from workers.tasks import SCRIPT
 from workers.training.clock import Clock
 from workers.training.context import NoLink, WorkerContext
 from workers.training.loop import accumulate_gradients
@@ -69,16 +69,9 @@ def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurem
         CodeError: the job is a script, whose model is not known before it runs, or asks for GPUs.
         TaskRaised: the task cannot be built, or raised.
     """
-    if spec.task.name == SCRIPT:
-        raise CodeError(
-            "the model of a script is not known before it runs; plan a built-in task or a class of"
-            " your own, or run the job and ask 'accordion why'"
-        )
-    if spec.workers.gpus:
-        raise CodeError(
-            f"workers.gpus is {spec.workers.gpus:g}, and a step is measured on a CPU; set"
-            " workers.gpus=0 to plan for CPUs, or run the job and ask 'accordion why'"
-        )
+    refusal = explain_refusal(spec)
+    if refusal:
+        raise CodeError(refusal)
     spec = spec.model_copy(update={"compression": CompressionSpec(method="none"), "batch": None})
     torch.set_num_threads(spec.workers.num_threads)
     with _group_of_one():

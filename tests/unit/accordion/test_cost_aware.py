@@ -69,7 +69,9 @@ def test_a_small_saving_does_not_change_the_choice() -> None:
 def test_without_all_costs_the_levels_follow_the_regimes(costs) -> None:
     seen = after(replace(told(MIXED, (1, 1, 1, 1)), cost_s_by_layer=costs))
     assert POLICY.decide_levels(seen) == {"a": "high", "b": "low"}
-    assert "no costs are measured yet" in POLICY.explain_levels(seen)
+    said = POLICY.explain_levels(seen)
+    assert "no costs are measured yet" in said
+    assert "needs two workers or more, on CPUs, and buckets_per_exchange auto" in said
 
 
 def test_a_choice_outlives_reports_without_costs() -> None:
@@ -84,7 +86,7 @@ def test_the_reason_gives_costs_link_and_the_last_prediction() -> None:
     seen = after(told(STABLE, (1.8, 0.9, 0.009, 0.006), state=state, wait_s=0.013, link=link))
     assert POLICY.explain_levels(seen) == (
         "high is chosen because a step waits for its exchanges high 12 ms, low 18 ms,"
-        " half 1.8e+03 ms, none 3.6e+03 ms at 96 Mbit/s and 0.2 ms per message;"
+        " half 1800 ms, none 3600 ms at 96 Mbit/s and 0.2 ms per message;"
         " predicted 12 ms, measured 13 ms"
     )
 

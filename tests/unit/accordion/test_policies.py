@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -204,7 +205,9 @@ def test_gain_changes_nothing_while_a_window_is_open_or_nothing_was_measured() -
     assert POLICIES["gain"].observe_report(seen) == seen.state
     closed = replace(seen, statistic_by_layer={"a": 1.0}, sent_share_by_layer={})
     assert POLICIES["gain"].observe_report(closed) == seen.state
-    assert POLICIES["gain"].explain_levels(closed) == ""
+    powersgd = tuple(replace(level, method="powersgd") for level in LADDER)
+    unmeasured = replace(closed, ladder_by_layer={"a": powersgd})
+    assert POLICIES["gain"].explain_levels(unmeasured) == ""
     assert "10% to 10%" in POLICIES["gain"].explain_levels(seen)
 
 
@@ -227,3 +230,54 @@ def test_a_table_that_cannot_be_followed_is_refused(options, sentence) -> None:
 def test_a_fixed_level_that_the_ladder_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match="'middle'; known are low, high"):
         check_policy("fixed", {"level": "middle"})
+
+
+def told(name: str, *, method: str = "powersgd", **fields: Any) -> PolicyInput:
+    """What a policy is told about layers of 10, 500 and 5000 values after a window."""
+    sizes = {"a": 10, "b": 500, "c": 5000}
+    ladder = tuple(Level(name=level, method=method) for level in ("low", "high"))
+    return replace(
+        PolicyInput(
+            epoch=0,
+            regime_by_layer=dict.fromkeys(sizes, "stable"),
+            ladder_by_layer=dict.fromkeys(sizes, ladder),
+            size_by_layer=sizes,
+            options=OPTIONS[name],
+            cause="window",
+            statistic_by_layer=dict.fromkeys(sizes, 1.0),
+        ),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    ("epoch", "reason"),
+    [
+        (4, "1 layer is at high and 2 at low, because before epoch 5 those with 1000 values or"),
+        (5, "2 layers are at high and 1 at low, because from epoch 5 on those with 100 values or"),
+    ],
+)
+def test_the_reason_of_legacy_gives_levels_stage_and_size(epoch, reason) -> None:
+    said = POLICIES["legacy"].explain_levels(told("legacy", epoch=epoch))
+    assert said.startswith(reason)
+
+
+def test_the_reason_of_entropy_gives_levels_and_the_fall() -> None:
+    assert POLICIES["entropy"].explain_levels(told("entropy")) == (
+        "3 layers are at low, because no entropy is measured yet"
+    )
+    falls = {"a": 0.0, "b": 0.5, "c": 0.9}
+    state = {layer: {"reference": 1.0, "entropy": 1.0 - fall} for layer, fall in falls.items()}
+    assert POLICIES["entropy"].explain_levels(told("entropy", state=state)) == (
+        "1 layer is at high and 2 at low, because their entropy fell by 0.00 to 0.90 nats since the"
+        " first window, and each level takes 0.7 (drop)"
+    )
+
+
+@pytest.mark.parametrize("method", ["none", "qsgd"])
+def test_gain_says_that_a_method_without_residuals_stays_at_its_lightest_level(method) -> None:
+    seen = told("gain", method=method)
+    seen = replace(seen, state=POLICIES["gain"].observe_report(seen))
+    assert set(POLICIES["gain"].decide_levels(seen).values()) == {"low"}
+    said = POLICIES["gain"].explain_levels(seen)
+    assert said.startswith(f"layers stay at their lightest level, because {method} keeps no resid")

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.bottleneck import (
-    Bottleneck,
-    Cause,
-    StepProfile,
-    find_bottleneck,
-    find_slow_link,
-)
+from service.domain.bottleneck import Bottleneck, find_bottleneck, find_slow_link
+from service.domain.step_profile import Cause, JobSettings, StepProfile
 
 EVEN = {"compute": 0.08, "optimize": 0.01, "communicate": 0.005, "load": 0.005}
 """Seconds by phase of a job that nothing holds up."""
+
+
+UNBALANCED = JobSettings(is_balanced=False)
 
 
 def found(phases: dict[str, float], **more: Any) -> Bottleneck:
@@ -157,12 +155,12 @@ def test_a_worker_with_a_larger_share_of_the_batch_is_not_called_slow(seconds, i
 def test_balancing_is_suggested_where_it_is_off_with_what_it_gains():
     """Two workers that compute for 0.1 and 0.3 s would both compute for 0.15 s."""
     times = {"compute_s_by_rank": (0.1, 0.3), "shares_by_rank": (4, 4)}
-    answer = found({"compute": 0.1, "communicate": 0.2}, **times, is_balanced=False)
+    answer = found({"compute": 0.1, "communicate": 0.2}, **times, settings=UNBALANCED)
     assert answer.cause == Cause.SLOW_WORKER
     assert answer.change is not None
     assert "workers.balance true" in answer.change.text
     assert answer.change.speedup == pytest.approx(answer.step_s / (answer.step_s - 0.15))
-    one_each = {**times, "shares_by_rank": (1, 1), "is_balanced": False}
+    one_each = {**times, "shares_by_rank": (1, 1), "settings": UNBALANCED}
     for other in (times, one_each):
         answer = found({"compute": 0.1, "communicate": 0.2}, **other)
         assert answer.change is not None
@@ -179,11 +177,19 @@ def test_the_measured_link_is_part_of_the_sentence():
 WAITS = {"none": 0.3, "half": 0.16, "low": 0.05, "high": 0.04}
 
 
-def change_of(levels: set[str], waits: dict[str, float] | None = None, **more: Any) -> Any:
+def change_of(
+    levels: set[str],
+    waits: dict[str, float] | None = None,
+    *,
+    phases: dict[str, float] | None = None,
+    spec: dict[str, Any] | None = None,
+    **more: Any,
+) -> Any:
     return found(
-        {"communicate": 0.1},
+        phases or {"communicate": 0.1},
         levels=frozenset(levels),
         wait_s_by_level=WAITS if waits is None else waits,
+        settings=JobSettings(**spec or {}),
         **more,
     ).change
 
@@ -208,13 +214,91 @@ def test_levels_without_a_prediction_get_no_suggestion():
     assert change_of({"rank=3"}) is None
 
 
-def test_without_predictions_the_suggestion_follows_level_method_and_policy():
-    for levels, methods in (({"low", "high"}, {"powersgd"}), ({"high"}, {"none"})):
-        text = change_of(levels, {}, methods=frozenset(methods)).text
-        assert text.startswith("Override the layers to high, or start the job with")
-    strongest = change_of({"high"}, {}, methods=frozenset({"powersgd"}))
+POWERSGD = {"spec": {"method": "powersgd", "policy": "fixed"}, "methods": frozenset({"powersgd"})}
+
+
+def test_a_level_is_named_as_an_override_takes_it():
+    change = change_of({"high"}, {"none": 0.01, "high": 0.1})
+    assert change.text == "Override the layers to method=none, where a step waits 10 ms"
+
+
+@pytest.mark.parametrize("levels", [{"low"}, {"high"}, {"low", "high"}])
+@pytest.mark.parametrize("method", ["none", "half"])
+def test_a_job_whose_method_has_no_stronger_level_is_started_again(method, levels):
+    change = change_of(
+        levels, {}, spec={"method": method, "has_levels": False}, methods=frozenset({method})
+    )
+    assert change.text.startswith("Start the job with compression.method powersgd and policy.name")
+    assert "measures whether that is faster" in change.text
+    assert change.is_upper_bound
+
+
+def test_without_predictions_a_stronger_level_is_tried_or_its_costs_are_measured():
+    change = change_of({"low", "high"}, {}, **POWERSGD)
+    assert change.text == (
+        "Override the layers to high to see whether it is faster, or start the job with policy.name"
+        " cost_aware, which measures what each level costs"
+    )
+    strongest = change_of({"high"}, {}, **POWERSGD)
     assert strongest.text.startswith("The layers are at their strongest level; a global batch")
-    assert change_of({"low"}, {}, policy="cost_aware").text.startswith("Wait for the next decision")
+
+
+def test_a_method_with_one_level_is_at_its_strongest():
+    change = change_of(
+        {"low"}, {}, spec={"method": "signsgd", "has_levels": False}, methods=frozenset({"signsgd"})
+    )
+    assert change.text.startswith("The layers are at their strongest level")
+
+
+@pytest.mark.parametrize(("level", "trade"), [("none", "sends less"), ("low", "may send less")])
+def test_a_level_that_gain_rejected_is_suggested_with_what_it_costs(level, trade):
+    spec = {"method": "powersgd", "policy": "gain", "least_share": 0.4}
+    change = change_of({level}, {}, spec=spec)
+    assert f"to high, which {trade} of a gradient than the 40% of policy.options" in change.text
+    assert change.text.endswith("so accuracy may fall")
+    assert "compression.method" not in change.text
+
+
+def test_cost_aware_without_costs_is_told_how_it_gets_them():
+    cost_aware = {"method": "powersgd", "policy": "cost_aware"}
+    assert change_of({"low"}, {}, spec=cost_aware).text.startswith("Wait for the next decision")
+    unmeasured = change_of({"low"}, {}, spec={**cost_aware, "is_plan_measured": False})
+    assert "compression.buckets_per_exchange auto" in unmeasured.text
+
+
+def test_a_level_that_cost_aware_chose_itself_is_not_changed():
+    """It knows more than the waits: how much a level slows the rest of a step down."""
+    cost_aware = {"method": "powersgd", "policy": "cost_aware"}
+    assert "a global batch twice as large" in change_of({"half"}, spec=cost_aware).text
+    held = change_of({"half"}, spec=cost_aware, is_held=True)
+    assert held.text.startswith("Override the layers to high")
+
+
+def test_encoding_less_is_suggested_unless_the_link_would_take_longer_than_it_saves():
+    phases = {"encode": 0.05}
+    change = change_of({"high"}, {}, phases=phases, **POWERSGD)
+    assert change.text.startswith("Override the layers to method=none to see whether it is faster")
+    assert change_of({"high"}, {}, phases=phases, uncompressed_s=0.08, **POWERSGD) == change
+    assert change_of({"high"}, {}, phases=phases, uncompressed_s=0.14, **POWERSGD) is None
+
+
+def test_no_change_is_suggested_whose_gain_noise_would_hide():
+    """A larger batch saves half of the exchanges: of 12 % of a step, 6 %."""
+    part = sum(EVEN.values()) - EVEN["communicate"]
+    phases = {"communicate": 0.12 / 0.88 * part}
+    assert found(phases).cause == Cause.LINK
+    assert change_of({"high"}, {}, phases=phases, **POWERSGD) is None
+
+
+@pytest.mark.parametrize("waits", [WAITS, {}])
+def test_a_job_that_has_ended_is_not_overridden(waits):
+    for level, method in (("half", "powersgd"), ("none", "none")):
+        change = change_of(
+            {level}, waits, spec={"method": method, "policy": "fixed"}, has_ended=True
+        )
+        assert change.text.startswith("Start the job with ")
+    waiting = {"method": "powersgd", "policy": "cost_aware"}
+    assert change_of({"low"}, {}, spec=waiting, has_ended=True) is None
 
 
 @pytest.mark.parametrize(

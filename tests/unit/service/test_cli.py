@@ -139,7 +139,8 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
 def test_why_tells_what_holds_a_job_up_with_the_parts_of_a_step(
     accordion: Accordion, spec: Path
 ) -> None:
-    job_id = accordion("submit", spec, "--json").json()["id"]
+    uncompressed = ("--set", "compression.method=none")
+    job_id = accordion("submit", spec, *uncompressed, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     text, whole = accordion("why", job_id).out, accordion("why", job_id, "--json").json()
     sentence, change, *table = text.splitlines()

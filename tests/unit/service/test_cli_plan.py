@@ -6,12 +6,13 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.client import Client
 from service.commands.cli_app import INTERRUPTED
-from service.commands.plan import parse_link
+from service.commands.plan import describe_gain, parse_link
 from service.domain.plan_status import PlanStatus
 from service.errors import SettingsError
 from tests.api.conftest import Live
@@ -35,8 +36,8 @@ def test_a_link_is_a_bandwidth_and_a_latency(text, latency_s, bytes_per_s):
 
 
 @pytest.mark.parametrize("text", ["", "100", "0Mbit", "100MB", "8ms", "100Mbit,8", "1Gbit,8ms,9"])
-def test_another_link_is_refused_with_an_example(text):
-    with pytest.raises(SettingsError, match="such as 100Mbit,8ms or 1Gbit"):
+def test_another_link_is_refused_with_the_units_and_an_example(text):
+    with pytest.raises(SettingsError, match=r"kbit, Mbit or Gbit .* us, ms or s, such as 100Mbit"):
         parse_link(text)
 
 
@@ -56,10 +57,105 @@ def test_a_spec_that_cannot_be_planned_is_refused_in_one_sentence(
     link = ("--workers", "2", "--link", "100Mbit,8ms")
     said = accordion("plan", spec, "--workers", "9", *link[2:])
     assert said.code == 2
-    assert "shares for workers.max 9; lower micro_batch or workers.max" in said.err
+    assert "shares for --workers 9; lower micro_batch or --workers" in said.err
+    assert "measuring" not in said.err
     gpus = accordion("plan", spec, *link, "--set", "workers.gpus=1")
     assert gpus.code == 2
     assert "set workers.gpus=0 to plan for CPUs" in gpus.err
+    assert "measuring" not in gpus.err
+
+
+@pytest.mark.parametrize("cluster", [(), ("--cluster",)])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("compresion.method=topk", "unknown key 'compresion'; did you mean 'compression'?"),
+        ("policy.saving=0.1", "unknown key 'saving'; did you mean 'policy.options.saving'?"),
+        ("training.micro_batch=-1", "-1 is rejected: input should be greater than or equal to 1"),
+        ("training.micro_batch=1", None),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_words_of_submit(
+    accordion: Accordion,
+    spec: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cluster: tuple[str, ...],
+    change: str,
+    sentence: str | None,
+) -> None:
+    monkeypatch.setattr(planner_process, "run_planner", lambda *_, **__: dict(FOUND))
+    said = accordion(
+        "plan", spec, "--workers", "2", "--link", "1Gbit", "--set", change, *cluster, "--json"
+    )
+    assert said.code == (0 if sentence is None else 2)
+    assert ("measuring a step" in said.err) == (sentence is None)
+    assert sentence is None or sentence in said.err
+    assert bool(said.out) == (sentence is None)
+
+
+@pytest.mark.parametrize("workers", ["-2", "0", "1", "1025", "two"])
+def test_another_number_of_workers_is_refused_with_the_limits(
+    accordion: Accordion, spec: Path, workers: str
+) -> None:
+    said = accordion("plan", spec, "--workers", workers, "--link", "1Gbit")
+    assert said.code == 2
+    assert f"--workers is '{workers}'; give a whole number from 2 to 1024" in said.err
+
+
+def test_missing_data_is_one_sentence_with_the_option(accordion: Accordion, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("task: {name: cifar-resnet18, options: {data: /nope}}\n")
+    said = accordion("plan", file, "--workers", "2", "--link", "1Gbit")
+    assert said.code == 2
+    assert said.err.splitlines()[1:] == [
+        "accordion: there is no data at '/nope' on this machine; put it there, or name another path"
+        " in data (--set task.options.data=PATH)"
+    ]
+    assert said.out == ""
+
+
+def test_code_that_raises_is_shown_with_its_traceback(accordion: Accordion, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    model = train_data = eval_data = loss = metrics = print\n"
+        "    def __init__(self, options): raise KeyError('k')\n"
+    )
+    file = tmp_path / "job.yaml"
+    file.write_text("task: {name: 'mine:Mine'}\ncode: .\n")
+    said = accordion("plan", file, "--workers", "2", "--link", "1Gbit")
+    assert said.code == 2
+    assert "Traceback" in said.err
+    assert "accordion: the task raised while it was being built: KeyError: 'k'" in said.err
+    assert "job's log" not in said.err
+
+
+def row(method: str, level: str, step_s: float, *, is_own_method: bool = False) -> dict[str, Any]:
+    return {"method": method, "level": level, "step_s": step_s, "is_own_method": is_own_method}
+
+
+def test_the_last_line_says_whether_compression_pays() -> None:
+    rows = [
+        row("powersgd", "low", 0.1, is_own_method=True),
+        row("half", "", 0.2),
+        row("none", "", 0.39),
+        row("topk", "low", 0.4),
+    ]
+    assert describe_gain(rows, shortest_s=0.0) == (
+        "steps per second, against none: powersgd low 3.9 times, half 1.9 times"
+    )
+    assert describe_gain(rows, shortest_s=0.1).endswith(
+        "half 1.9 times; min_step_s makes all steps last at least 100 ms"
+    )
+    assert "at least 500 ms with any method" in describe_gain(rows, shortest_s=0.5)
+    assert describe_gain(rows[:1], shortest_s=0.0) == ""
+
+
+def test_the_last_line_names_the_fastest_method_beside_a_spec_without_compression() -> None:
+    rows = [row("half", "", 0.2), row("none", "", 0.39, is_own_method=True)]
+    faster = [row("topk", "high", 0.13), *rows]
+    assert describe_gain(faster, shortest_s=0.0).endswith(": topk high 3 times, half 1.9 times")
+    slow = [rows[1], row("half", "", 0.78)]
+    assert describe_gain(slow, shortest_s=0.0).endswith(": half 0.5 times; none is the fastest")
 
 
 def test_plan_asks_the_cluster_of_the_service(
@@ -81,8 +177,11 @@ def test_why_a_plan_failed_on_the_cluster_is_printed(
 ) -> None:
     monkeypatch.setattr(service.runtime, "plan_result", PlanResult(error="no data at /data"))
     said = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster")
-    assert (said.code, said.out) == (2, "")
-    assert "no data at /data" in said.err
+    assert (said.code, said.out) == (1, "")
+    assert said.err.endswith("accordion: no data at /data\n")
+    document = accordion("plan", spec, "--workers", "2", "--link", "1Gbit", "--cluster", "--json")
+    assert document.code == 1
+    assert (document.json()["status"], document.json()["message"]) == ("FAILED", "no data at /data")
 
 
 def test_a_plan_on_this_machine_gets_the_variables_that_are_known_here(
@@ -100,7 +199,7 @@ def test_a_plan_on_this_machine_gets_the_variables_that_are_known_here(
     file = tmp_path / "job.yaml"
     for env, known in (
         ("{THREADS: 3, HF_TOKEN: {secret: t}}", {"THREADS": "3", "HF_TOKEN": "of the caller"}),
-        ("null", {"HF_TOKEN": "of the caller"}),
+        ("{}", {"HF_TOKEN": "of the caller"}),
     ):
         file.write_text(f"task: {{name: digits-mlp}}\nenv: {env}\n")
         said = accordion("plan", file, "--workers", "2", "--link", "1Gbit")

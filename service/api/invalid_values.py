@@ -1,0 +1,84 @@
+"""Describes everything that a model rejects in a request body, or in a spec on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accordion.policies import POLICIES
+from service.api.known_keys import describe_no_mapping, describe_unknown, known_keys
+from service.api.rejected_values import describe_hidden, describe_rejected
+from service.api.schemas import ProblemItem
+from workers.tasks import SCRIPT_ROW, TASKS
+
+_NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})
+"""Types of validation errors about a value where an object belongs."""
+_OPTIONS: Mapping[str, frozenset[str]] = {
+    "policy": frozenset(name for row in POLICIES.values() for name in row.options),
+    "task": frozenset(name for row in (*TASKS.values(), SCRIPT_ROW) for name in row.options),
+}
+"""Names that belong into `options`, by the section of a spec that has them."""
+_SHOWN = 3
+"""Rejected values that one sentence names."""
+
+
+def describe_errors(found: Sequence[Mapping[str, Any]], kind: Any, body: Any) -> list[ProblemItem]:
+    """Describe validation errors by their place; `kind` is the type of the body.
+
+    The place of an error in the body begins with `body`, as FastAPI names it.
+    """
+    return [
+        ProblemItem(pointer=_json_pointer(item["loc"], body), detail=_describe_item(item, kind))
+        for item in found
+    ]
+
+
+def join_items(items: Sequence[ProblemItem]) -> str:
+    """Return the first items in one sentence, with the number of others."""
+    detail = "; ".join(
+        f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:_SHOWN]
+    )
+    return detail + (f" (and {len(items) - _SHOWN} more)" if len(items) > _SHOWN else "")
+
+
+def _json_pointer(loc: tuple[Any, ...], body: Any) -> str:
+    """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`."""
+    if not loc or loc[0] != "body":
+        return "/".join(str(part) for part in loc)
+    parts = []
+    for part in loc[1:]:
+        if isinstance(body, dict) and part not in body and part == body.get("kind"):
+            continue  # pydantic names the kind of the record, which is no place in the body
+        parts.append("/" + str(part).replace("~", "~0").replace("/", "~1"))
+        body = _value_in(body, part)
+    return "".join(parts)
+
+
+def _value_in(body: Any, part: str | int) -> Any:
+    """Return the value at a key or index; None if there is none."""
+    if isinstance(body, dict):
+        return body.get(part)
+    is_inside = isinstance(body, list) and isinstance(part, int) and part < len(body)
+    return body[part] if is_inside else None
+
+
+def _describe_item(item: Mapping[str, Any], kind: Any) -> str:
+    """Describe what is wrong with one value; `kind` is the type of the body."""
+    if item["type"] == "extra_forbidden":
+        return _describe_unknown(item["loc"], kind)
+    if item["type"] == "missing":
+        return "is missing and has no default"
+    inner = item["loc"][1:]
+    if getattr(kind, "model_config", {}).get("hide_input_in_errors"):
+        return describe_hidden(item)
+    known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
+    if known:
+        return describe_no_mapping(item.get("input"), known)
+    return describe_rejected(item)
+
+
+def _describe_unknown(loc: tuple[Any, ...], kind: Any) -> str:
+    key, section = str(loc[-1]), str(loc[-2])
+    if key in _OPTIONS.get(section, ()):
+        return f"unknown key {key!r}; did you mean '{section}.options.{key}'?"
+    return describe_unknown(key, known_keys(kind, loc[1:-1]))
