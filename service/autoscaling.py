@@ -1,4 +1,4 @@
-"""Asks the cluster's autoscaler for the capacity that jobs need."""
+"""Requests the capacity that jobs need from the cluster's autoscaler."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from service.store.database import Database
 from service.store.repository import Repository
 from service.store.scheduler_counts import SchedulerCounts
 
+JUDGE_S = 20.0
+"""Maximum time for which a request is kept until the autoscaler has judged it: on a busy cluster
+the next one differs each second, and none would be judged.
+"""
+CLEAR_TIMEOUT_S = 5.0
+"""Maximum time for which a scheduler that ends waits until its request is cleared."""
 USE_INTERVAL_S = 30.0
 """Seconds for which the request keeps what other programs use: it may change with each of their
 tasks, and the autoscaler judges a request only while it stays the same.
@@ -48,56 +54,91 @@ class Autoscaling:
         self._report = AutoscalerReport()
         self._request = NOTHING
         self._trials = NO_TRIALS
+        self._planned_at = 0.0
+        """Time of the plan that changed the request."""
+        self._is_judged = False
+        """Whether the autoscaler has judged the present request."""
         self._num_judged = 0
         """Exchanges with the autoscaler whose judgement is in the trials."""
         self._foreign: Sequence[Resources] = ()
         """What other programs use, as it is in the request."""
         self._foreign_at: float | None = None
 
+    def list_awaiting(self, token: int) -> frozenset[str]:
+        """List the jobs for which capacity is reserved, also by an earlier scheduler."""
+        self._read_record(token)
+        is_off = self._settings.autoscaler == "off"
+        return frozenset() if is_off else self._record.list_awaiting(self._clock())
+
     def update(self, cluster: ClusterState, token: int) -> None:
-        """Plan the request for the present jobs, and have it sent if it changed."""
-        if token != self._token:
-            self._token, self._record = token, self._rows.read()
+        """Plan the request for the present jobs, and have it made if it changed."""
+        self._read_record(token)
         if self._settings.autoscaler == "off":
             self._withdraw(token)
             return
         always = self._settings.autoscaler == "on"
         self._judge()
-        may_ask = always or self._report.exists is not False
-        self._request = self._plan(cluster) if may_ask else NOTHING
+        if not (always or self._report.exists is not False):
+            self._request = NOTHING
+        elif not self._waits_for_judgement():
+            self._take_plan(cluster)
         self._exchange(token, always=always)
         if always or self._report.exists:
             self._store(self._build_record(), token)
         elif self._report.exists is False:
             self._store(NO_RECORD, token)
-        cluster.awaiting_nodes = self._record.list_awaiting(self._clock())
+
+    def release(self) -> None:
+        """Clear the standing request, unless another scheduler has begun."""
+        token, record = self._token, self._record
+        may_stand = self._report.exists is not None and bool(self._request.bundles)
+        if token is None or not (record.is_standing or may_stand):
+            return
+        if not self._rows.write(token, record):
+            return
+        if self._runtime.clear_capacity_request(sender=token, timeout_s=CLEAR_TIMEOUT_S):
+            self._store(replace(record, num_waiting=0, num_held=0), token)
+
+    def _read_record(self, token: int) -> None:
+        if token != self._token:
+            self._token, self._record = token, self._rows.read()
 
     def _withdraw(self, token: int) -> None:
-        """Clear the request that was sent before the setting was changed. Without one, nothing is
-        sent: the standing request may be that of another program.
+        """Clear the request that was made before the setting was changed. Without one, nothing is
+        cleared: the standing request may be that of another program.
         """
         if self._record == NO_RECORD:
             return
         self._request = NOTHING
-        self._exchange(token, always=True)
-        if self._report.sent == ():
+        if self._record.is_standing:
+            self._exchange(token, always=True)
+        if not self._record.is_standing or self._report.request == ():
             self._store(NO_RECORD, token)
 
     def _judge(self) -> None:
         """Let the trials take in a new judgement of the present request."""
         report, now = self._report, self._clock()
         self._trials = renew_trials(self._trials, now)
-        if report.num_exchanges == self._num_judged or report.sent != self._request.bundles:
+        if report.num_exchanges == self._num_judged or report.request != self._request.bundles:
             return
         self._num_judged = report.num_exchanges
-        if report.is_possible is not None:
+        if report.is_feasible is not None:
+            self._is_judged = True
             self._trials = judge_request(
-                self._trials,
-                self._request.asked,
-                is_complete=self._request.is_complete,
-                is_possible=report.is_possible,
-                now=now,
+                self._trials, self._request.groups, is_feasible=report.is_feasible, now=now
             )
+
+    def _waits_for_judgement(self) -> bool:
+        """Return whether the request is kept until the autoscaler has judged it."""
+        may_come = self._report.reports_feasibility and bool(self._request.bundles)
+        is_recent = 0.0 <= self._clock() - self._planned_at < JUDGE_S
+        return may_come and is_recent and not self._is_judged
+
+    def _take_plan(self, cluster: ClusterState) -> None:
+        request = self._plan(cluster)
+        if request.bundles != self._request.bundles:
+            self._planned_at, self._is_judged = self._clock(), False
+        self._request = request
 
     def _plan(self, cluster: ClusterState) -> CapacityRequest:
         reader = QueueReader(self._repository, self._settings)
@@ -114,33 +155,48 @@ class Autoscaling:
             node_types=self._report.node_types,
             max_workers=self._settings.autoscaler_max_workers,
             trials=self._trials,
+            ties_use=self._report.reports_feasibility,
         )
 
     def _exchange(self, token: int, *, always: bool) -> None:
-        before = self._report
+        """Have the request made. The autoscaler is only polled until its version is known, and
+        while nothing is needed and no request of ours is standing: another program's may be.
+        """
+        before, bundles = self._report, self._request.bundles
+        is_ours = self._record.is_standing or bool(before.request)
+        is_poll = before.exists is None or not (bundles or is_ours)
         self._report = self._runtime.request_capacity(
-            self._request.bundles, sender=token, always=always
+            None if is_poll else bundles, sender=token, always=always
         )
         self._counts.count_autoscaler_requests(
-            sent=max(0, self._report.num_sent - before.num_sent),
+            sent=max(0, self._report.num_requests - before.num_requests),
             failed=max(0, self._report.num_failed - before.num_failed),
         )
 
     def _build_record(self) -> AutoscalerRecord:
-        """Build the record of the request: as it was last, until a changed one was sent."""
+        """Build the record of the request: as it was last, until a changed one was made."""
         report, request, before, now = self._report, self._request, self._record, self._clock()
-        if report.sent != request.bundles and not report.problem:
-            return replace(before, obstacles=request.obstacles)
-        asked_at = {job_id: before.asked_at.get(job_id, now) for job_id in request.asked}
-        accepted = self._trials.accepted & asked_at.keys()
-        unasked = dict.fromkeys(request.asked, report.problem) if report.problem else {}
-        return AutoscalerRecord(
-            asked_at={} if report.problem else asked_at,
-            awaited_since={
-                job_id: before.awaited_since.get(job_id, now) for job_id in sorted(accepted)
-            },
-            obstacles={**request.obstacles, **unasked},
-            num_waiting=sum(len(group) for group in request.asked.values()),
+        queued = request.waiting
+        requested_at = {k: at for k, at in before.requested_at.items() if k in queued}
+        awaited_since = {k: at for k, at in before.awaited_since.items() if k in queued}
+        record = replace(
+            before,
+            requested_at=requested_at,
+            awaited_since=awaited_since,
+            obstacles=request.obstacles | dict.fromkeys(request.groups, report.problem)
+            if report.problem
+            else request.obstacles,
+        )
+        if report.request != request.bundles:
+            return record
+        added = request.groups.keys() & (
+            self._trials.accepted if report.reports_feasibility else queued
+        )
+        return replace(
+            record,
+            requested_at={**dict.fromkeys(request.groups, now), **requested_at},
+            awaited_since={**dict.fromkeys(sorted(added), now), **awaited_since},
+            num_waiting=sum(len(group) for group in request.groups.values()),
             num_held=len(request.held),
         )
 

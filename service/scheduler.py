@@ -180,6 +180,7 @@ class Scheduler:
         for job in jobs:
             self._reconcile_job(job, token, fresh=fresh)
         self._times.queue_due(token)
+        self._cluster.awaiting_nodes = self._scaling.list_awaiting(token)
         for job in self._allocator.admit(self._cluster, token, self._settings):
             self._reconcile_job(job, token, fresh=True)
         self._allocator.reallocate(self._cluster, token, self._settings)
@@ -191,6 +192,7 @@ class Scheduler:
         """Release the lease, so that a successor need not wait."""
         self._housekeeping.stop()
         self._claim.release()
+        self._scaling.release()
         self._lease.release()
 
     def _refresh_cluster(self, token: int) -> bool:

@@ -98,14 +98,14 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 @router.get("/queue")
 def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     """List the waiting jobs in the order of the queue, each with its reason, the jobs that it waits
-    for, what would help, and what the cluster's autoscaler was asked for. One may start before
+    for, what would help, and what was requested from the cluster's autoscaler. One may start before
     those ahead of it if it does not delay them.
 
     Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown.
     """
     cluster, now = state.repository.cluster(), state.clock()
-    asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
-    reader = QueueReader(state.repository, state.settings, asked.list_awaiting(now))
+    record = read_autoscaler_record(cluster.autoscaler if cluster else None)
+    reader = QueueReader(state.repository, state.settings, record.list_awaiting(now))
     rows = reader.read_queue()
     first = state.repository.first_without_capacity(rows)
     allowed = Scope.WRITE_ALL in caller.scopes
@@ -118,8 +118,8 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
         fields = {"position": position, **asdict(cause)}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}
         fields |= {"name": row.name, "message": format_waiting_message(row.message, first)}
-        fields |= {"asked_at": asked.asked_at.get(row.id)}
-        fields |= {"autoscaler": asked.describe(row.id, resource_request(row), now)}
+        fields |= {"requested_at": record.requested_at.get(row.id)}
+        fields |= {"autoscaler": record.describe(row.id, resource_request(row), now)}
         fields |= {} if caller.may_see(row.owner) else _hide_details(row)
         items.append(QueueEntry.model_validate(fields))
     return QueueView(items=items)

@@ -70,11 +70,11 @@ class QueueEntry(Answer):
     """Changes of which each one would let it start, such as `a minimum of 2 workers`; empty if only
     time helps.
     """
-    asked_at: datetime | None = None
-    """When Ray's autoscaler was asked for nodes for it; null if it was not."""
+    requested_at: datetime | None = None
+    """Time of the first request to Ray's autoscaler for this job's nodes; null if none was made."""
     autoscaler: str = ""
-    """What Ray's autoscaler was asked for, or why it was not, in one sentence; empty if the cluster
-    has no autoscaler, or if more nodes would not let the job start.
+    """What was requested from Ray's autoscaler, or why nothing was, in one sentence; empty if the
+    cluster has no autoscaler, or if more nodes would not let the job start.
     """
     created_at: datetime
     """Time of submission."""

@@ -11,7 +11,8 @@ pure.
                                                minimum, and only if it helps a group to fit
 
 A running job never grows into capacity or a quota that a queued job waits for, even if that job
-cannot use all of it yet. A plan is stable: the next plan over the same cluster and queue changes
+cannot use all of it yet. A job for which the autoscaler adds nodes keeps others only from what it
+can use of the present ones. A plan is stable: the next plan over the same cluster and queue changes
 nothing.
 """
 
@@ -20,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from service.domain.bin_packing import count_fitting, fits_beside, num_unplaced
+from service.domain.backfill import Backfill
+from service.domain.bin_packing import Packing, count_fitting, fits_beside, num_unplaced
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Status
 from service.domain.queue import (
@@ -165,6 +167,10 @@ class _Plan:
             )
             for job in jobs
         }
+        self._without_nodes: list[PendingJob] = []
+        """Waiting jobs that need more nodes, which the autoscaler is adding."""
+        self._reserved = Backfill(nodes)
+        """What these jobs can use of the present nodes."""
         self._num_fitting_by_size: dict[Resources, int] = {}
         """Number of additional workers that fit, by worker size; cached for all jobs of that size.
         """
@@ -190,22 +196,24 @@ class _Plan:
             for size in {worker_resources(job.request) for job in pending}
         }
         unused = QuotaUsage(self._rules.quotas)
-        return [
-            job
-            for job in pending
-            if (
-                capacity[worker_resources(job.request)] >= job.request.min
-                or job.id in self._rules.awaiting_nodes
-            )
-            and not unused.list_exhausted(job.accounts, job.request)
+        allowed = [job for job in pending if not unused.list_exhausted(job.accounts, job.request)]
+        large = [
+            job for job in allowed if capacity[worker_resources(job.request)] < job.request.min
         ]
+        self._without_nodes = [job for job in large if job.id in self._rules.awaiting_nodes]
+        for job in self._without_nodes:
+            self._reserved.add_ahead(job.request)
+        return [job for job in allowed if job not in large or job in self._without_nodes]
 
     def reclaim_for_first(self, waiting: Sequence[PendingJob]) -> bool:
         """Let the first job start that can by taking workers from less important ones, as far as
-        the first one that waits for capacity; return whether there is one of either kind.
+        the first one that waits for capacity; return whether there is one of either kind. Jobs that
+        need more nodes than there are do not count.
         """
         usage, tried = self._measure_usage(self._jobs), set()
         for job in waiting:
+            if job in self._without_nodes:
+                continue
             kind = (job.request, job.priority, job.accounts)
             if kind not in tried and self._reclaim_workers(job):
                 return True
@@ -215,7 +223,9 @@ class _Plan:
         return False
 
     def grow_all(self, waiting: Sequence[PendingJob]) -> None:
-        """Let jobs grow, except into quotas that a job waits for."""
+        """Let jobs grow, except into quotas that a job waits for, and into capacity that is
+        reserved for jobs that need more nodes.
+        """
         usage = self._measure_usage(self._jobs)
         awaited = {
             account
@@ -273,7 +283,12 @@ class _Plan:
         allowed = self._measure_usage(self._jobs).count_additional(job.accounts, job.request)
         wanted = min(job.request.max - kept.workers, allowed)
         fitting = (
-            min(wanted, self._count_fitting(worker_resources(job.request))) if wanted > 0 else 0
+            min(
+                self._count_harmless(job, wanted),
+                self._count_fitting(worker_resources(job.request)),
+            )
+            if wanted > 0
+            else 0
         )
         for more in range(fitting, 0, -1):
             self.allocations[job.id] = Allocation(
@@ -357,6 +372,16 @@ class _Plan:
                 size, self._nodes, [*self._list_workers(), *self._foreign]
             )
         return self._num_fitting_by_size[size]
+
+    def _count_harmless(self, job: AllocatedJob, wanted: int) -> int:
+        """Return how many more workers take nothing from the jobs that need more nodes."""
+        if not self._without_nodes:
+            return wanted
+        workers = self._list_workers()
+        if not all(size.node for size in workers):
+            return 0  # an unplaced worker may take what seems to be free
+        packing = Packing([*workers, *self._foreign], self._nodes)
+        return self._reserved.count_harmless(replace(job.request, max=wanted), packing)
 
     def _num_unplaced_with(self, job: AllocatedJob, workers: int) -> int:
         self.allocations[job.id] = replace(self.allocations[job.id], workers=workers)

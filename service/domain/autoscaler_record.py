@@ -1,4 +1,4 @@
-"""What the scheduler asked Ray's autoscaler for, as it is stored for the api and for the next
+"""What the scheduler requested from Ray's autoscaler, as it is stored for the api and for the next
 scheduler; pure.
 """
 
@@ -12,9 +12,9 @@ from service.domain.documents import entries_at, value_at
 from service.domain.queue import describe_group
 from service.domain.resources import ResourceRequest
 
-PATIENCE_S = 900.0
-"""Seconds for which later jobs, and jobs that grow, leave capacity to one for which the autoscaler
-adds nodes. A new node takes minutes, and a cloud may have none.
+AWAIT_NODES_S = 900.0
+"""Maximum time for which capacity is reserved for a job whose nodes the autoscaler is adding. A new
+node takes minutes, and a cloud may have none.
 """
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 
@@ -23,39 +23,46 @@ _MINUTE_S, _HOUR_S = 60.0, 3600.0
 class AutoscalerRecord:
     """The standing request, by the jobs that wait. Times are seconds since 1970."""
 
-    asked_at: Mapping[str, float] = field(default_factory=dict)
-    """When the autoscaler was first asked for nodes for a waiting job, by job id."""
+    requested_at: Mapping[str, float] = field(default_factory=dict)
+    """When nodes were first requested for a waiting job, by job id."""
     awaited_since: Mapping[str, float] = field(default_factory=dict)
-    """Since when later jobs leave capacity to a job for which the autoscaler adds nodes."""
+    """Since when capacity is reserved for a waiting job whose nodes the autoscaler is adding, by
+    job id. Kept until the job leaves the queue, so that the time is not granted twice.
+    """
     obstacles: Mapping[str, str] = field(default_factory=dict)
-    """Why no node is asked for a waiting job that would start if there were room, by job id."""
+    """Why no node is requested for a waiting job that would start if there were room, by job id."""
     num_waiting: int = 0
     """Workers of waiting jobs in the request."""
     num_held: int = 0
     """Other parts of the request: capacity in use, and workers that are about to start."""
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether the cluster holds a request of ours."""
+        return self.num_waiting + self.num_held > 0
 
     def dump(self) -> dict[str, Any]:
         """Return the document to store."""
         return asdict(self)
 
     def list_awaiting(self, now: float) -> frozenset[str]:
-        """List the jobs to which others leave capacity; never for longer than the patience, also if
+        """List the jobs for which capacity is reserved; never for longer than the maximum, also if
         the clock was set.
         """
         return frozenset(
             job_id
             for job_id, since in self.awaited_since.items()
-            if 0.0 <= now - since < PATIENCE_S
+            if 0.0 <= now - since < AWAIT_NODES_S and job_id not in self.obstacles
         )
 
     def describe(self, job_id: str, request: ResourceRequest, now: float) -> str:
-        """Say what the autoscaler was asked for a job, or why it was not; empty if neither."""
+        """Say what was requested for a job, or why nothing was; empty if neither."""
         if job_id in self.obstacles:
             return self.obstacles[job_id]
-        if job_id not in self.asked_at:
+        if job_id not in self.requested_at:
             return ""
-        age = _format_age(now - self.asked_at[job_id])
-        return f"the autoscaler was asked for {describe_group(request)} {age} ago"
+        age = _format_age(now - self.requested_at[job_id])
+        return f"nodes for {describe_group(request)} were requested {age} ago"
 
 
 NO_RECORD = AutoscalerRecord()
@@ -64,7 +71,7 @@ NO_RECORD = AutoscalerRecord()
 def read_autoscaler_record(document: Any) -> AutoscalerRecord:
     """Read a stored document, of which what is unreadable is left out."""
     return AutoscalerRecord(
-        asked_at=entries_at(document, "asked_at", 0.0),
+        requested_at=entries_at(document, "requested_at", 0.0),
         awaited_since=entries_at(document, "awaited_since", 0.0),
         obstacles=entries_at(document, "obstacles", ""),
         num_waiting=int(value_at(document, "num_waiting", 0.0)),

@@ -1,4 +1,4 @@
-"""Decides what the scheduler asks Ray's autoscaler for; pure.
+"""Decides what the scheduler requests from Ray's autoscaler; pure.
 
 A cluster has one standing request, which replaces the one before. It names the capacity that the
 whole cluster shall have, not what shall be free. So it has three parts:
@@ -8,12 +8,16 @@ whole cluster shall have, not what shall be free. So it has three parts:
     the smallest group of waiting jobs  in the order of the queue, of those that would start if
                                         there were room: not of jobs that wait for a quota
 
-The autoscaler may drop a request of which one part is impossible; `capacity_trials.py` finds out
-which jobs it can serve.
+If no job waits and every worker has a node, nothing is requested, so that other programs can make
+their own request.
+
+The autoscaler may drop a request of which one part is infeasible; `capacity_trials.py` finds out
+for which jobs it can add nodes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +39,8 @@ NODE_GROUP_LABEL = "ray.io/node-group"
 """Label of nodes that an autoscaler started: their node type."""
 MAX_TIED_NODES = 64
 """Number of nodes up to which capacity in use is tied to its node: Ray's autoscaler compares each
-tied part with each node.
+tied part with each node. On more nodes, all capacity of each of them counts as used: parts that are
+not tied could be packed onto one another.
 """
 
 
@@ -54,19 +59,19 @@ class CapacityRequest:
 
     held: Group = ()
     """Capacity in use, and workers that are about to start."""
-    asked: Mapping[str, Group] = field(default_factory=dict)
-    """Smallest group of each waiting job for which nodes are asked for, by job id, in the order of
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    """Smallest group of each waiting job for which nodes are requested, by job id, in the order of
     the queue.
     """
     obstacles: Mapping[str, str] = field(default_factory=dict)
-    """Why no node is asked for a waiting job that would start if there were room, by job id."""
-    is_complete: bool = True
-    """False if other jobs are tried after these."""
+    """Why no node is requested for a waiting job that would start if there were room, by job id."""
+    waiting: frozenset[str] = frozenset()
+    """IDs of all jobs in the queue."""
 
     @property
     def bundles(self) -> Group:
         """All parts of the request."""
-        return (*self.held, *(worker for group in self.asked.values() for worker in group))
+        return (*self.held, *(worker for group in self.groups.values() for worker in group))
 
 
 NOTHING = CapacityRequest()
@@ -82,30 +87,33 @@ def plan_capacity(
     node_types: Sequence[NodeType] = (),
     max_workers: int,
     trials: Trials = NO_TRIALS,
+    ties_use: bool = True,
 ) -> CapacityRequest:
     """Plan the request for these jobs; `pending` is in the order of the queue, `nodes` accept
     workers, and `foreign` is what other programs use on each node. Without `node_types` it is not
     known what the autoscaler can add. The request has at most `max_workers` of waiting jobs.
+    `ties_use` is whether the autoscaler heeds labels.
     """
-    startable = list_startable(pending, allocated, quotas)
+    limits = _Limits(nodes, node_types, max_workers=max_workers)
     found = {
-        job.id: _find_obstacle(job, nodes, node_types, max_workers=max_workers, trials=trials)
-        for job in startable
+        job: limits.find_obstacle(job) for job in list_within_quotas(pending, allocated, quotas)
     }
-    obstacles = {job_id: why for job_id, why in found.items() if why is not None}
-    candidates = [job for job in startable if job.id not in obstacles]
-    chosen = _choose_jobs(candidates, trials, max_workers)
-    num_new = sum(job.id not in trials.accepted for job in candidates)
-    held = _list_held(allocated, nodes, foreign if chosen else (), waiting=chosen)
+    able = [job for job, why in found.items() if why is None]
+    infeasible = [job for job in able if _is_infeasible(job, trials)]
+    chosen = _choose_jobs([job for job in able if job not in infeasible], trials, max_workers)
+    unplaced = _list_unplaced(allocated, nodes)
+    in_use = _list_in_use(allocated, nodes, foreign, waiting=chosen, ties_use=ties_use)
+    is_needed = bool(able or unplaced) and not trials.leaves_out_use
     return CapacityRequest(
-        held=() if trials.leaves_out_use else held,
-        asked={job.id: _list_group(job) for job in chosen},
-        obstacles=obstacles,
-        is_complete=not (trials.is_cautious and num_new > 1),
+        held=(*in_use, *unplaced) if is_needed else (),
+        groups={job.id: _list_group(job) for job in chosen},
+        obstacles={job.id: why for job, why in found.items() if why is not None}
+        | {job.id: _describe_infeasible(job) for job in infeasible},
+        waiting=frozenset(job.id for job in pending),
     )
 
 
-def list_startable(
+def list_within_quotas(
     pending: Sequence[PendingJob], allocated: Sequence[AllocatedJob], quotas: QuotaTable
 ) -> list[PendingJob]:
     """List the jobs that would start with their smallest group if there were room: those that wait
@@ -127,45 +135,56 @@ def list_startable(
 def _choose_jobs(
     candidates: Sequence[PendingJob], trials: Trials, max_workers: int
 ) -> list[PendingJob]:
-    """Choose the first jobs within the limit; with caution only one that was not accepted yet."""
-    chosen, left, may_try = [], max_workers, True
+    """Choose the first jobs within the limits of workers and of new jobs."""
+    has_accepted = any(job.id in trials.accepted for job in candidates)
+    num_new = 0 if trials.restores_accepted and has_accepted else trials.num_tried
+    chosen, left = [], max_workers
     for job in candidates:
         is_new = job.id not in trials.accepted
-        if is_new and not may_try:
+        if is_new and num_new == 0:
             continue
         if job.request.min > left:
             break
         chosen.append(job)
         left -= job.request.min
-        may_try = may_try and not (is_new and trials.is_cautious)
+        num_new -= is_new
     return chosen
 
 
-def _find_obstacle(
-    job: PendingJob,
-    nodes: Sequence[Resources],
-    node_types: Sequence[NodeType],
-    *,
-    max_workers: int,
-    trials: Trials,
-) -> str | None:
-    """Return why no node may be asked for a job; None if one may."""
-    if job.request.min > max_workers:
-        return (
-            f"the autoscaler is not asked: {job.request.min} workers are more than"
-            f" ACCORDION_AUTOSCALER_MAX_WORKERS, which is {max_workers}"
-        )
-    group = _list_group(job)
-    sizes = [*(kind.resources for kind in node_types), *nodes]
-    unlabelled = replace(group[0], labels=frozenset())
-    if node_types and not any(FreeCapacity.of(size).fits(unlabelled) for size in sizes):
-        return _describe_misfit(unlabelled, node_types)
-    if group in trials.refused and job.id not in trials.accepted:
-        return (
-            f"the autoscaler cannot add nodes for {describe_group(job.request)}: no node type is"
-            " large enough, or its limit is reached"
-        )
-    return None
+class _Limits:
+    """What no request can get over: the largest nodes, and the setting."""
+
+    def __init__(
+        self, nodes: Sequence[Resources], node_types: Sequence[NodeType], *, max_workers: int
+    ) -> None:
+        self._node_types = node_types
+        self._max_workers = max_workers
+        self._sizes = [
+            FreeCapacity.of(size) for size in (*(kind.resources for kind in node_types), *nodes)
+        ]
+
+    def find_obstacle(self, job: PendingJob) -> str | None:
+        """Return why no node may be requested for a job; None if one may."""
+        if job.request.min > self._max_workers:
+            return (
+                f"no nodes are requested: {job.request.min} workers are more than"
+                f" ACCORDION_AUTOSCALER_MAX_WORKERS, which is {self._max_workers}"
+            )
+        worker = replace(_list_group(job)[0], labels=frozenset())
+        if self._node_types and not any(size.fits(worker) for size in self._sizes):
+            return _describe_misfit(worker, self._node_types)
+        return None
+
+
+def _is_infeasible(job: PendingJob, trials: Trials) -> bool:
+    return job.id not in trials.accepted and _list_group(job) in trials.infeasible
+
+
+def _describe_infeasible(job: PendingJob) -> str:
+    return (
+        f"the autoscaler cannot add nodes for {describe_group(job.request)}: no node type is large"
+        " enough, or its limit is reached"
+    )
 
 
 def _describe_misfit(worker: Resources, node_types: Sequence[NodeType]) -> str:
@@ -190,39 +209,57 @@ def _list_group(job: PendingJob) -> Group:
     return tuple(list_worker_resources(job.request, job.request.min))
 
 
-def _list_held(
+def _list_unplaced(allocated: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> Group:
+    """List the workers that have no node which accepts workers."""
+    names = {node.node for node in nodes if node.node}
+    workers = [
+        replace(size, node="") for size in _list_workers(allocated) if size.node not in names
+    ]
+    return tuple(size for size in workers if not _is_empty(size))
+
+
+def _list_workers(allocated: Sequence[AllocatedJob]) -> list[Resources]:
+    return [size for job in allocated if not job.leaving for size in job.list_workers()]
+
+
+def _list_in_use(
     allocated: Sequence[AllocatedJob],
     nodes: Sequence[Resources],
     foreign: Sequence[Resources],
     *,
     waiting: Sequence[PendingJob],
-) -> Group:
-    """List the capacity in use on each node, and workers without a node.
+    ties_use: bool,
+) -> list[Resources]:
+    """List the capacity in use on each node.
 
     Nodes that the autoscaler did not start, beside some that it did, are left out with what runs
     there: it does not count them.
     """
-    workers = [size for job in allocated if not job.leaving for size in job.list_workers()]
-    names = {node.node for node in nodes if node.node}
     started = [node for node in nodes if NODE_GROUP_LABEL in dict(node.labels)] or nodes
     in_use: dict[str, list[Resources]] = {}
-    for size in [*workers, *resources_on_nodes(nodes, foreign)]:
+    for size in [*_list_workers(allocated), *resources_on_nodes(nodes, foreign)]:
         in_use.setdefault(size.node, []).append(size)
-    used_nodes = [node for node in started if node.node in names & in_use.keys()]
+    used_nodes = [node for node in started if node.node and node.node in in_use]
     tied_by = {NODE_ID_LABEL, *(name for job in waiting for name, _ in job.request.labels)}
+    is_tied = ties_use and len(used_nodes) <= MAX_TIED_NODES
     parts = [
-        _add_up(in_use[node.node], node, tied_by if len(used_nodes) <= MAX_TIED_NODES else ())
+        _add_up(in_use[node.node], node, tied_by) if is_tied else _take_whole(node)
         for node in sorted(used_nodes, key=lambda node: node.node)
     ]
-    homeless = [replace(size, node="") for size in workers if size.node not in names]
-    return tuple(part for part in [*parts, *homeless] if not _is_empty(part))
+    return [part for part in parts if not _is_empty(part)]
+
+
+def _take_whole(node: Resources) -> Resources:
+    """Return all capacity of a node, without its labels."""
+    memory = node.memory if math.isfinite(node.memory) else 0.0
+    return replace(node, memory=memory, labels=frozenset())
 
 
 def _add_up(sizes: Sequence[Resources], node: Resources, tied_by: Collection[str]) -> Resources:
     """Add up what is used on a node, with its labels of these names.
 
     Ray's autoscaler places parts with more labels first. With the node's ID and all names that
-    waiting jobs ask for, this part comes before any of theirs.
+    waiting jobs need, this part comes before any of theirs.
     """
     labels: Labels = frozenset(label for label in node.labels if label[0] in tied_by)
     has_id = NODE_ID_LABEL in dict(labels)

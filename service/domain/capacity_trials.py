@@ -1,7 +1,7 @@
-"""Finds out which waiting jobs Ray's autoscaler can serve; pure.
+"""Finds out for which waiting jobs Ray's autoscaler can add nodes; pure.
 
-Version 2 of it drops a request if any part is impossible, and reports no more than that. So all new
-jobs are tried at once and, if that is impossible, one after the other.
+Version 2 of it drops a request if any part is infeasible, and reports no more than that. So all new
+jobs are requested for at once and, if that is infeasible, in smaller batches.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from service.domain.resources import Resources
 
 RETRY_S = 600.0
-"""Seconds until groups that were refused are tried again. While they are tried, the autoscaler
+"""Seconds until groups that were infeasible are tried again. While they are tried, the autoscaler
 drops the whole request for some seconds, and may remove nodes that have been idle for long.
 """
+MAX_BATCH = 4096
+"""Number of new jobs in the first request, and at most in any."""
 Group = tuple[Resources, ...]
 """Workers of a job."""
 
@@ -24,51 +26,58 @@ class Trials:
     """What the autoscaler has shown that it can serve."""
 
     accepted: frozenset[str] = frozenset()
-    """IDs of waiting jobs in the last request that was possible."""
-    refused: frozenset[Group] = frozenset()
-    """Groups that made a request impossible."""
-    is_cautious: bool = False
-    """Whether one new job is tried after the other, because several at once were impossible."""
+    """IDs of waiting jobs in the last request that was feasible."""
+    infeasible: frozenset[Group] = frozenset()
+    """Groups that made a request infeasible."""
+    num_tried: int = MAX_BATCH
+    """Maximum number of new jobs in the next request: halved if one was infeasible, doubled if it
+    was feasible.
+    """
+    restores_accepted: bool = False
+    """Whether the next request has no new job, because the autoscaler has dropped an infeasible
+    one, and the accepted jobs with it.
+    """
     leaves_out_use: bool = False
-    """Whether capacity in use is left out, because it made the request impossible by itself."""
-    refused_at: float = 0.0
-    """Time of the last refusal, in seconds since 1970."""
+    """Whether capacity in use is left out, because it made the request infeasible by itself."""
+    infeasible_at: float = 0.0
+    """Time of the last infeasible request, in seconds since 1970."""
 
 
 NO_TRIALS = Trials()
 
 
 def judge_request(
-    trials: Trials,
-    asked: Mapping[str, Group],
-    *,
-    is_complete: bool,
-    is_possible: bool,
-    now: float,
+    trials: Trials, groups: Mapping[str, Group], *, is_feasible: bool, now: float
 ) -> Trials:
     """Return the trials after the autoscaler has judged a request for these groups, by job id, in
-    the order of the queue: whether all of it is possible. It is not complete if other jobs are
-    tried after these.
+    the order of the queue: whether all of it is feasible.
     """
-    new = [job_id for job_id in asked if job_id not in trials.accepted]
-    if is_possible:
+    new = [job_id for job_id in groups if job_id not in trials.accepted]
+    if is_feasible:
+        num_tried = min(MAX_BATCH, 2 * trials.num_tried) if new else trials.num_tried
+        return replace(
+            trials, accepted=frozenset(groups), num_tried=num_tried, restores_accepted=False
+        )
+    has_accepted = len(new) < len(groups)
+    if len(new) > 1:
+        return replace(trials, num_tried=len(new) // 2, restores_accepted=has_accepted)
+    if new:
         return replace(
             trials,
-            accepted=frozenset(asked),
-            is_cautious=trials.is_cautious and not is_complete,
+            infeasible=trials.infeasible | {groups[new[0]]},
+            num_tried=1,
+            restores_accepted=has_accepted,
+            infeasible_at=now,
         )
-    if len(new) > 1:
-        return replace(trials, is_cautious=True)
-    if new:
-        return replace(trials, refused=trials.refused | {asked[new[0]]}, refused_at=now)
-    if asked:  # fewer nodes are possible than before
-        return replace(trials, accepted=frozenset(), is_cautious=True)
-    return Trials(leaves_out_use=True, refused_at=now)
+    if groups:  # fewer nodes are feasible than before
+        num_tried = max(1, len(groups) // 2)
+        return replace(trials, accepted=frozenset(), num_tried=num_tried, restores_accepted=False)
+    return Trials(leaves_out_use=True, infeasible_at=now)
 
 
 def renew_trials(trials: Trials, now: float) -> Trials:
-    """Return the trials with what was refused long ago to be tried again, one after the other."""
-    is_recent = 0.0 <= now - trials.refused_at < RETRY_S
-    if is_recent or not (trials.refused or trials.leaves_out_use):
+    """Return the trials with what was infeasible long ago to be tried again, at first one job."""
+    is_recent = 0.0 <= now - trials.infeasible_at < RETRY_S
+    if is_recent or not (trials.infeasible or trials.leaves_out_use):
         return trials
-    return Trials(accepted=trials.accepted, is_cautious=True)
+    return Trials(accepted=trials.accepted, num_tried=1)

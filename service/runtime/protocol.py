@@ -68,14 +68,16 @@ class AutoscalerReport:
     """Whether the cluster has one; None until somebody has looked."""
     node_types: tuple[NodeType, ...] = ()
     """What it can add; empty if it does not report that."""
-    sent: tuple[Resources, ...] | None = None
-    """Request that was sent last; None if none was."""
-    is_possible: bool | None = None
-    """Whether it can serve that request as a whole; None if it has not judged it, or never does."""
+    reports_feasibility: bool = False
+    """Whether it reports if a request is feasible, and heeds labels: version 2 does."""
+    request: tuple[Resources, ...] | None = None
+    """Last request; None if none was made."""
+    is_feasible: bool | None = None
+    """Whether it can serve that request as a whole; None if it has not said."""
     num_exchanges: int = 0
     """Exchanges that have ended; it tells a new judgement from one that was seen before."""
-    num_sent: int = 0
-    """Requests that were sent, repeated ones included."""
+    num_requests: int = 0
+    """Requests that were made, repeated ones included."""
     num_failed: int = 0
     """Exchanges that failed."""
     problem: str = ""
@@ -98,17 +100,21 @@ class Runtime(Protocol):
         """Live supervisors of this installation, and those of versions without installation ids."""
 
     def request_capacity(
-        self, bundles: Sequence[Resources], *, sender: int, always: bool
+        self, bundles: Sequence[Resources] | None, *, sender: int, always: bool
     ) -> AutoscalerReport:
         """Have the autoscaler provide this capacity in all, and return what is known of it now. The
-        call returns at once: requests are sent in the background, if they differ from the one
+        call returns at once: requests are made in the background, if they differ from the one
         before.
 
         Args:
-            bundles: parts of the request, each of which must fit on one node.
-            sender: a request is sent again where this number changes.
-            always: whether to send requests also if no autoscaler is found.
+            bundles: parts of the request, each of which must fit on one node. An empty one clears
+                our own request; with None, the autoscaler is only polled.
+            sender: the request is repeated if this number changes.
+            always: whether to make requests also if no autoscaler is found.
         """
+
+    def clear_capacity_request(self, *, sender: int, timeout_s: float) -> bool:
+        """Clear our own request, and wait for it; return whether that was done in time."""
 
     def count_foreign_supervisors(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""

@@ -111,11 +111,15 @@ class RayBackend:
             ]
 
     def request_capacity(
-        self, bundles: Sequence[Resources], *, sender: int, always: bool
+        self, bundles: Sequence[Resources] | None, *, sender: int, always: bool
     ) -> AutoscalerReport:
         """Exchange requests and reports with Ray's autoscaler, in a thread of its own."""
         address = self._gcs or ""
         return self._autoscaler.exchange(address, bundles, sender=sender, always=always)
+
+    def clear_capacity_request(self, *, sender: int, timeout_s: float) -> bool:
+        """Clear our own request to Ray's autoscaler, and wait for it."""
+        return self._autoscaler.clear(self._gcs or "", sender=sender, timeout_s=timeout_s)
 
     def count_foreign_supervisors(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""

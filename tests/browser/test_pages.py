@@ -171,12 +171,12 @@ def test_the_cluster_page_says_why_a_job_waits(page, service):
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
 
 
-def test_the_cluster_page_says_what_the_autoscaler_was_asked_for(page, service, monkeypatch):
+def test_the_cluster_page_says_what_nodes_were_requested(page, service, monkeypatch):
     monkeypatch.setattr(service.runtime, "has_autoscaler", True)
     job_id = service.submit("asks-for-nodes", workers={"min": 4, "max": 4, "cpus": 4})
     page.goto("/cluster")
     row = page.locator("#queue tr", has_text="asks-for-nodes")
-    expect(row).to_contain_text("the autoscaler was asked for 4 workers of 4 CPU each")
+    expect(row).to_contain_text("nodes for 4 workers of 4 CPU each were requested")
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
 
 

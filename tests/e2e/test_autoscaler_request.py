@@ -19,7 +19,7 @@ from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
 from service.domain.resources import Resources
 from service.runtime.protocol import AutoscalerReport
-from service.runtime.ray_autoscaler import LOOK_INTERVAL_S, RayAutoscaler
+from service.runtime.ray_autoscaler import POLL_INTERVAL_S, RayAutoscaler
 from service.runtime.ray_backend import RayBackend
 from tests.api.team import wait_for
 
@@ -59,7 +59,7 @@ def send(cluster: str, bundles: Sequence[Resources]) -> AutoscalerReport:
     autoscaler.exchange(cluster, bundles, sender=1, always=True)
     assert autoscaler.wait(timeout_s=WAIT_S)
     report = autoscaler.exchange(cluster, bundles, sender=1, always=True)
-    assert (report.num_sent, report.num_failed, report.problem) == (1, 0, "")
+    assert (report.num_requests, report.num_failed, report.problem) == (1, 0, "")
     return report
 
 
@@ -78,7 +78,7 @@ def read_version_2(cluster: str) -> list[tuple[dict[str, float], int]]:
 
 def test_a_request_replaces_the_one_before_and_an_empty_one_clears_it(cluster: str) -> None:
     report = send(cluster, WORKERS)
-    assert (report.exists, report.is_possible) == (False, None)
+    assert (report.exists, report.is_feasible) == (False, None)
     assert read_version_1(cluster) == [LARGE, SMALL, SMALL]
     send(cluster, WORKERS[1:])
     assert read_version_1(cluster) == [SMALL, SMALL]
@@ -88,7 +88,7 @@ def test_a_request_replaces_the_one_before_and_an_empty_one_clears_it(cluster: s
 
 def test_version_2_gets_the_request_with_counts_and_gives_it_back(version_2: str) -> None:
     report = send(version_2, WORKERS)
-    assert (report.exists, report.is_possible) == (False, None)
+    assert (report.exists, report.is_feasible) == (False, None)
     assert read_version_2(version_2) == [(SMALL, 2), (LARGE, 1)]
     send(version_2, WORKERS[1:])
     assert read_version_2(version_2) == [(SMALL, 2)]
@@ -96,37 +96,37 @@ def test_version_2_gets_the_request_with_counts_and_gives_it_back(version_2: str
     assert read_version_2(version_2) == []
 
 
-def report_state(cluster: str, *, is_possible: bool) -> None:
+def report_state(cluster: str, *, is_feasible: bool) -> None:
     """Do what version 2 of the autoscaler does every 5 s: read the cluster's state, and report."""
     gcs = GcsClient(address=cluster)
     seen = get_cluster_resource_state(gcs)
     state = AutoscalingState(
         last_seen_cluster_resource_state_version=seen.cluster_resource_state_version,
         infeasible_cluster_resource_constraints=(
-            () if is_possible else seen.cluster_resource_constraints
+            () if is_feasible else seen.cluster_resource_constraints
         ),
     )
     gcs.report_autoscaling_state(state.SerializeToString())
 
 
-@pytest.mark.parametrize("is_possible", [True, False])
+@pytest.mark.parametrize("is_feasible", [True, False])
 def test_a_request_is_judged_by_the_next_report_of_version_2(
-    version_2: str, is_possible: bool
+    version_2: str, is_feasible: bool
 ) -> None:
     now = [0.0]
     autoscaler = RayAutoscaler(clock=lambda: now[0])
 
     def exchange() -> bool | None:
-        now[0] += LOOK_INTERVAL_S
+        now[0] += POLL_INTERVAL_S
         autoscaler.exchange(version_2, WORKERS, sender=1, always=True)
         assert autoscaler.wait(timeout_s=WAIT_S)
-        return autoscaler.exchange(version_2, WORKERS, sender=1, always=True).is_possible
+        return autoscaler.exchange(version_2, WORKERS, sender=1, always=True).is_feasible
 
-    report_state(version_2, is_possible=not is_possible)
+    report_state(version_2, is_feasible=not is_feasible)
     assert exchange() is None
     assert exchange() is None
-    report_state(version_2, is_possible=is_possible)
-    assert exchange() is is_possible
+    report_state(version_2, is_feasible=is_feasible)
+    assert exchange() is is_feasible
 
 
 def test_the_backend_asks_the_autoscaler_of_its_cluster(cluster: str) -> None:

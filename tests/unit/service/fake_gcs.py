@@ -7,7 +7,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray._private.ray_constants import (
+    AUTOSCALER_RESOURCE_REQUEST_CHANNEL,
+    DEBUG_AUTOSCALING_STATUS,
+)
 from ray._raylet import GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, GCS_AUTOSCALER_V2_ENABLED_KEY
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import (
@@ -34,11 +37,12 @@ def build_constraint(bundles: list[Bundle], selectors: list[Selector]) -> Cluste
 
 
 class FakeGcs:
-    """A GCS of its own: `connect` gives a client of it, and `send` replaces the request."""
+    """A GCS of its own: `connect` gives a client of it."""
 
     def __init__(self) -> None:
         self.keys: dict[bytes, bytes] = {}
-        self.sent: list[tuple[list[Bundle], list[Selector]]] = []
+        self.requests: list[tuple[list[Bundle], list[Selector]]] = []
+        """Requests that arrived."""
         self.error: Exception | None = None
         """Raised by every call."""
         self._reply = GetClusterStatusReply()
@@ -62,11 +66,28 @@ class FakeGcs:
         self._reply.cluster_resource_state.cluster_resource_state_version = self._version
         return self._reply.SerializeToString()
 
-    def send(self, bundles: list[Bundle], selectors: list[Selector]) -> None:
-        """Replace the standing request."""
-        if self.error is not None:
-            raise self.error
-        self.sent.append((bundles, selectors))
+    def internal_kv_put(
+        self, key: bytes, value: bytes, overwrite: bool, namespace: None, *, timeout: float
+    ) -> None:
+        """Take a request to version 1, which has no labels."""
+        assert (key, overwrite) == (AUTOSCALER_RESOURCE_REQUEST_CHANNEL, True)
+        bundles = json.loads(value)
+        self.requests.append((bundles, [{}] * len(bundles)))
+
+    def request_cluster_resource_constraint(
+        self,
+        bundles: list[Bundle],
+        selectors: list[Selector],
+        counts: list[int],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Take a request to version 2."""
+        bundles = [one for one, count in zip(bundles, counts, strict=True) for _ in range(count)]
+        selectors = [
+            one for one, count in zip(selectors, counts, strict=True) for _ in range(count)
+        ]
+        self.requests.append((bundles, selectors))
         self.hold(build_constraint(bundles, selectors))
 
     def hold(self, *constraints: ClusterResourceConstraint) -> None:
@@ -90,7 +111,7 @@ class FakeGcs:
                 ray_node_type_name=name, status=NodeStatus.RUNNING
             )
 
-    def judge(self, *, is_possible: bool = True) -> None:
+    def judge(self, *, is_feasible: bool = True) -> None:
         """Let version 2 of the autoscaler read the state, and report whether it can serve the
         request.
         """
@@ -98,7 +119,7 @@ class FakeGcs:
         state = self._reply.autoscaling_state
         state.last_seen_cluster_resource_state_version = self._version
         del state.infeasible_cluster_resource_constraints[:]
-        if not is_possible:
+        if not is_feasible:
             state.infeasible_cluster_resource_constraints.extend(
                 self._reply.cluster_resource_state.cluster_resource_constraints
             )

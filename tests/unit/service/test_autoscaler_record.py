@@ -1,4 +1,4 @@
-"""The record of what the autoscaler was asked for, as it is stored and shown."""
+"""The record of the request to the autoscaler, as it is stored and shown."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from service.domain.autoscaler_record import (
+    AWAIT_NODES_S,
     NO_RECORD,
-    PATIENCE_S,
     AutoscalerRecord,
     read_autoscaler_record,
 )
@@ -16,7 +16,7 @@ from service.domain.resources import ResourceRequest
 
 GROUP = ResourceRequest(min=2, max=4, cpus=1.0, gpus=1.0)
 RECORD = AutoscalerRecord(
-    asked_at={"a": 100.0},
+    requested_at={"a": 100.0},
     awaited_since={"a": 100.0},
     obstacles={"b": "no node type of the autoscaler has 8 GPUs"},
     num_waiting=2,
@@ -29,7 +29,7 @@ def test_a_stored_record_is_read_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [None, 3, [], {"asked_at": [1], "obstacles": {"a": 1}, "num_held": "three"}]
+    "document", [None, 3, [], {"requested_at": [1], "obstacles": {"a": 1}, "num_held": "three"}]
 )
 def test_an_unreadable_document_counts_as_no_record(document: object) -> None:
     assert read_autoscaler_record(document) == NO_RECORD
@@ -39,9 +39,9 @@ def test_an_unreadable_document_counts_as_no_record(document: object) -> None:
     ("now", "age"),
     [(140.0, "40 s"), (100.0 + 300, "5 min"), (100.0 + 4 * 3600, "4 h"), (90.0, "0 s")],
 )
-def test_the_sentence_says_what_was_asked_and_how_long_ago(now: float, age: str) -> None:
+def test_the_sentence_says_what_was_requested_and_how_long_ago(now: float, age: str) -> None:
     said = RECORD.describe("a", GROUP, now)
-    assert said == f"the autoscaler was asked for 2 workers of 1 CPU and 1 GPU each {age} ago"
+    assert said == f"nodes for 2 workers of 1 CPU and 1 GPU each were requested {age} ago"
 
 
 def test_an_obstacle_is_the_sentence_and_other_jobs_have_none() -> None:
@@ -50,7 +50,7 @@ def test_an_obstacle_is_the_sentence_and_other_jobs_have_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "awaiting"), [(100.0, {"a"}), (100.0 + PATIENCE_S, set()), (50.0, set())]
+    ("now", "awaiting"), [(100.0, {"a"}), (100.0 + AWAIT_NODES_S, set()), (50.0, set())]
 )
 def test_others_leave_capacity_to_a_job_for_a_limited_time(now: float, awaiting: set[str]) -> None:
     assert RECORD.list_awaiting(now) == awaiting

@@ -46,6 +46,22 @@ def test_a_running_job_does_not_grow_into_nodes_that_another_one_awaits() -> Non
     assert plan_allocations([running], [LARGE], NODES, rules=AWAITED) == {}
 
 
+def test_a_running_job_grows_where_a_job_that_awaits_nodes_cannot_run() -> None:
+    nodes = [Resources(cpus=2, gpus=0, node="narrow"), *NODES]
+    running = replace(running_job("r", "narrow", cpus=1), request=asked(1, 4))
+    jobs = [running_job("busy", "a", cpus=4), running]
+    grown = plan_allocations(jobs, [LARGE], nodes, rules=AWAITED)
+    assert {job_id: change.workers for job_id, change in grown.items()} == {"r": 2}
+
+
+def test_a_job_that_awaits_nodes_keeps_no_later_one_from_taking_workers() -> None:
+    running = replace(running_job("r", "a", cpus=1), request=asked(1, 4), allocated_workers=4)
+    running = replace(running, placed=("a",) * 4)
+    urgent = PendingJob(id="urgent", request=asked(2, 2), priority=5)
+    changes = plan_allocations([running], [LARGE, urgent], NODES, rules=AWAITED)
+    assert {job_id: change.workers for job_id, change in changes.items()} == {"r": 2}
+
+
 def test_a_job_behind_one_that_awaits_nodes_waits_for_it() -> None:
     causes = explain_queue([LARGE, SMALL], NODES, [], rules=AWAITED, max_priority=100)
     assert causes["small"].waits_for == ("large",)

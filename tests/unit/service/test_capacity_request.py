@@ -1,4 +1,4 @@
-"""Laws of the request to the autoscaler: what is asked for, in which order, and what is tried."""
+"""Laws of the request to the autoscaler: what it has, in which order, and what is tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.domain.capacity_request import (
     NODE_ID_LABEL,
     CapacityRequest,
     NodeType,
-    list_startable,
+    list_within_quotas,
     plan_capacity,
 )
 from service.domain.capacity_trials import (
@@ -69,19 +69,18 @@ def plan(
     max_workers: int = 1000,
     quotas: QuotaTable = NO_QUOTAS,
     trials: Trials = NO_TRIALS,
+    ties_use: bool = True,
 ) -> CapacityRequest:
     limits = {"max_workers": max_workers, "quotas": quotas, "trials": trials}
-    return plan_capacity(
-        pending, allocated, nodes, foreign=foreign, node_types=node_types, **limits
-    )
+    known = {"foreign": foreign, "node_types": node_types, "ties_use": ties_use}
+    return plan_capacity(pending, allocated, nodes, **limits, **known)
 
 
 def judge(
-    trials: Trials, request: CapacityRequest, *, is_possible: bool, now: float = 0.0
+    trials: Trials, request: CapacityRequest, *, is_feasible: bool, now: float = 0.0
 ) -> Trials:
     """Trials after the autoscaler has judged a request."""
-    verdict = {"is_complete": request.is_complete, "is_possible": is_possible, "now": now}
-    return judge_request(trials, request.asked, **verdict)
+    return judge_request(trials, request.groups, is_feasible=is_feasible, now=now)
 
 
 def waiting(name: str, least: int, cpus: float = 1.0, gpus: float = 0.0) -> PendingJob:
@@ -95,7 +94,7 @@ def started_node(name: str, cpus: float = 4.0, gpus: float = 0.0, **labels: str)
 
 
 @given(LIMITED, HELD, QUOTAS)
-def test_nodes_are_asked_for_the_jobs_that_would_start_if_there_were_room(
+def test_nodes_are_requested_for_the_jobs_that_would_start_if_there_were_room(
     pending: list[PendingJob], held: list[Resources], quotas: QuotaTable
 ) -> None:
     running = [
@@ -104,26 +103,26 @@ def test_nodes_are_asked_for_the_jobs_that_would_start_if_there_were_room(
     ]
     admissions = plan_queue(pending, ROOMY, running, rules=QueueRules(quotas=quotas))
     starting = [job.id for job in pending if admissions[job.id].reason is Reason.ADMITTED]
-    assert list(plan(pending, running, quotas=quotas).asked) == starting
+    assert list(plan(pending, running, quotas=quotas).groups) == starting
 
 
 @given(LIMITED, QUOTAS, st.integers(1, 12))
-def test_jobs_ask_in_the_order_of_the_queue_and_within_the_limit(
+def test_jobs_are_requested_for_in_the_order_of_the_queue_and_within_the_limit(
     pending: list[PendingJob], quotas: QuotaTable, limit: int
 ) -> None:
     request = plan(pending, quotas=quotas, max_workers=limit)
-    able = [job for job in list_startable(pending, (), quotas) if job.request.min <= limit]
-    assert list(request.asked) == [job.id for job in able][: len(request.asked)]
-    assert sum(len(group) for group in request.asked.values()) <= limit
-    assert bool(request.asked) == bool(able)
+    able = [job for job in list_within_quotas(pending, (), quotas) if job.request.min <= limit]
+    assert list(request.groups) == [job.id for job in able][: len(request.groups)]
+    assert sum(len(group) for group in request.groups.values()) <= limit
+    assert bool(request.groups) == bool(able)
 
 
 @given(NAMED_NODES, RUNNING, WAITING)
-def test_capacity_in_use_is_asked_for_once_and_fits_its_node(
+def test_capacity_in_use_is_requested_once_and_fits_its_node(
     nodes: list[Resources], rows: list[tuple[ResourceRequest, int]], pending: list[PendingJob]
 ) -> None:
     jobs = place(rows, nodes)
-    request = plan(pending, jobs, nodes)
+    request = plan([*pending, waiting("w", 1)], jobs, nodes)
     by_id = {node.node: node for node in nodes}
     assert sorted({name for job in jobs for name in job.placed}) == [p.node for p in request.held]
     for part in request.held:
@@ -137,7 +136,7 @@ def serve(request: CapacityRequest, bad: set[float], most: int) -> bool:
     """Whether an autoscaler can serve a request that has no node type for some sizes, and at most
     so many workers.
     """
-    groups = request.asked.values()
+    groups = request.groups.values()
     return all(group[0].cpus not in bad for group in groups) and sum(map(len, groups)) <= most
 
 
@@ -153,26 +152,33 @@ def test_trials_end_with_every_job_that_can_be_served_beside_those_ahead(
         if job.request.cpus not in bad and job.request.min <= left:
             left -= job.request.min
             served.append(job.id)
-    for _ in range(len(pending) + 2):
+    for _ in range(4 * len(pending) + 2):
         request = plan(pending, trials=trials)
-        trials = judge(trials, request, is_possible=serve(request, bad, most))
+        trials = judge(trials, request, is_feasible=serve(request, bad, most))
     request = plan(pending, trials=trials)
-    assert list(request.asked) == served
+    assert list(request.groups) == served
     assert request.obstacles.keys() == {job.id for job in pending} - set(served)
     assert trials.accepted == frozenset(served)
 
 
-def test_a_job_that_waits_for_its_quota_asks_for_nothing() -> None:
+def test_a_job_that_waits_for_its_quota_requests_nothing() -> None:
     quotas = QuotaTable(quotas={"user ada": Quota(jobs=1)})
     jobs = [replace(waiting(name, 1), accounts=("user ada",)) for name in "ab"]
-    assert list(plan(jobs, quotas=quotas).asked) == ["a"]
+    assert list(plan(jobs, quotas=quotas).groups) == ["a"]
 
 
-def test_the_request_of_running_jobs_alone_has_what_they_use_and_no_idle_node() -> None:
+def test_nothing_is_requested_while_no_job_waits_and_every_worker_has_a_node() -> None:
     nodes = [started_node("a"), started_node("b")]
-    request = plan([], [running_job("r", "a", cpus=2)], nodes, foreign=[replace(nodes[1], cpus=1)])
+    foreign = [replace(nodes[1], cpus=1)]
+    assert plan([], [running_job("r", "a", cpus=2)], nodes, foreign=foreign).bundles == ()
+
+
+def test_the_request_has_what_is_in_use_while_a_worker_has_no_node() -> None:
+    starting = AllocatedJob(id="s", request=asked(1, 1), allocated_workers=1)
+    request = plan([], [running_job("r", "a", cpus=2), starting], [started_node("a")])
     assert [(part.cpus, dict(part.labels)) for part in request.bundles] == [
-        (2.0, {NODE_ID_LABEL: "a"})
+        (2.0, {NODE_ID_LABEL: "a"}),
+        (1.0, {}),
     ]
 
 
@@ -191,23 +197,39 @@ def test_workers_that_leave_are_left_out_and_those_without_a_node_are_not_tied()
 
 def test_nodes_that_the_autoscaler_did_not_start_are_left_out_with_what_runs_there() -> None:
     by_hand = Resources(cpus=4, gpus=0, labels=frozenset({(NODE_ID_LABEL, "h")}), node="h")
-    jobs = [running_job("r", "h", cpus=2), running_job("s", "a", cpus=3)]
-    assert [part.node for part in plan([], jobs, [by_hand, started_node("a")]).held] == ["a"]
-    assert [part.node for part in plan([], jobs[:1], [by_hand]).held] == ["h"]
+    jobs, pending = (
+        [running_job("r", "h", cpus=2), running_job("s", "a", cpus=3)],
+        [waiting("w", 1)],
+    )
+    both = plan(pending, jobs, [by_hand, started_node("a")])
+    assert [part.node for part in both.held] == ["a"]
+    assert [part.node for part in plan(pending, jobs[:1], [by_hand]).held] == ["h"]
 
 
-def test_capacity_in_use_has_the_labels_that_waiting_jobs_ask_for() -> None:
+def test_capacity_in_use_has_the_labels_that_waiting_jobs_need() -> None:
     job = PendingJob(id="w", request=replace(asked(1, 1), labels=ZONE_A))
     [held] = plan([job], [running_job("r", "a", cpus=2)], [started_node("a", zone="a")]).held
     assert dict(held.labels) == {NODE_ID_LABEL: "a", "zone": "a"}
 
 
-def test_capacity_in_use_on_many_nodes_is_not_tied_to_them() -> None:
+def test_many_used_nodes_are_requested_whole() -> None:
     names = [f"n{number}" for number in range(MAX_TIED_NODES + 1)]
-    jobs = [running_job(name, name, cpus=1) for name in names]
-    nodes = [started_node(name) for name in names]
-    assert not any(part.labels for part in plan([], jobs, nodes).held)
-    assert all(part.labels for part in plan([], jobs[1:], nodes).held)
+    jobs, nodes = (
+        [running_job(name, name, cpus=1) for name in names],
+        list(map(started_node, names)),
+    )
+    many = plan([waiting("w", 1)], jobs, nodes).held
+    assert [(part.cpus, dict(part.labels)) for part in many] == [(4.0, {})] * len(names)
+    fewer = plan([waiting("w", 1)], jobs[1:], nodes).held
+    assert [part.cpus for part in fewer] == [1.0] * MAX_TIED_NODES
+    assert all(part.labels for part in fewer)
+
+
+def test_used_nodes_are_requested_whole_where_the_autoscaler_ignores_labels() -> None:
+    nodes = [replace(started_node(name), memory=8e9) for name in "abc"]
+    jobs = [running_job(name, name, cpus=1) for name in "ab"]
+    held = plan([waiting("w", 1)], jobs, nodes, ties_use=False).held
+    assert [(part.cpus, part.memory, dict(part.labels)) for part in held] == [(4.0, 8e9, {})] * 2
 
 
 GPU_4 = NodeType(name="gpu-4", resources=Resources(cpus=16, gpus=4, memory=64e9))
@@ -224,78 +246,101 @@ CPU_64 = NodeType(name="cpu-64", resources=Resources(cpus=64, gpus=0, memory=8e9
         ({"cpus": 32.0, "gpus": 1.0}, "no node type of the autoscaler has all that a worker needs"),
     ],
 )
-def test_a_job_that_fits_no_node_type_is_named_and_does_not_spoil_the_request(
+def test_a_job_that_fits_no_node_type_is_named_and_left_out_of_the_request(
     worker: dict[str, object], why: str
 ) -> None:
     large = PendingJob(id="large", request=replace(asked(1, 1), **worker))
     request = plan([large, waiting("small", 1)], node_types=[GPU_4, CPU_64])
-    assert list(request.asked) == ["small"]
+    assert list(request.groups) == ["small"]
     assert request.obstacles["large"].startswith(why)
 
 
 def test_a_job_that_fits_a_node_of_the_cluster_needs_no_node_type() -> None:
     request = plan([waiting("w", 1, cpus=96)], (), [started_node("a", 128)], node_types=[GPU_4])
-    assert list(request.asked) == ["w"]
+    assert list(request.groups) == ["w"]
 
 
-def test_a_group_above_the_limit_is_named_and_keeps_no_other_job_from_asking() -> None:
+def test_a_group_above_the_limit_is_named_and_keeps_no_other_job_from_the_request() -> None:
     request = plan([waiting("huge", 9), waiting("small", 2)], max_workers=8)
-    assert list(request.asked) == ["small"]
+    assert list(request.groups) == ["small"]
     assert request.obstacles["huge"] == (
-        "the autoscaler is not asked: 9 workers are more than ACCORDION_AUTOSCALER_MAX_WORKERS,"
+        "no nodes are requested: 9 workers are more than ACCORDION_AUTOSCALER_MAX_WORKERS,"
         " which is 8"
     )
 
 
-def refuse(*names: str) -> tuple[list[PendingJob], Trials]:
-    """Jobs of different sizes, and the trials after each of them was refused."""
+def try_infeasible(*names: str) -> tuple[list[PendingJob], Trials]:
+    """Jobs of different sizes, and the trials after each of them was infeasible."""
     pending = [waiting(name, 1, cpus=2.0**n) for n, name in enumerate(names)]
     trials = NO_TRIALS
-    for _ in range(len(names) + 1):
+    for _ in range(2 * len(names)):
         request = plan(pending, trials=trials)
-        trials = judge(trials, request, is_possible=not request.asked, now=100.0)
+        trials = judge(trials, request, is_feasible=not request.groups, now=100.0)
     return pending, trials
 
 
-def test_what_was_refused_is_tried_again_later_one_job_after_the_other() -> None:
-    pending, trials = refuse("a", "b")
+def test_what_was_infeasible_is_tried_again_later_at_first_one_job() -> None:
+    pending, trials = try_infeasible("a", "b")
     soon = renew_trials(trials, now=100.0 + RETRY_S - 1)
-    assert plan(pending, trials=soon).asked == {}
+    assert plan(pending, trials=soon).groups == {}
     again = plan(pending, trials=renew_trials(trials, now=100.0 + RETRY_S))
-    assert list(again.asked) == ["a"]
+    assert list(again.groups) == ["a"]
 
 
-def test_a_clock_that_was_set_back_does_not_keep_a_job_refused() -> None:
-    pending, trials = refuse("a")
-    assert list(plan(pending, trials=renew_trials(trials, now=50.0)).asked) == ["a"]
+def test_one_infeasible_job_among_many_is_found_in_few_requests() -> None:
+    pending = [waiting(str(n), 1, cpus=99.0 if n == 37 else 1 + n / 100) for n in range(100)]
+    trials, num_requests = NO_TRIALS, 0
+    while len(trials.accepted) < 99:
+        request = plan(pending, trials=trials)
+        trials = judge(trials, request, is_feasible=serve(request, {99.0}, 1000))
+        num_requests += 1
+        assert num_requests < 40
+    assert plan(pending, trials=trials).obstacles.keys() == {"37"}
 
 
-def test_jobs_of_the_same_size_as_a_refused_one_are_not_tried() -> None:
-    _, trials = refuse("a")
+def test_accepted_jobs_are_requested_alone_after_an_infeasible_request() -> None:
+    pending = [waiting("a", 1, cpus=1.0), waiting("b", 1, cpus=2.0)]
+    trials = judge(NO_TRIALS, plan(pending[:1]), is_feasible=True)
+    trials = judge(trials, plan(pending, trials=trials), is_feasible=False)
+    more = [*pending, waiting("c", 1, cpus=4.0)]
+    alone = plan(more, trials=trials)
+    assert list(alone.groups) == ["a"]
+    trials = judge(trials, alone, is_feasible=True)
+    assert list(plan(more, trials=trials).groups) == ["a", "c"]
+
+
+def test_a_clock_that_was_set_back_does_not_keep_a_job_infeasible() -> None:
+    pending, trials = try_infeasible("a")
+    assert list(plan(pending, trials=renew_trials(trials, now=50.0)).groups) == ["a"]
+
+
+def test_jobs_of_the_same_size_as_an_infeasible_one_are_not_tried() -> None:
+    _, trials = try_infeasible("a")
     request = plan([waiting("twin", 1, cpus=1.0)], trials=trials)
     assert request.obstacles["twin"].startswith("the autoscaler cannot add nodes for 1 worker of")
 
 
-def test_jobs_that_were_accepted_are_tried_anew_when_they_become_impossible() -> None:
+def test_jobs_that_were_accepted_are_tried_anew_when_they_become_infeasible() -> None:
     pending = [waiting("a", 1, cpus=1), waiting("b", 1, cpus=2)]
-    trials = judge(NO_TRIALS, plan(pending), is_possible=True)
-    trials = judge(trials, plan(pending, trials=trials), is_possible=False)
-    assert list(plan(pending, trials=trials).asked) == ["a"]
+    trials = judge(NO_TRIALS, plan(pending), is_feasible=True)
+    trials = judge(trials, plan(pending, trials=trials), is_feasible=False)
+    assert list(plan(pending, trials=trials).groups) == ["a"]
 
 
 def test_an_accepted_job_stays_in_the_request_while_others_ahead_are_tried() -> None:
-    accepted = judge(NO_TRIALS, plan([waiting("c", 1)]), is_possible=True)
+    accepted = judge(NO_TRIALS, plan([waiting("c", 1)]), is_feasible=True)
     pending = [waiting(name, 1, cpus=cpus) for name, cpus in [("a", 2.0), ("b", 4.0), ("c", 1.0)]]
-    trials = judge(accepted, plan(pending, trials=accepted), is_possible=False)
-    assert list(plan(pending, trials=trials).asked) == ["a", "c"]
+    trials = judge(accepted, plan(pending, trials=accepted), is_feasible=False)
+    trials = judge(trials, plan(pending, trials=trials), is_feasible=True)
+    assert list(plan(pending, trials=trials).groups) == ["a", "c"]
 
 
-def test_use_that_is_impossible_by_itself_is_left_out_for_a_while() -> None:
+def test_use_that_is_infeasible_by_itself_is_left_out_for_a_while() -> None:
     pending, jobs = [waiting("w", 1)], [running_job("r", "a", cpus=2)]
     nodes, trials = [started_node("a")], NO_TRIALS
     for _ in range(2):
         request = plan(pending, jobs, nodes, trials=trials)
-        trials = judge(trials, request, is_possible=False, now=100.0)
+        trials = judge(trials, request, is_feasible=False, now=100.0)
     request = plan(pending, jobs, nodes, trials=trials)
-    assert (request.held, list(request.asked)) == ((), ["w"])
+    assert (request.held, list(request.groups)) == ((), ["w"])
     assert plan(pending, jobs, nodes, trials=renew_trials(trials, now=100.0 + RETRY_S)).held

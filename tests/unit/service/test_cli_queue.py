@@ -98,7 +98,7 @@ def test_the_use_of_the_quota_of_any_other_user_is_listed_by_user(
     accordion("cancel", job["id"])
 
 
-def test_the_queue_and_a_job_say_what_the_autoscaler_was_asked_for(
+def test_the_queue_and_a_job_say_what_nodes_were_requested(
     accordion: Accordion, spec: Path, service: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service.runtime, "has_autoscaler", True)
@@ -107,9 +107,9 @@ def test_the_queue_and_a_job_say_what_the_autoscaler_was_asked_for(
     while not any(entry["asked_at"] for entry in queue_of(accordion, job["id"])):
         pass  # pytest's time limit ends it
     [line] = [text for text in accordion("queue").out.splitlines() if job["name"] in text]
-    assert "; the autoscaler was asked for 2 workers" in line
+    assert "; nodes for 2 workers" in line
     shown = accordion("show", job["id"]).out
-    assert "new nodes  the autoscaler was asked for 2 workers of 4 CPU each " in shown
+    assert "new nodes  nodes for 2 workers of 4 CPU each were requested " in shown
     accordion("cancel", job["id"])
 
 
