@@ -85,7 +85,7 @@ class ClusterState:
         return max(deadline, placed_at + start_timeout_s)
 
     def usable_nodes(self) -> list[Resources]:
-        """Capacity of the nodes that accept workers."""
+        """Capacity of the nodes that are alive and not draining."""
         return [
             Resources(
                 cpus=node.cpus,
@@ -94,6 +94,7 @@ class ClusterState:
                 custom=sort_custom(node.custom),
                 labels=frozenset(node.labels.items()),
                 node=node.id,
+                unschedulable=node.unschedulable,
             )
             for node in self.nodes
             if node.alive and not node.draining

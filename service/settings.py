@@ -182,6 +182,18 @@ class Settings(BaseSettings):
     starts even if more important jobs keep arriving. It changes the order of the queue: a job gives
     up workers only to one that is more important and ahead of it in this order.
     """
+    node_failures: int = Field(default=3, ge=0)
+    """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of one
+    job are never enough.
+    """
+    node_failure_window_s: float = Field(default=1800.0, gt=0)
+    """How long a failure counts against its node, in seconds."""
+    node_avoid_s: float = Field(default=1800.0, gt=0)
+    """How long a node is avoided the first time, in seconds; twice as long each further time."""
+    node_avoid_max_s: float = Field(default=86_400.0, gt=0)
+    """Longest time for which a node is avoided, in seconds. One that was not avoided for as long
+    begins anew.
+    """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)
@@ -223,6 +235,13 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("node_failures", mode="after")
+    @classmethod
+    def _check_node_failures(cls, count: int) -> int:
+        if count == 1:
+            raise ValueError("one failure is that of one job; give at least 2, or 0 for never")
+        return count
 
     @field_validator("webhook_networks", mode="before")
     @classmethod

@@ -233,6 +233,9 @@ class FailureRecord(Reported):
     """
     process_died: bool = False
     """Whether a process died while its node stayed."""
+    nodes: tuple[str, ...] = ()
+    """Ray's IDs of the nodes that may be the cause, each once; empty if none is, or none is known.
+    """
 
 
 class PausedRecord(Strict):
@@ -387,6 +390,10 @@ class DesiredState(Strict):
     """Save, then end the job (`cancel`) or only the attempt (`pause`)."""
     size: Size | None = None
     """Number of workers; None keeps that of the launch."""
+    avoid: dict[str, str] | None = None
+    """Nodes on which no process is started: Ray's ID, and why in one sentence. None keeps those of
+    the launch. Processes that are there stay.
+    """
 
 
 class Launch(Strict):
@@ -415,6 +422,8 @@ class Launch(Strict):
     """Environment variables of the worker processes, with the values of secrets."""
     warm_start: ModelSource | None = None
     """Model to start with if the job has no checkpoint yet."""
+    avoid: dict[str, str] = Field(default_factory=dict)
+    """Nodes on which no process is started: Ray's ID, and why in one sentence."""
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""

@@ -22,6 +22,12 @@ _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)"
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"
 """Part of Ray's message for a process that was killed, crashed, or closed its connection to Ray."""
+_DEVICE_ERROR = re.compile(
+    r"CUDA error|CUDA driver error|cudaError|uncorrectable ECC"
+    r"|ncclUnhandledCudaError|ncclSystemError|ncclInternalError",
+    re.IGNORECASE,
+)
+_CODE_ERROR_ON_DEVICE = re.compile(r"out of memory|device-side assert", re.IGNORECASE)
 _STORAGE_AWAY = frozenset(
     {
         errno.EDQUOT,
@@ -88,6 +94,14 @@ def is_storage_outage(error: BaseException) -> bool:
 def is_storage_error(error: BaseException) -> bool:
     """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
     return isinstance(error, OSError) and error.errno != errno.EBADF
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether a GPU, its driver or NCCL's use of this node failed. Memory that is used up, and an
+    assertion in a kernel, are the code's own.
+    """
+    text = str(error)
+    return bool(_DEVICE_ERROR.search(text)) and not _CODE_ERROR_ON_DEVICE.search(text)
 
 
 def is_infrastructure_error(error: BaseException) -> bool:

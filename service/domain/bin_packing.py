@@ -33,11 +33,14 @@ class FreeCapacity:
     custom: dict[str, float] = field(default_factory=dict)
     """What is free of each custom resource that the node has."""
     labels: Labels = frozenset()
+    takes_workers: bool = True
+    """Whether more workers may be placed there."""
 
     @classmethod
     def of(cls, node: Resources) -> FreeCapacity:
         """Return the capacity of an empty node."""
-        return cls(node.cpus, node.gpus, node.memory, dict(node.custom), node.labels)
+        custom, takes_workers = dict(node.custom), not node.unschedulable
+        return cls(node.cpus, node.gpus, node.memory, custom, node.labels, takes_workers)
 
     def fits(self, worker: Resources) -> bool:
         """Return whether the node has capacity for a worker."""
@@ -65,9 +68,11 @@ class FreeCapacity:
         return min(round_down(free / each) for free, each in self.pairs(worker) if each > 0)
 
     def _accepts(self, worker: Resources) -> bool:
-        """Return whether the node has the labels and kinds of resources that a worker needs."""
+        """Return whether the node takes workers, and has the labels and kinds of resources that
+        this one needs.
+        """
         has_kinds = all(name in self.custom for name, _ in worker.custom)
-        return has_kinds and worker.labels <= self.labels
+        return self.takes_workers and has_kinds and worker.labels <= self.labels
 
     def pairs(self, worker: Resources) -> Iterator[tuple[float, float]]:
         """Return what is free, and what a worker takes, of each resource of the node."""

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from service.domain.resources import Resources, sort_custom
 
 
+def name_of_node(node: Mapping[str, Any]) -> str:
+    """Name of a node, which it keeps when Ray restarts on it: the one given to Ray, or else its
+    address.
+    """
+    return str(node.get("name") or node["address"])
+
+
+def list_available_names(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the nodes that could take workers, each once: alive, not draining, and not without
+    CPUs and GPUs, as the head often is.
+    """
+    found = [node for node in nodes if node["alive"] and not node.get("draining", False)]
+    return list(dict.fromkeys(name_of_node(one) for one in found if one["cpus"] or one["gpus"]))
+
+
+def list_unschedulable(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Why no workers are placed on nodes that are alive, by Ray's ID."""
+    return {
+        node["id"]: node["unschedulable"]
+        for node in nodes
+        if node["alive"] and node.get("unschedulable")
+    }
+
+
 def read_cluster_snapshot(
     nodes: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Resources], list[Resources]]:
-    """Schedulable nodes of a stored snapshot (alive, not draining), and what other programs use of
+    """Nodes of a stored snapshot that are alive and not draining, and what other programs use of
     each node.
     """
     usable = [node for node in nodes if node["alive"] and not node.get("draining", False)]
@@ -27,6 +51,7 @@ def read_cluster_snapshot(
                 custom=sort_custom(node.get("custom", {})),
                 labels=frozenset(node.get("labels", {}).items()),
                 node=node["id"],
+                unschedulable=node.get("unschedulable", ""),
             )
             for node in usable
         ],

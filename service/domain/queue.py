@@ -5,6 +5,7 @@ The order of the queue comes from `Repository.queue`: priority, raised by age if
 so, then age.
 
     its quotas let it start, and no job waits ahead -> it starts with as many workers as fit
+    only cordoned or avoided nodes are large enough -> it waits, and holds up no other job
     a quota is used up                              -> it waits, and later jobs of the same quota
                                                        wait behind it; others do not
     a job waits for capacity ahead of it            -> it starts only on capacity that no job ahead
@@ -35,6 +36,9 @@ from service.domain.resources import (
 from service.domain.waiting_message import WAITS_ITS_TURN
 
 _WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
+
+_NAMED_NODES = 2
+"""Nodes that take no workers and are named in one message; more are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +192,25 @@ class _QueuePlan:
             return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
         most = self._count_in_empty_cluster(worker_resources(job.request))
         if most < job.request.min:
-            message = _describe_misfit(job.request, self._nodes, most)
-            return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
+            return self._explain_misfit(job.request, most)
         exhausted = self._list_exhausted(job)
         if exhausted:
             self._wait_for_quota(job, exhausted)
             message = describe_quota(exhausted, job, self._rules.quotas)
             return Admission(reason=Reason.WAITING_FOR_QUOTA, workers=0, message=message)
         return None
+
+    def _explain_misfit(self, request: ResourceRequest, most: int) -> Admission:
+        """Explain why not even the empty cluster holds the smallest group: nodes take no workers
+        at the moment, or it is too small.
+        """
+        if any(node.unschedulable for node in self._nodes):
+            most = count_fitting(worker_resources(request), _reopen(self._nodes), ())
+        if most >= request.min:
+            message = f"needs {_describe_group(request)}; {_describe_unschedulable(self._nodes)}"
+            return Admission(reason=Reason.WAITING_FOR_NODE, workers=0, message=message)
+        message = _describe_misfit(request, self._nodes, most)
+        return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
 
     def _list_exhausted(self, job: PendingJob) -> list[str]:
         """List the accounts whose quota is used up, or awaited by a job ahead."""
@@ -268,7 +283,17 @@ class _QueuePlan:
         return fits_beside(job.request, self._nodes, taken)
 
     def _describe_shortage(self, request: ResourceRequest, now: int) -> str:
-        """Explain why a job does not fit now: because of other jobs, or of other programs."""
+        """Explain why a job does not fit now: because of other jobs, of other programs, or of nodes
+        that take no workers.
+        """
+        message = self._describe_use(request, now)
+        reopened, taken = _reopen(self._nodes), [*self._taken, *self._foreign]
+        if count_placeable(request, reopened, taken) < request.min:
+            return message
+        return f"{message}; {_describe_unschedulable(self._nodes)}"
+
+    def _describe_use(self, request: ResourceRequest, now: int) -> str:
+        """Explain which jobs and programs use what a job needs."""
         foreign = (
             f"other programs use {_describe_foreign_use(self._foreign, self._nodes)}"
             if self._foreign
@@ -283,6 +308,19 @@ class _QueuePlan:
             f"{f', or at once with workers.min {now}' if now else ''}"
         )
         return f"{message}; {foreign}" if foreign else message
+
+
+def _reopen(nodes: Sequence[Resources]) -> list[Resources]:
+    """Return the nodes as if all of them took workers."""
+    return [replace(node, unschedulable="") for node in nodes]
+
+
+def _describe_unschedulable(nodes: Sequence[Resources]) -> str:
+    """Name the nodes that take no workers, and what takes them back."""
+    found = [node.unschedulable for node in nodes if node.unschedulable]
+    more = len(found) - _NAMED_NODES
+    shown = "; ".join(found[:_NAMED_NODES])
+    return f"{shown}; {more} more: 'accordion nodes' lists them" if more > 0 else shown
 
 
 def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable) -> str:

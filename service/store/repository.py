@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from service.domain.cluster_snapshot import list_unschedulable
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.quotas import Quota, QuotaTable
@@ -334,6 +335,11 @@ class Repository:
         """The cluster as the scheduler last saw it; None before its first look."""
         with self.database.read() as session:
             return session.get(ClusterRow, 1)
+
+    def unschedulable_nodes(self) -> dict[str, str]:
+        """Why no workers are placed on nodes that are alive, by Ray's ID."""
+        row = self.cluster()
+        return list_unschedulable(row.nodes if row else [])
 
     def heartbeat(self) -> float | None:
         """When a scheduler last renewed its lease, in seconds since 1970; None before the first."""

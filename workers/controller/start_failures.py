@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workers.contract import EndReason, FailureRecord
+from workers.controller.failed_nodes import may_be_killed
 from workers.controller.failure_causes import classify_start_failure
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_storage_outage
@@ -41,26 +42,42 @@ class StartVerdict:
 
 @dataclass(slots=True)
 class AvoidedNodes:
-    """Nodes temporarily avoided because a process there crashed, or could not build the task or see
-    the storage.
+    """Nodes on which no process is started: temporarily, because a process there crashed, or could
+    not build the task or see the storage, and those that the scheduler has ordered to avoid.
     """
 
     until: dict[str, float] = field(default_factory=dict)
-    """When each node may be used again."""
+    """When each node may be used again that this attempt avoids by itself."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why each node is avoided, in one sentence."""
+    """Why it avoids each of them, in one sentence."""
+    ordered: dict[str, str] = field(default_factory=dict)
+    """Nodes that the scheduler has ordered to avoid, and why."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """All of these nodes."""
+        return frozenset(self.until) | frozenset(self.ordered)
+
+    @property
+    def explanations(self) -> list[str]:
+        """Why nodes are avoided, one sentence each."""
+        return [*self.reasons.values(), *self.ordered.values()]
 
     def add(self, verdict: StartVerdict, now: float) -> None:
         """Avoid the verdict's nodes for `AVOID_S` from now on."""
         self.until |= dict.fromkeys(verdict.avoid, now + AVOID_S)
         self.reasons |= dict.fromkeys(verdict.avoid, verdict.failure.message)
 
-    def expire(self, now: float) -> bool:
-        """Drop the nodes whose time is over; return whether there were any."""
+    def update(self, ordered: Mapping[str, str], now: float) -> bool:
+        """Drop the nodes whose time is over, and take over the scheduler's; return whether a
+        process that is not placed yet must be requested again.
+        """
         over = [node for node, until in self.until.items() if now >= until]
         for node in over:
             del self.until[node], self.reasons[node]
-        return bool(over)
+        has_changed = ordered.keys() != self.ordered.keys()
+        self.ordered = dict(ordered)
+        return bool(over) or has_changed
 
 
 def judge_starts(
@@ -82,7 +99,9 @@ def judge_starts(
     if not unbuilt:
         return _judge_loss(lost, ready, has_trained=has_trained)
     if ready or has_trained:
-        return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
+        verdict = blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
+        # Without a process that is ready now, something that all nodes share may be missing.
+        return verdict if ready else replace(verdict, failure=_with_nodes(verdict.failure, frozenset()))
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
     if lost:
@@ -105,7 +124,7 @@ def _judge_loss(
 ) -> StartVerdict:
     failure = classify_start_failure(lost[0].error)
     if failure.cause != "job":
-        return StartVerdict(failure=failure)
+        return StartVerdict(failure=_with_nodes(failure, _find_killing_nodes(lost, ready)))
     if ready:
         # The code loads on another node, so this node may be to blame.
         avoid = (
@@ -114,11 +133,23 @@ def _judge_loss(
             )
             - ready
         )
-        return StartVerdict(failure=failure, avoid=avoid)
+        return StartVerdict(failure=_with_nodes(failure, avoid), avoid=avoid)
     if not has_trained:
         # Code that ends its process while it loads ends the job the second time at one step.
         failure = failure.model_copy(update={"step": 0})
     return StartVerdict(failure=failure)
+
+
+def _find_killing_nodes(lost: Sequence[FailedStart], ready: Set[str | None]) -> frozenset[str]:
+    """Return the nodes that may have killed processes; none if several did and no process is
+    ready, because then the job is as likely the cause.
+    """
+    nodes = frozenset(one.node for one in lost if one.node and may_be_killed(one.error))
+    return nodes if ready or len(nodes) == 1 else frozenset()
+
+
+def _with_nodes(failure: FailureRecord, nodes: Set[str]) -> FailureRecord:
+    return failure.model_copy(update={"nodes": tuple(sorted(nodes))})
 
 
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
@@ -130,7 +161,9 @@ def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartV
     message = f"a worker process on {_format_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"
-    failure = FailureRecord(cause="infrastructure", rank=None, message=message)
+    failure = FailureRecord(
+        cause="infrastructure", rank=None, message=message, nodes=tuple(sorted(avoid))
+    )
     return StartVerdict(failure=failure, avoid=avoid)
 
 
