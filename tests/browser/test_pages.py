@@ -171,6 +171,17 @@ def test_the_cluster_page_says_why_a_job_waits(page, service):
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
 
 
+def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
+    node = "/api/v1/nodes/10.0.0.2"
+    service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
+    page.goto("/cluster")
+    row = page.locator("#nodes tr", has_text="10.0.0.2")
+    expect(row).to_contain_text("Cordoned")
+    expect(row).to_contain_text("new GPUs; 'accordion node restore 10.0.0.2' takes it back")
+    service.client.post(f"{node}/restore").raise_for_status()
+    expect(row).to_contain_text("Alive")
+
+
 @pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}"])
 def test_a_phone_need_not_scroll_sideways(page, running, path):
     page.set_viewport_size({"width": 360, "height": 740})
