@@ -173,8 +173,9 @@ def test_the_cluster_page_says_why_a_job_waits(page, service):
 
 def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     node = "/api/v1/nodes/10.0.0.2"
-    service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
     page.goto("/cluster")
+    expect(page.locator("#nodes tr")).to_have_count(2)
+    service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
     row = page.locator("#nodes tr", has_text="10.0.0.2")
     expect(row).to_contain_text("Cordoned")
     expect(row).to_contain_text("new GPUs; 'accordion node restore 10.0.0.2' takes it back")
