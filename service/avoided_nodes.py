@@ -47,8 +47,8 @@ class NodeAvoidance:
         )
 
     def mark_nodes(self, nodes: Sequence[Node], token: int) -> list[Node]:
-        """Return the nodes, each with the reason why it takes no more workers, if there is one. Jobs
-        that hold workers get new orders if these nodes have changed since the last survey.
+        """Return the nodes, each with the reason why it takes no more workers, if there is one.
+        Jobs that hold workers get new orders if these nodes have changed since the last survey.
         """
         self._start_avoidances(token)
         records, documents = self._store.read_records(), [asdict(node) for node in nodes]

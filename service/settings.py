@@ -183,8 +183,8 @@ class Settings(BaseSettings):
     up workers only to one that is more important and ahead of it in this order.
     """
     node_failures: int = Field(default=3, ge=0)
-    """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of one
-    job are never enough.
+    """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of
+    one job are never enough.
     """
     node_failure_window_s: float = Field(default=1800.0, gt=0)
     """How long a failure counts against its node, in seconds."""

@@ -68,7 +68,8 @@ def cordon_node(
     has no effect.
     """
     name = _find_name(state, node)
-    _store_of(state).cordon(caller, name, body.reason)
+    # A message that contains it is one line.
+    _store_of(state).cordon(caller, name, " ".join(body.reason.split()))
     return _describe_nodes(state, caller)[name]
 
 

@@ -81,13 +81,13 @@ class ClusterRequests(RequestSender):
 
     @shared_method
     async def cordon_node(self, node: str, reason: str = "") -> NodeStatus:
-        """Place no more workers on a node, given by name, address or ID; repeating has no effect."""
+        """Place no more workers on a node, given by name, address or ID. Repeating is harmless."""
         path, body = f"/nodes/{quote(node, safe='')}/cordon", {"reason": reason}
         return await self._request(NodeStatus, "POST", path, repeatable=True, json=body)
 
     @shared_method
     async def restore_node(self, node: str) -> NodeStatus:
-        """Place workers on a cordoned or avoided node again; repeating has no effect."""
+        """Place workers on a cordoned or avoided node again. Repeating is harmless."""
         path = f"/nodes/{quote(node, safe='')}/restore"
         return await self._request(NodeStatus, "POST", path, repeatable=True)
 

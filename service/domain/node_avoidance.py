@@ -1,5 +1,5 @@
-"""Decides which nodes take no workers: those where workers of several jobs failed, and those that an
-operator cordoned; pure.
+"""Decides which nodes take no workers: those where workers of several jobs failed, and those that
+an operator cordoned; pure.
 
     workers failed on a node `failures` times within the window -> it is avoided for `first_s`, and
                                                                    twice as long each further time
@@ -135,7 +135,7 @@ def find_states(
     states |= dict.fromkeys(cordoned, NodeState.CORDONED)
     states |= dict.fromkeys(ordered, NodeState.AVOIDED)
     most = max(0, len(set(names)) // 2 - len(cordoned.intersection(names)))
-    spared = [name for name in ordered if name in names][most:]
+    spared = [name for name in ordered if name in set(names)][most:]
     return states | dict.fromkeys(spared, NodeState.SPARED)
 
 

@@ -207,7 +207,8 @@ class _QueuePlan:
         if any(node.unschedulable for node in self._nodes):
             most = count_fitting(worker_resources(request), _reopen(self._nodes), ())
         if most >= request.min:
-            message = f"needs {_describe_group(request)}; {_describe_unschedulable(self._nodes)}"
+            names = _describe_unschedulable(request, self._nodes)
+            message = f"needs {_describe_group(request)}; {names}"
             return Admission(reason=Reason.WAITING_FOR_NODE, workers=0, message=message)
         message = _describe_misfit(request, self._nodes, most)
         return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
@@ -290,7 +291,7 @@ class _QueuePlan:
         reopened, taken = _reopen(self._nodes), [*self._taken, *self._foreign]
         if count_placeable(request, reopened, taken) < request.min:
             return message
-        return f"{message}; {_describe_unschedulable(self._nodes)}"
+        return f"{message}; {_describe_unschedulable(request, self._nodes)}"
 
     def _describe_use(self, request: ResourceRequest, now: int) -> str:
         """Explain which jobs and programs use what a job needs."""
@@ -315,9 +316,12 @@ def _reopen(nodes: Sequence[Resources]) -> list[Resources]:
     return [replace(node, unschedulable="") for node in nodes]
 
 
-def _describe_unschedulable(nodes: Sequence[Resources]) -> str:
-    """Name the nodes that take no workers, and what takes them back."""
-    found = [node.unschedulable for node in nodes if node.unschedulable]
+def _describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
+    """Name the nodes that take no workers and could hold one of a job, and what takes them back."""
+    size = worker_resources(request)
+    closed = [node for node in nodes if node.unschedulable]
+    fitting = [node for node in closed if count_fitting(size, _reopen([node]), ())]
+    found = list(dict.fromkeys(node.unschedulable for node in fitting))
     more = len(found) - _NAMED_NODES
     shown = "; ".join(found[:_NAMED_NODES])
     return f"{shown}; {more} more: 'accordion nodes' lists them" if more > 0 else shown

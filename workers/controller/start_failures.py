@@ -101,7 +101,8 @@ def judge_starts(
     if ready or has_trained:
         verdict = blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
         # Without a process that is ready now, something that all nodes share may be missing.
-        return verdict if ready else replace(verdict, failure=_with_nodes(verdict.failure, frozenset()))
+        failure = verdict.failure if ready else _with_nodes(verdict.failure, frozenset())
+        return replace(verdict, failure=failure)
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
     if lost:

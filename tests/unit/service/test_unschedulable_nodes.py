@@ -55,7 +55,7 @@ def test_a_job_that_waits_for_others_names_a_node_that_has_room() -> None:
     assert admission.reason is Reason.WAITING_FOR_ROOM
     assert "it starts when one of them ends" in admission.message
     assert admission.message.endswith(f"; {WHY}")
-    full = replace(CLOSED, cpus=1)
+    full = replace(CLOSED, cpus=0)
     assert WHY not in plan_queue(waiting, [OPEN, full], [held])["a"].message
 
 
