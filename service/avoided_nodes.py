@@ -31,9 +31,7 @@ _log = structlog.get_logger()
 class NodeAvoidance:
     """Marks the nodes of each survey; `clock` returns seconds since 1970."""
 
-    def __init__(
-        self, database: Database, settings: Settings, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
         self._repository = Repository(database)
         self._store = NodeStore(database, clock)
         self._clock = clock
@@ -89,9 +87,7 @@ class NodeAvoidance:
             )
 
 
-def _explain(
-    name: str, records: dict[str, NodeRecord], states: dict[str, NodeState]
-) -> str:
+def _explain(name: str, records: dict[str, NodeRecord], states: dict[str, NodeState]) -> str:
     """Say why a node takes no more workers; empty if it does."""
     state = states.get(name, NodeState.AVAILABLE)
     return describe_node_state(records[name], state) if state in _CLOSED else ""

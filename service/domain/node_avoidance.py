@@ -128,9 +128,7 @@ def find_states(
     """
     states = dict.fromkeys([*names, *records], NodeState.AVAILABLE)
     cordoned = {name for name, record in records.items() if record.is_cordoned}
-    avoided = [
-        one for one in records.values() if one.is_avoided(now) and one.name not in cordoned
-    ]
+    avoided = [one for one in records.values() if one.is_avoided(now) and one.name not in cordoned]
     ordered = [one.name for one in sorted(avoided, key=_order_of_avoidance)]
     states |= dict.fromkeys(cordoned, NodeState.CORDONED)
     states |= dict.fromkeys(ordered, NodeState.AVOIDED)

@@ -145,6 +145,4 @@ class NodeStore:
 
 
 def _record_of(row: NodeRow) -> NodeRecord:
-    return NodeRecord(
-        **{name: getattr(row, name) for name in NodeRecord.__dataclass_fields__}
-    )
+    return NodeRecord(**{name: getattr(row, name) for name in NodeRecord.__dataclass_fields__})

@@ -475,6 +475,4 @@ class Attempt:
             return
         ready = sum(one.ready_since is not None for one in self.pool.processes)
         waiting = f"{ready} of {size.target} worker processes ready, {size.min} needed"
-        self.host.publish_status(
-            "; ".join(dict.fromkeys([waiting, *self._avoided.explanations]))
-        )
+        self.host.publish_status("; ".join(dict.fromkeys([waiting, *self._avoided.explanations])))

@@ -163,4 +163,3 @@ def test_failures_are_listed_newest_first_and_by_age(here: World) -> None:
     here.fail("a", "one", ago_s=60)
     here.fail("b", "two", ago_s=5)
     assert [row.job_id for row in here.store.list_failures(last_s=3600)] == ["two", "one"]
-

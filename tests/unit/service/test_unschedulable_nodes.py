@@ -107,5 +107,3 @@ def test_a_snapshot_says_which_nodes_take_no_workers() -> None:
     nodes = [old, closed, head, dead, leaving]
     assert list_unschedulable(nodes) == {"b": WHY}
     assert list_available_names(nodes) == ["10.0.0.1", "gpu-7"]
-
-
