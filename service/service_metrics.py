@@ -142,7 +142,7 @@ def _node_samples(
     database: Database, nodes: Sequence[Mapping[str, Any]], now: float
 ) -> Iterator[Sample]:
     store, names = NodeStore(database, lambda: now), list_available_names(nodes)
-    states = find_states(store.read_records(), names, now)
+    states = find_states(store.read_records(names), names, now)
     by_state = Counter(states[name] for name in names)
     for state in NodeState:
         yield Sample("accordion_nodes", by_state[state], {"state": state})

@@ -234,8 +234,7 @@ class FailureRecord(Reported):
     process_died: bool = False
     """Whether a process died while its node stayed."""
     nodes: tuple[str, ...] = ()
-    """Ray's IDs of the nodes that may be the cause, each once; empty if none is, or none is known.
-    """
+    """Ray's IDs of the nodes that may be the cause, each once."""
 
 
 class PausedRecord(Strict):
@@ -391,9 +390,7 @@ class DesiredState(Strict):
     size: Size | None = None
     """Number of workers; None keeps that of the launch."""
     avoid: dict[str, str] | None = None
-    """Nodes on which no process is started: Ray's ID, and why in one sentence. None keeps those of
-    the launch. Processes that are there stay.
-    """
+    """Nodes on which no process is started, by Ray's ID, and why; None keeps those of the launch."""
 
 
 class Launch(Strict):
@@ -407,13 +404,9 @@ class Launch(Strict):
     """Directory for checkpoints and the end file, the same for all attempts of the job."""
     spec: JobSpec
     installation: str = ""
-    """Id of the installation that runs the attempt, part of its actors' names; empty in old
-    launches.
-    """
+    """Id of the installation, part of its actors' names; empty in old launches."""
     code: str | None = None
-    """Path of the user's modules as a zip file that every worker can read; None if the spec names
-    none.
-    """
+    """Path of the user's modules, a zip file that every worker can read; None without any."""
     retried_attempt: int = 0
     """Newest attempt whose recorded end is ignored because the user retried the job: this attempt
     resumes from the newest checkpoint. 0 if there is none.
@@ -423,7 +416,7 @@ class Launch(Strict):
     warm_start: ModelSource | None = None
     """Model to start with if the job has no checkpoint yet."""
     avoid: dict[str, str] = Field(default_factory=dict)
-    """Nodes on which no process is started: Ray's ID, and why in one sentence."""
+    """Nodes on which no process is started, by Ray's ID, and why in one sentence."""
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
@@ -59,11 +59,13 @@ class NodeStore:
         self._database = database
         self._clock = clock
 
-    def read_records(self) -> dict[str, NodeRecord]:
-        """Return the nodes that are or were avoided or cordoned, by name."""
+    def read_records(self, names: Collection[str] | None = None) -> dict[str, NodeRecord]:
+        """Return the nodes that are or were avoided or cordoned, by name; only these, or all."""
+        query = select(NodeRow).order_by(NodeRow.name)
+        if names is not None:
+            query = query.where(NodeRow.name.in_(names))
         with self._database.read() as session:
-            rows = session.scalars(select(NodeRow).order_by(NodeRow.name))
-            return {row.name: _record_of(row) for row in rows}
+            return {row.name: _record_of(row) for row in session.scalars(query)}
 
     def list_failures(self, *, last_s: float) -> Sequence[NodeFailureRow]:
         """List the failures of the last `last_s` seconds, the newest first."""

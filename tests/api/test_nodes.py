@@ -17,7 +17,7 @@ from workers.contract import FailureRecord
 
 pytestmark = pytest.mark.each_database
 NODES = "/api/v1/nodes"
-LONG = {"training": {"epochs": 2000}}
+LONG = {"training": {"epochs": 2000, "micro_batch": 8}}
 ONE = {"workers": {"min": 1, "max": 1}, **LONG}
 BAD = "10.0.0.2"
 """Name of the second node of the scripted cluster, whose ID is `node-1`."""
