@@ -390,7 +390,7 @@ class DesiredState(Strict):
     size: Size | None = None
     """Number of workers; None keeps that of the launch."""
     avoid: dict[str, str] | None = None
-    """Nodes on which no process is started, by Ray's ID, and why; None keeps those of the launch."""
+    """Nodes on which no process is started, by Ray's ID, and why; None keeps the launch's."""
 
 
 class Launch(Strict):
