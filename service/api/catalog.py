@@ -25,7 +25,7 @@ from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
 from service.api.views import cluster_view
 from service.domain.access import Scope
-from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
 from service.domain.jobs import Reason
 from service.domain.wait_causes import WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
@@ -124,11 +124,13 @@ def _explain_queue(
     if not rows:
         return {}
     cluster = repository.cluster()
-    nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
+    snapshot = cluster.nodes if cluster else []
+    nodes, foreign = read_cluster_snapshot(snapshot)
+    placed = read_placements(snapshot)
     return explain_queue(
         reader.list_pending(rows),
         nodes,
-        reader.list_allocated(repository.allocated()),
+        reader.list_allocated(repository.allocated(), lambda row: placed.get(row.id)),
         foreign=foreign,
         rules=reader.rules,
         max_priority=max_priority,

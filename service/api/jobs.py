@@ -25,7 +25,7 @@ from service.api.user_secrets import check_secrets
 from service.api.views import job_view
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
-from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, sort_custom
@@ -318,9 +318,12 @@ def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
     reader = QueueReader(state.repository, state.settings)
     rules, new = reader.rules, _build_pending(reader, state.clock(), caller, spec=spec)
     ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
-    allocated = reader.list_allocated(state.repository.allocated())
     cluster = state.repository.cluster()
-    nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
+    snapshot = cluster.nodes if cluster else []
+    nodes, foreign = read_cluster_snapshot(snapshot)
+    placed = read_placements(snapshot)
+    rows = state.repository.allocated()
+    allocated = reader.list_allocated(rows, lambda row: placed.get(row.id))
     if spec.start_at is not None and spec.start_at.timestamp() > state.clock():
         message = format_start(spec.start_at.timestamp())
         return DryRun(spec=spec, would_wait=True, message=message)

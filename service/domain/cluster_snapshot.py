@@ -32,6 +32,15 @@ def list_unschedulable(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
+def read_placements(nodes: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Nodes of each job's worker processes, by job id; Ray's IDs, as far as they are known."""
+    placed: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        for job_id, count in node.get("workers", {}).items():
+            placed[job_id] = placed.get(job_id, ()) + (node["id"],) * count
+    return placed
+
+
 def read_cluster_snapshot(
     nodes: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Resources], list[Resources]]:

@@ -68,10 +68,12 @@ class AllocatedJob:
     id: str
     request: ResourceRequest
     allocated_workers: int
-    placed: tuple[str, ...] = ()
-    """Nodes of its placed processes, in the order in which they are kept."""
+    placed: tuple[str, ...] | None = None
+    """Nodes of its placed processes, in the order in which they are kept; None if unknown."""
     starting: bool = False
     """Whether the job has not trained since it was admitted."""
+    recovering: bool = False
+    """Whether the job has lost its worker group and no other one trains yet."""
     leaving: bool = False
     """Whether the job saves and ends, so that its capacity is soon free."""
     priority: int = 0
@@ -81,9 +83,15 @@ class AllocatedJob:
     accounts: tuple[str, ...] = ()
     """Accounts with a quota that the job counts towards."""
 
-    def list_workers(self) -> list[Resources]:
-        """List the resources of each of its workers."""
-        return list_worker_resources(self.request, self.allocated_workers, self.placed)
+    def list_workers(self, count: int | None = None) -> list[Resources]:
+        """List the resources of each of its workers, or of so many."""
+        count = self.allocated_workers if count is None else count
+        workers = list_worker_resources(self.request, count, self.placed or ())
+        if self.placed is not None or self.starting:
+            return workers
+        running = self.allocated_workers
+        anywhere = [replace(size, runs_anywhere=True) for size in workers[:running]]
+        return [*anywhere, *workers[running:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

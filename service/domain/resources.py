@@ -48,6 +48,8 @@ class Resources:
     """Why a node takes no more workers, in one sentence; those that it has count on it. Empty for a
     node that takes some, and for a worker.
     """
+    runs_anywhere: bool = False
+    """Whether a worker runs on a node that is not known, which may be an unschedulable one."""
 
 
 def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:

@@ -12,7 +12,7 @@ from service.domain.jobs import Reason, Status
 from service.domain.node_avoidance import NodeState
 from service.store.models import ClusterRow, NodeFailureRow
 from tests.api.team import ADMIN, Team, api_routes
-from tests.api.world import World
+from tests.api.world import DIGITS, World
 from workers.contract import FailureRecord
 
 pytestmark = pytest.mark.each_database
@@ -143,6 +143,39 @@ def test_workers_on_a_cordoned_node_stay_and_learn_that_no_more_come(
     avoid = three.runtime.jobs[job_id].orders.avoid
     assert avoid == {"node-1": done.json()["message"]}
     assert job.orders_confirmed == job.orders_version
+
+
+def test_a_job_that_loses_its_workers_on_a_cordoned_node_waits_in_the_queue(
+    client: TestClient, three: World
+) -> None:
+    job_id = three.submit(workers={"min": 6, "max": 6}, **LONG)
+    three.runtime.placed[job_id] = ("node-0", "node-0", "node-1", "node-1", "node-2", "node-2")
+    three.train(job_id)
+    client.post(f"{NODES}/{BAD}/cordon", json={})
+    three.runtime.placed[job_id] = ("node-0", "node-0", "node-2", "node-2")
+    three.runtime.break_group(job_id)
+    three.runtime.stuck = {job_id}
+    three.turn_until(lambda: three.job(job_id).reason == Reason.WAITING_FOR_NODE)
+    job = three.job(job_id)
+    assert (job.status, job.lost_attempts) == (Status.QUEUED, 0)
+    three.runtime.stuck = set()
+    del three.runtime.placed[job_id]
+    client.post(f"{NODES}/{BAD}/restore")
+    three.train(job_id)
+
+
+def test_a_dry_run_leaves_running_workers_on_a_cordoned_node(
+    client: TestClient, three: World
+) -> None:
+    job_id = three.submit(workers={"min": 4, "max": 4}, **LONG)
+    three.runtime.placed[job_id] = ("node-0", "node-0", "node-1", "node-1")
+    three.train(job_id)
+    client.post(f"{NODES}/{BAD}/cordon", json={})
+    three.turn(8)
+    body = {**DIGITS, "workers": {"min": 2, "max": 2}}
+    found = client.post("/api/v1/jobs", json=body, params={"dry_run": True}).json()
+    assert found["would_wait"] is False
+    assert client.get("/api/v1/queue").json()["items"] == []
 
 
 def test_never_more_than_half_of_the_nodes_are_avoided(client: TestClient, three: World) -> None:

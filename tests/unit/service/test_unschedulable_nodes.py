@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from service.domain.allocation import plan_allocations
+from service.allocator import ClusterState
+from service.domain.allocation import find_stranded, plan_allocations
 from service.domain.cluster_snapshot import list_available_names, list_unschedulable
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, Resources
 from service.domain.wait_causes import explain_queue
+from service.runtime.protocol import SupervisorState
+from service.store.models import JobRow
 from tests.unit.service.test_queue import HELD, NODES, WAITING, jobs_of
 
 WHY = "node gpu-7 is cordoned by ada; 'accordion node restore gpu-7' takes it back"
@@ -77,6 +80,43 @@ def test_a_lost_worker_of_such_a_node_is_replaced_elsewhere_or_not_at_all() -> N
     job = replace(holds(asked(1, 2), "closed"), allocated_workers=2)
     assert plan_allocations([job], [], [CLOSED, OPEN]) == {}
     assert plan_allocations([job], [], [CLOSED])["old"].workers == 1
+
+
+def test_running_workers_of_unknown_place_stay_on_such_a_node() -> None:
+    job = replace(holds(asked(1, 8)), allocated_workers=6, placed=None)
+    assert plan_allocations([job], [], [OPEN, CLOSED]) == {}
+    assert plan_allocations([replace(job, starting=True)], [], [OPEN, CLOSED])["old"].workers == 4
+
+
+def test_the_last_known_place_of_workers_holds_while_the_supervisor_is_silent() -> None:
+    cluster, row = ClusterState(), JobRow(id="a", attempt=2)
+    known = SupervisorState(job_id="a", attempt=2, phase="running", placed=("closed",))
+    cluster.update_supervisors([known], 0.0)
+    for found in ([replace(known, phase="starting", placed=None)], []):
+        cluster.update_supervisors(found, 1.0)
+        assert cluster.placed_nodes(row) == ("closed",)
+    assert cluster.placed_nodes(JobRow(id="a", attempt=3)) is None
+    cluster.update_supervisors([replace(known, placed=())], 2.0)
+    assert cluster.placed_nodes(row) == ()
+
+
+def test_a_job_that_fits_nowhere_does_not_keep_others_from_growing() -> None:
+    broken = replace(holds(asked(3), "open"), id="broken", allocated_workers=3, recovering=True)
+    small = holds(asked(1, 2), "open")
+    nodes = [replace(OPEN, cpus=3), CLOSED]
+    plan = plan_allocations([broken, small], [], nodes)
+    assert {name: one.workers for name, one in plan.items()} == {"old": 2}
+    grown = replace(small, allocated_workers=2, placed=("open", "open"))
+    assert plan_allocations([broken, grown], [], nodes) == {}, "a plan is stable"
+    assert plan_allocations([broken, grown], [], [replace(OPEN, cpus=4)])["old"].workers == 1
+
+
+def test_a_job_is_stranded_if_only_such_a_node_has_room_for_its_minimum() -> None:
+    broken = replace(holds(asked(3), "open"), allocated_workers=3, recovering=True)
+    assert find_stranded([broken], [replace(OPEN, cpus=2), CLOSED]) == {"old"}
+    assert find_stranded([broken], [replace(OPEN, cpus=2)]) == set(), "no such node would help"
+    assert find_stranded([broken], [OPEN, CLOSED]) == set()
+    assert find_stranded([replace(broken, recovering=False)], [CLOSED]) == set()
 
 
 def test_a_job_grows_past_one_that_needs_such_a_node() -> None:
