@@ -22,12 +22,10 @@ _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)"
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"
 """Part of Ray's message for a process that was killed, crashed, or closed its connection to Ray."""
-_DEVICE_ERROR = re.compile(
-    r"CUDA error|CUDA driver error|cudaError|uncorrectable ECC"
-    r"|ncclUnhandledCudaError|ncclSystemError|ncclInternalError",
+_HARDWARE_FAULT = re.compile(
+    r"uncorrectable (ECC|NVLink) error|hardware failure|GPU has fallen off the bus|GPU is lost",
     re.IGNORECASE,
 )
-_CODE_ERROR_ON_DEVICE = re.compile(r"out of memory|device-side assert", re.IGNORECASE)
 _STORAGE_AWAY = frozenset(
     {
         errno.EDQUOT,
@@ -96,12 +94,19 @@ def is_storage_error(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno != errno.EBADF
 
 
-def is_device_error(error: BaseException) -> bool:
-    """Whether a GPU, its driver or NCCL's use of this node failed. Memory that is used up, and an
-    assertion in a kernel, are the code's own.
+def is_hardware_fault(error: BaseException) -> bool:
+    """Whether a GPU is broken. Any other error of a GPU may be the fault of the code: a faulty
+    kernel reads outside its memory, asserts, or uses it up.
     """
-    text = str(error)
-    return bool(_DEVICE_ERROR.search(text)) and not _CODE_ERROR_ON_DEVICE.search(text)
+    return bool(_HARDWARE_FAULT.search(str(error)))
+
+
+def may_be_killed(error: BaseException) -> bool:
+    """Whether a process was killed or lost for no known fault of the code in it, such as a crash or
+    the use of too much memory.
+    """
+    is_own = isinstance(error, ProcessCrashed) or "OutOfMemoryError" in _ray_types(error)
+    return is_process_death(error) and not is_own
 
 
 def is_infrastructure_error(error: BaseException) -> bool:

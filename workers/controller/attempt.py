@@ -143,7 +143,7 @@ class Attempt:
     _undecided: list[FailedStart] = field(default_factory=list)
     """Failed starts that cannot be judged while other processes still prepare."""
     _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
-    _left_nodes: set[str] = field(default_factory=set)
+    _drained_nodes: set[str] = field(default_factory=set)
     """Nodes that were seen draining; their end is no failure."""
     _start_not_before: float = 0.0
     """Earliest time to start another process after failed starts."""
@@ -219,7 +219,7 @@ class Attempt:
             for process in [one for one in self.pool.processes if one.node is None]:
                 self.pool.stop(process.number)
         leaving = [one for one in self.pool.processes if one.leaving_since is not None]
-        self._left_nodes |= {one.node for one in leaving if one.node is not None}
+        self._drained_nodes |= {one.node for one in leaving if one.node is not None}
         plan = plan_scaling(self._make_scaling_input(size))
         for number in plan.to_stop:
             self.pool.stop(number)
@@ -358,8 +358,7 @@ class Attempt:
         if failure == find_disagreement(self.pool.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
-        nodes = find_failed_nodes(errors, group.nodes, leaving=self._left_nodes)
-        failure = failure.model_copy(update={"nodes": nodes})
+        failure = failure.model_copy(update={"nodes": find_failed_nodes(errors, group.nodes)})
         return self._handle_group_failure(group, failure, fatal=fatal)
 
     def _handle_group_failure(
@@ -418,7 +417,9 @@ class Attempt:
             max_failures=self.launch.spec.max_failures,
             fatal=fatal,
         )
-        self.host.record_failure(failure.model_copy(update={"final": isinstance(decision, GiveUp)}))
+        nodes = tuple(node for node in failure.nodes if node not in self._drained_nodes)
+        final = isinstance(decision, GiveUp)
+        self.host.record_failure(failure.model_copy(update={"final": final, "nodes": nodes}))
         match decision:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s

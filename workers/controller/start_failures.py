@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
-from workers.controller.failed_nodes import may_be_killed
 from workers.controller.failure_causes import classify_start_failure
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_storage_outage
 from workers.error_text import format_error
-from workers.errors import ProcessCrashed, StorageError, TaskRaised
+from workers.errors import ProcessCrashed, StorageError, StorageNotShared, TaskRaised
 
 AVOID_S = 300.0
 """How long a node is avoided that cannot build the task or see the storage; what it lacks may be
@@ -99,10 +98,9 @@ def judge_starts(
     if not unbuilt:
         return _judge_loss(lost, ready, has_trained=has_trained)
     if ready or has_trained:
-        verdict = blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
+        avoid = frozenset(one.node for one in unbuilt if one.node) - ready
         # Without a process that is ready now, something that all nodes share may be missing.
-        failure = verdict.failure if ready else _with_nodes(verdict.failure, frozenset())
-        return replace(verdict, failure=failure)
+        return blame_nodes(unbuilt, avoid, may_name=bool(ready))
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
     if lost:
@@ -125,7 +123,7 @@ def _judge_loss(
 ) -> StartVerdict:
     failure = classify_start_failure(lost[0].error)
     if failure.cause != "job":
-        return StartVerdict(failure=_with_nodes(failure, _find_killing_nodes(lost, ready)))
+        return StartVerdict(failure=failure)
     if ready:
         # The code loads on another node, so this node may be to blame.
         avoid = (
@@ -134,37 +132,27 @@ def _judge_loss(
             )
             - ready
         )
-        return StartVerdict(failure=_with_nodes(failure, avoid), avoid=avoid)
+        return StartVerdict(failure=failure, avoid=avoid)
     if not has_trained:
         # Code that ends its process while it loads ends the job the second time at one step.
         failure = failure.model_copy(update={"step": 0})
     return StartVerdict(failure=failure)
 
 
-def _find_killing_nodes(lost: Sequence[FailedStart], ready: Set[str | None]) -> frozenset[str]:
-    """Return the nodes that may have killed processes; none if several did and no process is
-    ready, because then the job is as likely the cause.
-    """
-    nodes = frozenset(one.node for one in lost if one.node and may_be_killed(one.error))
-    return nodes if ready or len(nodes) == 1 else frozenset()
-
-
-def _with_nodes(failure: FailureRecord, nodes: Set[str]) -> FailureRecord:
-    return failure.model_copy(update={"nodes": tuple(sorted(nodes))})
-
-
-def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
+def blame_nodes(
+    unbuilt: Sequence[FailedStart], avoid: frozenset[str], *, may_name: bool = True
+) -> StartVerdict:
     """Return the verdict for nodes that lack the task's data or the storage, which other nodes
-    have.
+    have. The failure names those that lack the storage: the data may be the job's own.
     """
     first = unbuilt[0].error
     lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
     message = f"a worker process on {_format_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"
-    failure = FailureRecord(
-        cause="infrastructure", rank=None, message=message, nodes=tuple(sorted(avoid))
-    )
+    blind = {one.node for one in unbuilt if isinstance(one.error, StorageNotShared)}
+    nodes = tuple(sorted(avoid & blind)) if may_name else ()
+    failure = FailureRecord(cause="infrastructure", rank=None, message=message, nodes=nodes)
     return StartVerdict(failure=failure, avoid=avoid)
 
 

@@ -7,17 +7,24 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ray.exceptions import ActorDiedError, NodeDiedError
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import BROKEN, FakePool
 from workers.contract import DesiredState
 from workers.controller.failed_nodes import find_failed_nodes
-from workers.errors import OutOfMemory, ProcessCrashed, ProcessLost, StorageError, TaskRaised
+from workers.errors import (
+    OutOfMemory,
+    ProcessCrashed,
+    ProcessLost,
+    StorageError,
+    StorageNotShared,
+    TaskRaised,
+)
 
 TWO = {0: "a", 1: "b"}
 CUDA = TaskRaised(3, 0, "AcceleratorError: CUDA error: uncorrectable ECC error encountered")
-NCCL = RuntimeError("NCCL error, unhandled cuda error\nncclUnhandledCudaError: Call failed")
+LOST_GPU = RuntimeError("Unable to determine the device handle for GPU0: GPU is lost")
 
 
 @pytest.mark.parametrize(
@@ -26,10 +33,9 @@ NCCL = RuntimeError("NCCL error, unhandled cuda error\nncclUnhandledCudaError: C
         ActorDiedError(),
         NodeDiedError("the node died"),
         ProcessLost("the process was killed because memory ran out: it used 1.0 GB"),
-        StorageError("node b does not see the storage of this job"),
-        OSError(errno.ESTALE, "Stale file handle"),
+        StorageNotShared("node b does not see the storage of this job"),
         CUDA,
-        NCCL,
+        LOST_GPU,
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -45,6 +51,10 @@ def test_a_failure_that_may_be_the_nodes_fault_names_the_node(error: BaseExcepti
         OutOfMemory("4.1 GB; its node used 7.9 of 8.0 GB"),
         TaskRaised(3, 0, "OutOfMemoryError: CUDA out of memory"),
         TaskRaised(3, 0, "RuntimeError: CUDA error: device-side assert triggered"),
+        TaskRaised(3, 0, "RuntimeError: CUDA error: unspecified launch failure"),
+        OutOfMemoryError("Ray killed the worker"),
+        StorageError("the model of job a to start with cannot be read"),
+        OSError(errno.ESTALE, "Stale file handle"),
         BROKEN,
     ],
 )
@@ -58,9 +68,14 @@ def test_a_failure_on_all_nodes_of_a_group_names_none(error: BaseException) -> N
     assert find_failed_nodes({0: error, 1: error}, {0: "a", 1: "a"}) == ("a",)
 
 
-def test_a_storage_that_is_away_for_the_only_node_names_none() -> None:
-    away = OSError(errno.EIO, "Input/output error")
-    assert find_failed_nodes({0: away}, {0: "a"}) == ()
+def test_a_storage_that_the_only_node_does_not_see_names_none() -> None:
+    assert find_failed_nodes({0: StorageNotShared("node a sees no storage")}, {0: "a"}) == ()
+
+
+@pytest.mark.parametrize("own", [TaskRaised(3, 0, "ValueError: no"), OutOfMemory("4.1 GB")])
+def test_an_error_of_the_jobs_own_explains_the_death_of_a_peer(own: BaseException) -> None:
+    killed = ProcessLost("rank 1 did not return from a broken group")
+    assert find_failed_nodes({0: own, 1: killed}, TWO) == ()
 
 
 def test_a_death_explains_the_errors_of_the_others() -> None:
@@ -86,29 +101,36 @@ def test_a_node_that_was_being_drained_is_not_to_blame(world: Callable[..., Worl
     assert [record.nodes for record in here.host.records] == [()]
 
 
-def test_a_process_that_is_killed_at_its_start_names_its_node(world: Callable[..., World]) -> None:
-    here = world(least=2, nodes={1: "b"}, slow={1})
-    here.run(lambda pool: pool.cannot_start(1, ActorDiedError()))
-    assert [record.nodes for record in here.host.records] == [("b",)]
-
-
-def test_processes_killed_on_all_nodes_at_their_start_name_none(
-    world: Callable[..., World],
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorDiedError(),
+        ProcessCrashed("the process ended itself with os._exit(1)"),
+        TaskRaised(None, None, "FileNotFoundError: data/train.npz"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_process_that_ends_at_its_start_names_no_node(
+    world: Callable[..., World], error: BaseException
 ) -> None:
-    here = world("completed", nodes={1: "b"}, slow={0, 1})
-
-    def kill_both(pool: FakePool) -> None:
-        for number in {0, 1} & set(pool.members):
-            pool.cannot_start(number, ActorDiedError())
-
-    here.pool.on_poll = kill_both
-    here.attempt.run()
+    here = world(least=2, nodes={1: "b"}, slow={1})
+    here.run(lambda pool: pool.cannot_start(1, error))
     assert [record.nodes for record in here.host.records] == [()]
 
 
-def test_a_node_that_lacks_what_others_have_is_named(world: Callable[..., World]) -> None:
+def test_a_node_that_does_not_see_the_storage_at_the_start_is_named(
+    world: Callable[..., World],
+) -> None:
+    here = world(least=2, nodes={1: "b"}, slow={1})
+    here.run(lambda pool: pool.cannot_start(1, StorageNotShared("node b sees no storage")))
+    assert [record.nodes for record in here.host.records] == [("b",)]
+
+
+def test_a_node_that_lacks_the_storage_that_others_see_is_named(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2, nodes={1: "b"})
-    here.run(lambda pool: pool.come_back({1: StorageError("node b sees no storage")}))
+    here.run(lambda pool: pool.come_back({1: StorageNotShared("node b sees no storage")}))
     assert [record.nodes for record in here.host.records] == [("b",)]
 
 
