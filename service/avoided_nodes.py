@@ -7,10 +7,9 @@ from dataclasses import asdict, replace
 
 import structlog
 
-from service.domain.cluster_snapshot import list_available_names, name_of_node
+from service.domain.cluster_snapshot import find_available_nodes, list_unschedulable, name_of_node
 from service.domain.node_avoidance import (
     AvoidanceRules,
-    NodeFailure,
     NodeRecord,
     NodeState,
     describe_node_state,
@@ -23,8 +22,6 @@ from service.store.database import Database
 from service.store.node_rows import NodeStore
 from service.store.repository import Repository
 
-_CLOSED = frozenset({NodeState.AVOIDED, NodeState.CORDONED})
-"""States in which a node takes no more workers."""
 _log = structlog.get_logger()
 
 
@@ -35,8 +32,8 @@ class NodeAvoidance:
         self._repository = Repository(database)
         self._store = NodeStore(database, clock)
         self._clock = clock
-        self._ordered: tuple[int, dict[str, str]] | None = None
-        """Token of the lease, and the nodes that the newest orders name."""
+        self._ordered: tuple[int, tuple[str, ...]] | None = None
+        """Token of the lease, and the IDs of the nodes that the newest orders name."""
         self._rules = AvoidanceRules(
             failures=settings.node_failures,
             window_s=settings.node_failure_window_s,
@@ -50,30 +47,26 @@ class NodeAvoidance:
         """
         self._start_avoidances(token)
         records, documents = self._store.read_records(), [asdict(node) for node in nodes]
-        states = find_states(records, list_available_names(documents), self._clock())
+        states = find_states(records, find_available_nodes(documents), self._clock())
         marked = [
             replace(node, unschedulable=_explain(name_of_node(document), records, states))
             for node, document in zip(nodes, documents, strict=True)
         ]
-        chosen = {one.id: one.unschedulable for one in marked if one.alive and one.unschedulable}
-        self._renew_orders(chosen, token)
+        self._renew_orders(list_unschedulable(map(asdict, marked)), token)
         return marked
 
-    def _renew_orders(self, chosen: dict[str, str], token: int) -> None:
+    def _renew_orders(self, unschedulable: tuple[str, ...], token: int) -> None:
         """Have orders sent again if they name other nodes. If this process is killed before it
         stores the snapshot, the next one does so again.
         """
         if self._ordered is None or self._ordered[0] != token:
             self._ordered = (token, self._repository.unschedulable_nodes())
-        if self._ordered[1] != chosen:
+        if self._ordered[1] != unschedulable:
             self._store.renew_orders(token)
-            self._ordered = (token, chosen)
+            self._ordered = (token, unschedulable)
 
     def _start_avoidances(self, token: int) -> None:
-        failures = [
-            NodeFailure(node=row.node, job_id=row.job_id, time=row.time)
-            for row in self._store.list_failures(last_s=self._rules.window_s)
-        ]
+        failures = self._store.read_failures(last_s=self._rules.window_s)
         if not failures:
             return
         records, now = self._store.read_records(), self._clock()
@@ -90,4 +83,4 @@ class NodeAvoidance:
 def _explain(name: str, records: dict[str, NodeRecord], states: dict[str, NodeState]) -> str:
     """Say why a node takes no more workers; empty if it does."""
     state = states.get(name, NodeState.AVAILABLE)
-    return describe_node_state(records[name], state) if state in _CLOSED else ""
+    return describe_node_state(records[name], state) if state.is_unschedulable else ""

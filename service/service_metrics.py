@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from service.domain.cluster_snapshot import list_available_names, name_of_node
+from service.domain.cluster_snapshot import find_available_nodes, name_of_node
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.node_avoidance import NodeState, find_states
 from service.domain.webhook_retries import DeliveryState
@@ -141,14 +141,15 @@ def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
 def _node_samples(
     database: Database, nodes: Sequence[Mapping[str, Any]], now: float
 ) -> Iterator[Sample]:
-    store, names = NodeStore(database, lambda: now), list_available_names(nodes)
+    store, names = NodeStore(database, lambda: now), find_available_nodes(nodes)
     states = find_states(store.read_records(names), names, now)
     by_state = Counter(states[name] for name in names)
     for state in NodeState:
         yield Sample("accordion_nodes", by_state[state], {"state": state})
-    failures = Counter(row.node for row in store.list_failures(last_s=_FAILURES_S))
-    for name in sorted({name_of_node(node) for node in nodes if node["alive"]}):
-        yield Sample("accordion_node_failures", failures[name], {"node": name})
+    failures = store.count_failures(last_s=_FAILURES_S)
+    alive = {name_of_node(node) for node in nodes if node["alive"]}
+    for name in sorted(alive | failures.keys()):
+        yield Sample("accordion_node_failures", failures.get(name, 0), {"node": name})
 
 
 def _scheduler_samples(repository: Repository) -> Iterator[Sample]:

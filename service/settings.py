@@ -24,6 +24,8 @@ MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""
 
 
+_YEAR_S = 365 * 86_400.0
+"""Longest duration that a setting may have, in seconds."""
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
 _SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "SECRETS_KEY", "TOKEN"})
 """Suffixes of names whose values are never shown: they contain passwords."""
@@ -186,13 +188,13 @@ class Settings(BaseSettings):
     """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of
     one job are never enough.
     """
-    node_failure_window_s: float = Field(default=1800.0, gt=0)
+    node_failure_window_s: float = Field(default=1800.0, gt=0, le=_YEAR_S)
     """How long a failure counts against its node, in seconds."""
-    node_avoid_s: float = Field(default=1800.0, gt=0)
+    node_avoid_s: float = Field(default=1800.0, gt=0, le=_YEAR_S)
     """How long a node is avoided the first time, in seconds; twice as long each further time."""
-    node_avoid_max_s: float = Field(default=86_400.0, gt=0)
-    """Longest time for which a node is avoided, in seconds. One that was not avoided for as long
-    begins anew.
+    node_avoid_max_s: float = Field(default=86_400.0, gt=0, le=_YEAR_S)
+    """Longest time for which a node is avoided, in seconds. After that long without
+    an avoidance, the count restarts.
     """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""

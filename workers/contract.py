@@ -389,8 +389,8 @@ class DesiredState(Strict):
     """Save, then end the job (`cancel`) or only the attempt (`pause`)."""
     size: Size | None = None
     """Number of workers; None keeps that of the launch."""
-    avoid: dict[str, str] | None = None
-    """Nodes on which no process is started, by Ray's ID, and why; None keeps the launch's."""
+    avoid: tuple[str, ...] | None = None
+    """Ray's IDs of nodes on which no process is started; None keeps those of the launch."""
 
 
 class Launch(Strict):
@@ -415,8 +415,8 @@ class Launch(Strict):
     """Environment variables of the worker processes, with the values of secrets."""
     warm_start: ModelSource | None = None
     """Model to start with if the job has no checkpoint yet."""
-    avoid: dict[str, str] = Field(default_factory=dict)
-    """Nodes on which no process is started, by Ray's ID, and why in one sentence."""
+    avoid: tuple[str, ...] = ()
+    """Ray's IDs of nodes on which no process is started."""
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""

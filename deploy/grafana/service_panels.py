@@ -149,8 +149,8 @@ NODES = Row(
             width=12,
             description=(
                 "Nodes that could take workers. AVOIDED: workers of several jobs failed there."
-                " SPARED: used although it would be avoided, because half of the nodes already are."
-                " CORDONED: an operator took it out."
+                " FAILING: used although it would be avoided, because half of the nodes of its kind"
+                " already are. CORDONED: an operator took it out."
             ),
             queries=one_query(of_service("accordion_nodes"), "{{state}}"),
         ),

@@ -14,7 +14,7 @@ class CordonRequest(Request):
     """Why a node is cordoned."""
 
     reason: str = Field(default="", max_length=500)
-    """Why, for those whose jobs wait for it. Default: empty."""
+    """Reason, shown to users whose jobs wait for the node. Default: empty."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "new GPUs"}, {}]})
 
@@ -27,11 +27,11 @@ class NodeFailureView(Answer):
     job_id: str
     """ID of the job, which may have been deleted."""
     owner: str | None
-    """User who submitted the job; null if it was submitted before users existed."""
+    """User who submitted the job; null if it was deleted, or submitted before users existed."""
     attempt: int
     """Attempt of the job."""
     reason: str | None
-    """What happened, in one sentence; null if you may not see the job."""
+    """What happened, in one sentence; null if you may not see the job, empty if it was deleted."""
 
 
 class NodeStatus(Answer):
@@ -58,7 +58,9 @@ class NodeStatus(Answer):
     state: NodeState
     """Whether workers are placed on the node while it is alive."""
     message: str
-    """Why they are not, or are nevertheless, and how that is changed; empty for `AVAILABLE`."""
+    """Why no workers are placed on the node, or why some still are, and how to change that; empty
+    for `AVAILABLE`.
+    """
     reason: str
     """Why the node is avoided, or the reason that was given when it was cordoned; may be empty."""
     until: datetime | None
@@ -66,8 +68,10 @@ class NodeStatus(Answer):
     by: str | None
     """User who cordoned the node; null for any other node, also for one that the scheduler avoids.
     """
+    num_failures: int
+    """Number of failures of the last 24 hours that may be the fault of the node."""
     failures: list[NodeFailureView]
-    """Failures of the last 24 hours that may be the fault of the node, the newest first."""
+    """The newest 20 of these failures, the newest first."""
 
 
 class NodeList(Answer):

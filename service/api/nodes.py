@@ -15,7 +15,7 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.node_schemas import CordonRequest, NodeFailureView, NodeList, NodeStatus
 from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
-from service.domain.cluster_snapshot import list_available_names, name_of_node
+from service.domain.cluster_snapshot import find_available_nodes, name_of_node
 from service.domain.node_avoidance import (
     NodeRecord,
     NodeState,
@@ -29,6 +29,8 @@ from service.store.node_rows import NodeStore
 router = APIRouter(prefix="/nodes", tags=["nodes"], responses=describe_problems())
 _LISTED_S = 86_400.0
 """Age of the oldest failure that is listed, in seconds."""
+_LISTED = 20
+"""Failures that are listed of a node."""
 _NOT_THERE: Mapping[str, Any] = {
     "address": None,
     "alive": False,
@@ -50,8 +52,8 @@ _NodeName = Annotated[
 
 @router.get("", dependencies=[require_scope(Scope.READ), NO_QUERY])
 def get_nodes(state: StateDep, caller: CallerDep) -> NodeList:
-    """List the nodes of the cluster, each with its failures of the last 24 hours, and whether
-    workers are placed on it.
+    """List the nodes of the cluster, each with its failures of the last 24 hours, of which the
+    newest 20 are shown, and whether workers are placed on it.
     """
     return NodeList(items=list(_describe_nodes(state, caller).values()))
 
@@ -118,17 +120,19 @@ def _describe_nodes(
     """Describe nodes by name: those that are worth listing, and one that a request names."""
     nodes, store = _read_snapshot(state), _store_of(state)
     records, by_name = store.read_records(), {name_of_node(node): node for node in nodes}
-    states = find_states(records, list_available_names(nodes), state.clock())
+    states = find_states(records, find_available_nodes(nodes), state.clock())
     failures: dict[str, list[NodeFailureRow]] = defaultdict(list)
-    for row in store.list_failures(last_s=_LISTED_S):
+    for row in store.list_failures(last_s=_LISTED_S, per_node=_LISTED):
         failures[row.node].append(row)
-    names = {name for name, node in by_name.items() if node["alive"]} | set(failures)
+    num_failures = store.count_failures(last_s=_LISTED_S)
+    names = {name for name, node in by_name.items() if node["alive"]} | num_failures.keys()
     names |= {name for name, one in states.items() if one is not NodeState.AVAILABLE}
     return {
         name: _describe_node(
             records.get(name, NodeRecord(name=name)),
             states.get(name, NodeState.AVAILABLE),
             node=by_name.get(name, _NOT_THERE),
+            num_failures=num_failures.get(name, 0),
             failures=[_describe_failure(row, caller) for row in failures[name]],
         )
         for name in sorted(names | ({also} if also else set()))
@@ -140,10 +144,11 @@ def _describe_node(
     state: NodeState,
     *,
     node: Mapping[str, Any],
+    num_failures: int,
     failures: list[NodeFailureView],
 ) -> NodeStatus:
     is_cordoned = state is NodeState.CORDONED
-    is_avoided = state in {NodeState.AVOIDED, NodeState.SPARED}
+    is_avoided = state in {NodeState.AVOIDED, NodeState.FAILING}
     avoided_because = record.avoided_because if is_avoided else ""
     until = datetime.fromtimestamp(record.avoided_until, UTC) if is_avoided else None
     return NodeStatus(
@@ -160,6 +165,7 @@ def _describe_node(
         reason=record.cordon_reason if is_cordoned else avoided_because,
         until=until,
         by=record.cordoned_by if is_cordoned else None,
+        num_failures=num_failures,
         failures=failures,
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from service.api.node_schemas import NodeStatus
 
 _SHOWN_FAILURES = 20
-"""Failures to list, the newest of all nodes; `--json` has the others."""
+"""Failures to list, the newest of all nodes; `--json` has up to 20 of each node."""
 _NameArgument = Annotated[
     str,
     typer.Argument(
@@ -54,7 +54,7 @@ def list_nodes(*, url: UrlOption = "", json: JsonOption = False) -> None:
             "scheduler" if node.until else node.by or "",
             f"{node.cpus:g}",
             f"{node.gpus:g}",
-            str(len(node.failures)),
+            str(node.num_failures),
             labels,
             node.reason,
         )
@@ -66,7 +66,10 @@ def cordon(
     name: _NameArgument,
     *,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="why, for those whose jobs wait for it")
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="reason, shown to users whose jobs wait for the node"
+        ),
     ] = "",
     url: UrlOption = "",
     json: JsonOption = False,
@@ -87,7 +90,13 @@ def restore(name: _NameArgument, *, url: UrlOption = "", json: JsonOption = Fals
     if json:
         print_json(node)
     else:
-        typer.echo(f"node {node.name} takes workers")
+        typer.echo(_describe_restored(node))
+
+
+def _describe_restored(node: NodeStatus) -> str:
+    if node.alive and not node.draining:
+        return f"node {node.name} takes workers"
+    return f"node {node.name} is restored, but takes no workers: it is {_describe_state(node)}"
 
 
 def _describe_state(node: NodeStatus) -> str:

@@ -105,7 +105,7 @@ def find_stranded(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> s
     if not recovering or not any(node.unschedulable for node in nodes):
         return set()
     schedulable = [replace(node, unschedulable="") for node in nodes]
-    return recovering & find_homeless(jobs, nodes) - find_homeless(jobs, schedulable)
+    return recovering & (find_homeless(jobs, nodes) - find_homeless(jobs, schedulable))
 
 
 def find_homeless(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:

@@ -15,21 +15,19 @@ def name_of_node(node: Mapping[str, Any]) -> str:
     return str(node.get("name") or node["address"])
 
 
-def list_available_names(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the nodes that could take workers, each once: alive, not draining, and not without
-    CPUs and GPUs, as the head often is.
+def find_available_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """Names of the nodes that could take workers, and whether each has GPUs: alive, not draining,
+    and not without CPUs and GPUs, as the head often is.
     """
     found = [node for node in nodes if node["alive"] and not node.get("draining", False)]
-    return list(dict.fromkeys(name_of_node(one) for one in found if one["cpus"] or one["gpus"]))
+    return {name_of_node(one): one["gpus"] > 0 for one in found if one["cpus"] or one["gpus"]}
 
 
-def list_unschedulable(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Why no workers are placed on nodes that are alive, by Ray's ID."""
-    return {
-        node["id"]: node["unschedulable"]
-        for node in nodes
-        if node["alive"] and node.get("unschedulable")
-    }
+def list_unschedulable(nodes: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Ray's IDs of the nodes that are alive and on which no workers are placed, sorted."""
+    return tuple(
+        sorted(node["id"] for node in nodes if node["alive"] and node.get("unschedulable"))
+    )
 
 
 def read_placements(nodes: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:

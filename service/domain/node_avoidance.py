@@ -4,38 +4,48 @@ an operator cordoned; pure.
     workers failed on a node `failures` times within the window -> it is avoided for `first_s`, and
                                                                    twice as long each further time
     one job                  -> counts at most `failures - 1` times towards a node
-    a job that failed on more than `MAX_NODES_PER_JOB` nodes  -> counts towards none of them
-    more than half of the nodes would be avoided or cordoned  -> those avoided last are used
+    a job, or an owner whose jobs, failed on more than        -> counts towards none of them
+    `MAX_NODES` nodes
+    more than half of the nodes with GPUs, or of those        -> those avoided last are used
+    without, would be avoided or cordoned
 
-So a node is never avoided because of a single job, avoidance always ends, and it never takes more
-than half of the nodes. Workers that run on a node stay there.
+A single job never causes an avoidance, every avoidance expires, and at most half of the nodes are
+avoided. Workers that run on a node stay there.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-MAX_NODES_PER_JOB = 2
-"""Nodes on which a job may fail within the window before the job is the likelier cause."""
+MAX_NODES = 2
+"""Nodes on which a job, or the jobs of an owner, may fail within the window before the job or the
+owner's code is the likelier cause.
+"""
 
 
 class NodeState(StrEnum):
     """Whether workers are placed on a node.
 
-    - `AVAILABLE`: they are.
+    - `AVAILABLE`: workers are placed on it.
     - `AVOIDED`: not before a time, because workers of several jobs failed there.
-    - `SPARED`: they are, although it would be avoided: half of the nodes take no workers already.
+    - `FAILING`: workers are placed on it although workers of several jobs failed there: half of
+      the nodes with GPUs, or of those without, are unschedulable already.
     - `CORDONED`: not before an operator restores it.
     """
 
     AVAILABLE = "AVAILABLE"
     AVOIDED = "AVOIDED"
-    SPARED = "SPARED"
+    FAILING = "FAILING"
     CORDONED = "CORDONED"
+
+    @property
+    def is_unschedulable(self) -> bool:
+        """Whether no more workers are placed on the node."""
+        return self in {NodeState.AVOIDED, NodeState.CORDONED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,8 @@ class NodeFailure:
     job_id: str
     time: float
     """Seconds since 1970."""
+    owner: str | None = None
+    """Owner of the job; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +93,14 @@ class NodeRecord:
 class AvoidanceRules:
     """Settings of the avoidance of nodes."""
 
-    failures: int = 3
+    failures: int
     """Failures from which a node is avoided; 0 for never."""
-    window_s: float = 1800.0
+    window_s: float
     """How long a failure counts."""
-    first_s: float = 1800.0
+    first_s: float
     """How long a node is avoided the first time."""
-    longest_s: float = 86_400.0
-    """Longest time; a node that was not avoided for as long begins anew."""
+    longest_s: float
+    """Longest time; after that long without an avoidance, the count restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +111,8 @@ class Avoidance:
     until: float
     because: str
     num_avoided: int
+    restored_at: float
+    """When the node was last restored, as far as the decision knows."""
 
 
 def start_avoidances(
@@ -121,27 +135,30 @@ def start_avoidances(
 
 
 def find_states(
-    records: Mapping[str, NodeRecord], names: Collection[str], now: float
+    records: Mapping[str, NodeRecord], has_gpus: Mapping[str, bool], now: float
 ) -> dict[str, NodeState]:
-    """Return the state of each node by name. `names` are the nodes that could take workers; of
-    these, at most half are avoided.
+    """Return the state of each node by name. `has_gpus` has the nodes that could take workers; of
+    those with GPUs, and of those without, at most half are avoided.
     """
-    states = dict.fromkeys([*names, *records], NodeState.AVAILABLE)
+    states = dict.fromkeys([*has_gpus, *records], NodeState.AVAILABLE)
     cordoned = {name for name, record in records.items() if record.is_cordoned}
     avoided = [one for one in records.values() if one.is_avoided(now) and one.name not in cordoned]
     ordered = [one.name for one in sorted(avoided, key=_order_of_avoidance)]
     states |= dict.fromkeys(cordoned, NodeState.CORDONED)
     states |= dict.fromkeys(ordered, NodeState.AVOIDED)
-    most = max(0, len(set(names)) // 2 - len(cordoned.intersection(names)))
-    spared = [name for name in ordered if name in set(names)][most:]
-    return states | dict.fromkeys(spared, NodeState.SPARED)
+    for kind in (True, False):
+        names = {name for name, has_some in has_gpus.items() if has_some is kind}
+        most = max(0, len(names) // 2 - len(cordoned & names))
+        used = [name for name in ordered if name in names][most:]
+        states |= dict.fromkeys(used, NodeState.FAILING)
+    return states
 
 
 def describe_node_state(record: NodeRecord, state: NodeState) -> str:
-    """Say in one sentence why no workers are placed on a node, or why they are nevertheless, and
-    how that is changed; empty if nothing is special.
+    """Say in one sentence why no workers are placed on a node, or why some still are, and how to
+    change that; empty for `AVAILABLE`.
     """
-    way_out = f"'accordion node restore {record.name}' takes it back"
+    way_out = f"run 'accordion node restore {record.name}' to use it again"
     match state:
         case NodeState.CORDONED:
             why = f": {record.cordon_reason}" if record.cordon_reason else ""
@@ -152,11 +169,11 @@ def describe_node_state(record: NodeRecord, state: NodeState) -> str:
                 f"node {record.name} is avoided until {until:%Y-%m-%d %H:%M} UTC after"
                 f" {record.avoided_because}; {way_out}"
             )
-        case NodeState.SPARED:
+        case NodeState.FAILING:
             return (
-                f"node {record.name} takes workers despite {record.avoided_because}, because at"
-                " most half of the nodes are avoided or cordoned at the same time; 'accordion node"
-                f" cordon {record.name}' takes it out"
+                f"node {record.name} is used despite {record.avoided_because}, because at most"
+                " half of the nodes with GPUs, and of those without, are avoided or cordoned at the"
+                f" same time; run 'accordion node cordon {record.name}' to use it no more"
             )
         case NodeState.AVAILABLE:
             return ""
@@ -169,17 +186,22 @@ def _order_of_avoidance(record: NodeRecord) -> tuple[float, str]:
 def _count_by_node(
     recent: Sequence[NodeFailure], records: Mapping[str, NodeRecord]
 ) -> dict[str, Counter[str]]:
-    """Count failures by node and job, without those of jobs that failed on many nodes, and those
-    before the node was last avoided or restored.
+    """Count failures by node and job, without those of jobs and owners that failed on many nodes,
+    and those before the node was last avoided or restored.
     """
     nodes_by_job: dict[str, set[str]] = defaultdict(set)
+    nodes_by_owner: dict[str | None, set[str]] = defaultdict(set)
     for failure in recent:
         nodes_by_job[failure.job_id].add(failure.node)
+        nodes_by_owner[failure.owner].add(failure.node)
+    nodes_by_owner.pop(None, None)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for failure in recent:
         record = records.get(failure.node, NodeRecord(name=failure.node))
         is_new = failure.time > max(record.avoided_since or 0.0, record.restored_at)
-        if is_new and len(nodes_by_job[failure.job_id]) <= MAX_NODES_PER_JOB:
+        owners_nodes = nodes_by_owner.get(failure.owner, set())
+        most = max(len(nodes_by_job[failure.job_id]), len(owners_nodes))
+        if is_new and most <= MAX_NODES:
             counts[failure.node][failure.job_id] += 1
     return counts
 
@@ -196,4 +218,5 @@ def _avoid(
         until=now + lasts_s,
         because=f"{by_job.total()} failures of workers of {len(by_job)} jobs",
         num_avoided=before + 1,
+        restored_at=record.restored_at,
     )

@@ -168,6 +168,8 @@ class _QueuePlan:
         self._packing = Packing((), nodes)
         self._most_by_size: dict[Resources, int] = {}
         """Number of workers that an empty cluster holds, by size."""
+        self._misfits: dict[ResourceRequest, Admission] = {}
+        """Why jobs wait that an empty cluster does not hold, by request."""
         self._blocked = False
         """Whether a job waits for capacity, so that later ones may only start beside it."""
         self._all_placed = all(size.node for size in self._taken)
@@ -200,7 +202,9 @@ class _QueuePlan:
             return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
         most = self._count_in_empty_cluster(worker_resources(job.request))
         if most < job.request.min:
-            return self._explain_misfit(job.request, most)
+            if job.request not in self._misfits:
+                self._misfits[job.request] = self._explain_misfit(job.request, most)
+            return self._misfits[job.request]
         exhausted = self._list_exhausted(job)
         if exhausted:
             self._wait_for_quota(job, exhausted)
@@ -213,7 +217,7 @@ class _QueuePlan:
         at the moment, or it is too small.
         """
         if any(node.unschedulable for node in self._nodes):
-            most = count_fitting(worker_resources(request), _reopen(self._nodes), ())
+            most = count_fitting(worker_resources(request), _as_schedulable(self._nodes), ())
         if most >= request.min:
             names = _describe_unschedulable(request, self._nodes)
             message = f"needs {_describe_group(request)}; {names}"
@@ -296,8 +300,8 @@ class _QueuePlan:
         that take no workers.
         """
         message = self._describe_use(request, now)
-        reopened, taken = _reopen(self._nodes), [*self._taken, *self._foreign]
-        if count_placeable(request, reopened, taken) < request.min:
+        schedulable, taken = _as_schedulable(self._nodes), [*self._taken, *self._foreign]
+        if count_placeable(request, schedulable, taken) < request.min:
             return message
         return f"{message}; {_describe_unschedulable(request, self._nodes)}"
 
@@ -319,17 +323,17 @@ class _QueuePlan:
         return f"{message}; {foreign}" if foreign else message
 
 
-def _reopen(nodes: Sequence[Resources]) -> list[Resources]:
+def _as_schedulable(nodes: Sequence[Resources]) -> list[Resources]:
     """Return the nodes as if all of them took workers."""
     return [replace(node, unschedulable="") for node in nodes]
 
 
 def _describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """Name the nodes that take no workers and could hold one of a job, and what takes them back."""
+    """Name the unschedulable nodes that could hold a worker of a job, and how to use them again."""
     size = worker_resources(request)
-    closed = [node for node in nodes if node.unschedulable]
-    fitting = [node for node in closed if count_fitting(size, _reopen([node]), ())]
-    found = list(dict.fromkeys(node.unschedulable for node in fitting))
+    unschedulable = [node for node in nodes if node.unschedulable]
+    fitting = [node for node in unschedulable if count_fitting(size, _as_schedulable([node]), ())]
+    found = sorted({node.unschedulable for node in fitting})
     more = len(found) - _NAMED_NODES
     shown = "; ".join(found[:_NAMED_NODES])
     return f"{shown}; {more} more: 'accordion nodes' lists them" if more > 0 else shown

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
 from service.domain.cluster_snapshot import name_of_node
 from service.domain.job_status import UNFINISHED
-from service.domain.node_avoidance import Avoidance, NodeRecord
+from service.domain.node_avoidance import Avoidance, NodeFailure, NodeRecord
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.leases import is_newest_token
 from service.store.models import ClusterRow, JobRow, NodeFailureRow, NodeRow
 from workers.contract import FailureRecord, Record
 
-KEPT_S = 7 * 86_400.0
-"""How long a failure is kept, in seconds."""
 _MAX_TEXT = 2000
 """Characters of a reason that a row keeps."""
 
@@ -27,8 +25,8 @@ _MAX_TEXT = 2000
 def record_node_failures(
     session: Session, job: JobRow, *, record: Record, failure: FailureRecord
 ) -> None:
-    """Store a failure once for each node that may be the cause, and drop old ones. A node that the
-    newest snapshot does not have is left out.
+    """Store a failure once for each node that may be the cause. A node that is not in the newest
+    snapshot is left out.
     """
     if not failure.nodes:
         return
@@ -49,7 +47,12 @@ def record_node_failures(
         )
         for name in sorted(names)
     )
-    session.execute(delete(NodeFailureRow).where(NodeFailureRow.time < record.time - KEPT_S))
+
+
+def blank_node_failures(session: Session, job_id: str) -> None:
+    """Keep the failures of a job that is being deleted, without its owner and what happened."""
+    rows = update(NodeFailureRow).where(NodeFailureRow.job_id == job_id)
+    session.execute(rows.values(owner=None, reason=""))
 
 
 class NodeStore:
@@ -67,19 +70,43 @@ class NodeStore:
         with self._database.read() as session:
             return {row.name: _record_of(row) for row in session.scalars(query)}
 
-    def list_failures(self, *, last_s: float) -> Sequence[NodeFailureRow]:
-        """List the failures of the last `last_s` seconds, the newest first."""
-        query = select(NodeFailureRow).where(NodeFailureRow.time > self._clock() - last_s)
-        newest_first = query.order_by(NodeFailureRow.time.desc(), NodeFailureRow.id.desc())
+    def read_failures(self, *, last_s: float) -> list[NodeFailure]:
+        """Return the failures of the last `last_s` seconds, as far as rules need them."""
+        row = NodeFailureRow
+        query = select(row.node, row.job_id, row.time, row.owner).where(self._is_newer(last_s))
         with self._database.read() as session:
-            return session.scalars(newest_first).all()
+            return [NodeFailure(**found) for found in session.execute(query).mappings()]
+
+    def count_failures(self, *, last_s: float) -> dict[str, int]:
+        """Count the failures of the last `last_s` seconds by node."""
+        query = select(NodeFailureRow.node, func.count()).where(self._is_newer(last_s))
+        with self._database.read() as session:
+            return dict(session.execute(query.group_by(NodeFailureRow.node)).tuples().all())
+
+    def list_failures(self, *, last_s: float, per_node: int) -> Sequence[NodeFailureRow]:
+        """List the newest failures of each node, at most `per_node`, of the last `last_s` seconds;
+        the newest first.
+        """
+        newest_first = NodeFailureRow.time.desc(), NodeFailureRow.id.desc()
+        number = func.row_number().over(partition_by=NodeFailureRow.node, order_by=newest_first)
+        numbered = select(NodeFailureRow.id, number.label("number")).where(self._is_newer(last_s))
+        found = numbered.subquery()
+        query = select(NodeFailureRow).join(found, found.c.id == NodeFailureRow.id)
+        with self._database.read() as session:
+            few = query.where(found.c.number <= per_node).order_by(*newest_first)
+            return session.scalars(few).all()
+
+    def _is_newer(self, last_s: float) -> ColumnElement[bool]:
+        return NodeFailureRow.time > self._clock() - last_s
 
     def start_avoidance(self, avoidance: Avoidance, token: int) -> None:
-        """Store that a node is avoided from now on, unless the scheduler has lost its lease."""
+        """Store that a node is avoided from now on, unless the scheduler has lost its lease, or the
+        node was restored since the failures were read.
+        """
         now = self._clock()
 
         def change(session: Session, row: NodeRow) -> None:
-            if is_newest_token(session, token):
+            if is_newest_token(session, token) and row.restored_at == avoidance.restored_at:
                 row.avoided_since, row.avoided_until = now, avoidance.until
                 row.avoided_because = avoidance.because
                 row.num_avoided = avoidance.num_avoided

@@ -336,8 +336,8 @@ class Repository:
         with self.database.read() as session:
             return session.get(ClusterRow, 1)
 
-    def unschedulable_nodes(self) -> dict[str, str]:
-        """Why no workers are placed on nodes that are alive, by Ray's ID."""
+    def unschedulable_nodes(self) -> tuple[str, ...]:
+        """Ray's IDs of the nodes that are alive and on which no workers are placed, sorted."""
         row = self.cluster()
         return list_unschedulable(row.nodes if row else [])
 

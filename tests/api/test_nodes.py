@@ -106,10 +106,10 @@ def test_no_worker_is_placed_on_an_avoided_node(three: World) -> None:
     three.train(job_id)
     three.turn(10)
     assert three.job(job_id).workers == 4
-    assert list(three.runtime.jobs[job_id].launch.avoid) == ["node-1"]
+    assert three.runtime.jobs[job_id].launch.avoid == ("node-1",)
     three.clock.now += three.settings.node_avoid_s
     three.train(job_id, workers=6)
-    assert three.runtime.jobs[job_id].orders.avoid == {}
+    assert three.runtime.jobs[job_id].orders.avoid == ()
 
 
 def test_a_job_that_fits_nowhere_else_names_the_node_and_blocks_nobody(
@@ -123,7 +123,7 @@ def test_a_job_that_fits_nowhere_else_names_the_node_and_blocks_nobody(
     assert (job.status, job.reason) == (Status.QUEUED, Reason.WAITING_FOR_NODE)
     [entry] = client.get("/api/v1/queue").json()["items"]
     assert f"node {BAD} is avoided until " in entry["message"]
-    assert f"'accordion node restore {BAD}' takes it back" in entry["message"]
+    assert f"run 'accordion node restore {BAD}' to use it again" in entry["message"]
     three.cancel(small)
     assert client.post(f"{NODES}/{BAD}/restore").json()["state"] == "AVAILABLE"
     three.train(large)
@@ -141,7 +141,7 @@ def test_workers_on_a_cordoned_node_stay_and_learn_that_no_more_come(
     job = three.job(job_id)
     assert (job.status, job.workers, job.world_size) == (Status.RUNNING, 2, 2)
     avoid = three.runtime.jobs[job_id].orders.avoid
-    assert avoid == {"node-1": done.json()["message"]}
+    assert avoid == ("node-1",)
     assert job.orders_confirmed == job.orders_version
 
 
@@ -182,7 +182,7 @@ def test_never_more_than_half_of_the_nodes_are_avoided(client: TestClient, three
     have_node_avoided(three, "node-1")
     have_node_avoided(three, "node-2")
     found = nodes_of(client)
-    assert (found[BAD]["state"], found["10.0.0.3"]["state"]) == ("AVOIDED", "SPARED")
+    assert (found[BAD]["state"], found["10.0.0.3"]["state"]) == ("AVOIDED", "FAILING")
     assert "at most half of the nodes" in found["10.0.0.3"]["message"]
     job_id = three.submit(workers={"min": 1, "max": 6}, **LONG)
     three.train(job_id)
@@ -198,11 +198,38 @@ def test_an_avoided_node_outlives_the_scheduler(client: TestClient, three: World
     assert client.get("/api/v1/cluster").json()["nodes"][1]["unschedulable"]
 
 
-def test_a_failure_on_an_unknown_node_is_no_nodes(client: TestClient, three: World) -> None:
+def test_a_failure_on_an_unknown_node_counts_against_no_node(
+    client: TestClient, three: World
+) -> None:
     job_id = three.submit(**ONE)
     three.train(job_id)
     fail_on_node(three, job_id, "never-seen")
     assert all(node["failures"] == [] for node in nodes_of(client).values())
+
+
+def test_a_node_lists_its_newest_failures_and_counts_all(client: TestClient, three: World) -> None:
+    with three.database.write() as session:
+        session.add_all(
+            NodeFailureRow(
+                node=BAD, time=three.clock.now - age, job_id=str(age), attempt=1, reason="why"
+            )
+            for age in range(25)
+        )
+    three.turn(2)
+    found = nodes_of(client)[BAD]
+    assert found["num_failures"] == 25
+    assert [one["job_id"] for one in found["failures"]] == [str(age) for age in range(20)]
+
+
+def test_a_failure_outlives_its_job_without_its_owner(client: TestClient, three: World) -> None:
+    job_id = three.submit(**ONE)
+    three.train(job_id)
+    fail_on_node(three, job_id)
+    three.cancel(job_id)
+    three.finish(job_id)
+    client.delete(f"/api/v1/jobs/{job_id}").raise_for_status()
+    [failure] = nodes_of(client)[BAD]["failures"]
+    assert (failure["job_id"], failure["owner"], failure["reason"]) == (job_id, None, "")
 
 
 def test_metrics_count_nodes_and_failures(client: TestClient, three: World) -> None:
@@ -212,6 +239,10 @@ def test_metrics_count_nodes_and_failures(client: TestClient, three: World) -> N
     assert 'accordion_nodes{state="AVAILABLE"} 2.0' in lines
     assert 'accordion_node_failures{node="10.0.0.2"} 3.0' in lines
     assert 'accordion_node_failures{node="10.0.0.1"} 0.0' in lines
+    three.runtime.cpus = [2.0]
+    three.turn(8)
+    lines = client.get("/metrics").text.splitlines()
+    assert 'accordion_node_failures{node="10.0.0.2"} 3.0' in lines, "also while it is gone"
 
 
 def put_nodes(team: Team) -> None:

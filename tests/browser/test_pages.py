@@ -178,7 +178,7 @@ def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
     row = page.locator("#nodes tr", has_text="10.0.0.2")
     expect(row).to_contain_text("Cordoned")
-    expect(row).to_contain_text("new GPUs; 'accordion node restore 10.0.0.2' takes it back")
+    expect(row).to_contain_text("new GPUs; run 'accordion node restore 10.0.0.2' to use it again")
     service.client.post(f"{node}/restore").raise_for_status()
     expect(row).to_contain_text("Alive")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from workers.contract import Launch
 
 
 def start_job(
-    cluster: Cluster, folder: Path, spec: dict[str, Any], *, avoid: Mapping[str, str] | None = None
+    cluster: Cluster, folder: Path, spec: dict[str, Any], *, avoid: Sequence[str] = ()
 ) -> Life:
     """Start a job on a cluster; `avoid` are the nodes on which it may start no process."""
     checked = job_spec(spec)
@@ -29,7 +29,7 @@ def start_job(
         workers=checked.workers.max,
         storage=storage,
         spec=checked,
-        avoid=dict(avoid or {}),
+        avoid=tuple(avoid),
     )
     life = Life(RayBackend(address=cluster.address), launch)
     life.backend.start(launch)

@@ -58,14 +58,14 @@ def test_a_node_that_is_avoided_and_then_loses_a_worker(tmp_path: Path) -> None:
     folder.mkdir()
     with connected_cluster(nodes=1) as made:
         node, spec = made.add(options=["--node-name=gpu-7"]), job(folder, **ELASTIC)
-        life = start_job(made, tmp_path, spec, avoid={node.id: "it is avoided"})
+        life = start_job(made, tmp_path, spec, avoid=[node.id])
         watched = Watched(life, folder)
         watched.reach(AFTER)
         assert (watched.sizes(), node.workers("ray::Worker")) == ([1], [])
         names = {one.id: one.name for one in life.backend.nodes()}
         assert names.pop(node.id) == "gpu-7"
         assert len(set(names.values())) == 1, "the machine's address"
-        life.order(DesiredState(version=1, avoid={}))
+        life.order(DesiredState(version=1, avoid=()))
         watched.wait_for_sizes(1, 2)
         [worker] = node.workers("ray::Worker")
         watched.fault()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -213,7 +213,7 @@ class Attempt:
             )
             self.host.publish_status(waiting_for or storage_is_back, is_waiting=bool(waiting_for))
 
-    def _adjust_processes(self, size: Size, avoid: Mapping[str, str]) -> ScalingPlan:
+    def _adjust_processes(self, size: Size, avoid: Collection[str]) -> ScalingPlan:
         """Start and stop processes; return the plan for the group."""
         if self._avoided.update(avoid, self.clock()):
             for process in [one for one in self.pool.processes if one.node is None]:

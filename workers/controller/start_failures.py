@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
@@ -49,33 +49,36 @@ class AvoidedNodes:
     """When each node may be used again that this attempt avoids by itself."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why it avoids each of them, in one sentence."""
-    ordered: dict[str, str] = field(default_factory=dict)
-    """Nodes that the scheduler has ordered to avoid, and why."""
+    ordered: frozenset[str] = frozenset()
+    """Nodes that the scheduler has ordered to avoid."""
 
     @property
     def nodes(self) -> frozenset[str]:
         """All of these nodes."""
-        return frozenset(self.until) | frozenset(self.ordered)
+        return self.ordered.union(self.until)
 
     @property
     def explanations(self) -> list[str]:
         """Why nodes are avoided, one sentence each."""
-        return [*self.reasons.values(), *self.ordered.values()]
+        if not self.ordered:
+            return list(self.reasons.values())
+        nodes = "1 node takes" if len(self.ordered) == 1 else f"{len(self.ordered)} nodes take"
+        return [*self.reasons.values(), f"{nodes} no workers: 'accordion nodes' lists them"]
 
     def add(self, verdict: StartVerdict, now: float) -> None:
         """Avoid the verdict's nodes for `AVOID_S` from now on."""
         self.until |= dict.fromkeys(verdict.avoid, now + AVOID_S)
         self.reasons |= dict.fromkeys(verdict.avoid, verdict.failure.message)
 
-    def update(self, ordered: Mapping[str, str], now: float) -> bool:
+    def update(self, ordered: Collection[str], now: float) -> bool:
         """Drop the nodes whose time is over, and take over the scheduler's; return whether a
         process that is not placed yet must be requested again.
         """
         over = [node for node, until in self.until.items() if now >= until]
         for node in over:
             del self.until[node], self.reasons[node]
-        has_changed = ordered.keys() != self.ordered.keys()
-        self.ordered = dict(ordered)
+        has_changed = self.ordered != frozenset(ordered)
+        self.ordered = frozenset(ordered)
         return bool(over) or has_changed
 
 

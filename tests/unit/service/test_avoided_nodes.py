@@ -9,19 +9,21 @@ import pytest
 
 from service.avoided_nodes import NodeAvoidance
 from service.domain.access import FULL_ACCESS
+from service.domain.node_avoidance import AvoidanceRules, start_avoidances
+from service.retention import NODE_FAILURE_RETENTION_S, RowRetention
 from service.runtime.protocol import Node
 from service.settings import load_settings
 from service.store.database import Database
 from service.store.job_submission import JobSubmission
 from service.store.leases import Lease
 from service.store.models import JobRow, NodeFailureRow
-from service.store.node_rows import KEPT_S, NodeStore
+from service.store.node_rows import NodeStore
 from tests.api.world import DIGITS
 from workers.contract import JobSpec
 
 pytestmark = pytest.mark.each_database
 NOW = 1_800_000_000.0
-WHY = "node 10.0.0.7 is cordoned by ada; 'accordion node restore 10.0.0.7' takes it back"
+WHY = "node 10.0.0.7 is cordoned by ada; run 'accordion node restore 10.0.0.7' to use it again"
 
 
 @dataclass
@@ -148,7 +150,7 @@ def test_a_scheduler_that_lost_its_lease_avoids_nothing(here: World) -> None:
     assert here.avoidance.mark_nodes([node(7), node(8)], token)[0].unschedulable == ""
 
 
-def test_what_a_cordon_repeats_has_no_effect(here: World) -> None:
+def test_a_repeated_cordon_has_no_effect(here: World) -> None:
     here.store.cordon(FULL_ACCESS, "a", "new GPUs")
     at = here.store.read_records()["a"].cordoned_at
     here.now += 5
@@ -159,7 +161,29 @@ def test_what_a_cordon_repeats_has_no_effect(here: World) -> None:
 
 
 def test_failures_are_listed_newest_first_and_by_age(here: World) -> None:
-    here.fail("a", "old", ago_s=KEPT_S)
+    here.fail("a", "old", ago_s=3600)
     here.fail("a", "one", ago_s=60)
     here.fail("b", "two", ago_s=5)
-    assert [row.job_id for row in here.store.list_failures(last_s=3600)] == ["two", "one"]
+    assert [row.job_id for row in here.store.list_failures(last_s=3600, per_node=9)] == [
+        "two",
+        "one",
+    ]
+
+
+def test_old_failures_are_deleted_with_other_old_rows(here: World) -> None:
+    here.fail("a", "old", ago_s=NODE_FAILURE_RETENTION_S + 1)
+    here.fail("a", "kept", ago_s=NODE_FAILURE_RETENTION_S - 1)
+    retention = RowRetention(here.database, load_settings(), clock=here.clock, monotonic=here.clock)
+    retention.delete_if_due()
+    assert [one.job_id for one in here.store.read_failures(last_s=1e9)] == ["kept"]
+
+
+def test_a_restore_after_the_failures_were_read_is_not_undone(here: World) -> None:
+    here.fail("10.0.0.7", "one", "one", "two")
+    rules = AvoidanceRules(failures=3, window_s=1800, first_s=1800, longest_s=86_400)
+    failures = here.store.read_failures(last_s=1800)
+    [decided] = start_avoidances(failures, here.store.read_records(), rules, now=here.now)
+    here.store.cordon(FULL_ACCESS, "10.0.0.7", "")
+    here.store.restore(FULL_ACCESS, "10.0.0.7")
+    here.store.start_avoidance(decided, here.lease.hold() or 0)
+    assert here.mark(node(7), node(8)) == ["", ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain.node_avoidance import (
-    MAX_NODES_PER_JOB,
+    MAX_NODES,
     AvoidanceRules,
     NodeFailure,
     NodeRecord,
@@ -20,7 +21,7 @@ from service.domain.node_avoidance import (
 )
 
 NOW = 1_800_000_000.0
-RULES = AvoidanceRules()
+RULES = AvoidanceRules(failures=3, window_s=1800.0, first_s=1800.0, longest_s=86_400.0)
 NAMES = ("a", "b", "c", "d", "e")
 TIMES = st.floats(NOW - 4000, NOW + 100)
 FAILURES = st.lists(
@@ -53,8 +54,15 @@ RECORDS = st.lists(
 ).map(lambda records: {record.name: record for record in records})
 
 
-def failures(*jobs: str, node: str = "a", time: float = NOW - 10) -> list[NodeFailure]:
-    return [NodeFailure(node=node, job_id=job, time=time) for job in jobs]
+def failures(
+    *jobs: str, node: str = "a", time: float = NOW - 10, owner: str | None = None
+) -> list[NodeFailure]:
+    return [NodeFailure(node=node, job_id=job, time=time, owner=owner) for job in jobs]
+
+
+def of_one_kind(names: Collection[str]) -> dict[str, bool]:
+    """Nodes without GPUs."""
+    return dict.fromkeys(names, False)
 
 
 @given(FAILURES, RECORDS, ANY_RULES)
@@ -65,24 +73,29 @@ def test_failures_of_one_job_never_have_a_node_avoided(
     assert start_avoidances(of_one, records, rules, now=NOW) == []
 
 
-@given(FAILURES, RECORDS, ANY_RULES)
-def test_every_avoidance_ends_by_itself(
-    found: list[NodeFailure], records: dict[str, NodeRecord], rules: AvoidanceRules
-) -> None:
-    for avoidance in start_avoidances(found, records, rules, now=NOW):
+@given(RECORDS, ANY_RULES.filter(lambda rules: rules.failures > 0))
+def test_every_avoidance_expires(records: dict[str, NodeRecord], rules: AvoidanceRules) -> None:
+    free = {name: one for name, one in records.items() if not one.is_cordoned}
+    found = failures(*["1", "2"] * rules.failures, time=NOW)
+    started = start_avoidances(found, free, rules, now=NOW)
+    last = max(free["a"].avoided_since or 0.0, free["a"].restored_at) if "a" in free else 0.0
+    assert started or free["a"].is_avoided(NOW) or last >= NOW
+    for avoidance in started:
         assert NOW < avoidance.until <= NOW + rules.longest_s
         later = NodeRecord(name="a", avoided_since=NOW, avoided_until=avoidance.until)
         assert later.is_avoided(NOW)
         assert not later.is_avoided(NOW + rules.longest_s)
 
 
-@given(RECORDS, st.lists(st.sampled_from(NAMES), unique=True))
-def test_at_most_half_of_the_nodes_are_avoided(
-    records: dict[str, NodeRecord], names: list[str]
+@given(RECORDS, st.dictionaries(st.sampled_from(NAMES), st.booleans()))
+def test_at_most_half_of_the_nodes_of_a_kind_are_avoided(
+    records: dict[str, NodeRecord], has_gpus: dict[str, bool]
 ) -> None:
-    states = [find_states(records, names, NOW)[name] for name in names]
-    avoided, cordoned = states.count(NodeState.AVOIDED), states.count(NodeState.CORDONED)
-    assert avoided == 0 or avoided + cordoned <= len(names) / 2
+    found = find_states(records, has_gpus, NOW)
+    for kind in (True, False):
+        states = [found[name] for name, has_some in has_gpus.items() if has_some is kind]
+        avoided, cordoned = states.count(NodeState.AVOIDED), states.count(NodeState.CORDONED)
+        assert avoided == 0 or avoided + cordoned <= len(states) / 2
 
 
 @given(FAILURES, RECORDS, ANY_RULES)
@@ -117,11 +130,26 @@ def test_other_failures_do_not(found: list[NodeFailure], rules: AvoidanceRules) 
 
 
 def test_a_job_that_fails_on_many_nodes_counts_for_none() -> None:
-    others = NAMES[1 : MAX_NODES_PER_JOB + 1]
+    others = NAMES[1 : MAX_NODES + 1]
     elsewhere = [one for node in others for one in failures("1", node=node)]
     found = failures("1", "1", "2")
     assert start_avoidances(found, {}, RULES, now=NOW)
     assert start_avoidances([*found, *elsewhere], {}, RULES, now=NOW) == []
+
+
+def test_an_owner_whose_jobs_fail_on_many_nodes_counts_for_none() -> None:
+    others = [failures(f"9{node}", node=node, owner="ada") for node in NAMES[1 : MAX_NODES + 1]]
+    found = failures("1", "1", "2", owner="ada")
+    assert start_avoidances(found, {}, RULES, now=NOW)
+    sweep = [*found, *(one for some in others for one in some)]
+    assert start_avoidances(sweep, {}, RULES, now=NOW) == []
+    of_bob = failures("3", "3", "4", owner="bob")
+    assert [one.name for one in start_avoidances([*sweep, *of_bob], {}, RULES, now=NOW)] == ["a"]
+
+
+def test_the_only_node_with_gpus_is_never_avoided() -> None:
+    has_gpus = {"a": True, "b": False, "c": False}
+    assert find_states({"a": avoided("a", NOW - 1)}, has_gpus, NOW)["a"] is NodeState.FAILING
 
 
 def test_each_further_avoidance_lasts_twice_as_long_up_to_a_day() -> None:
@@ -162,10 +190,10 @@ def avoided(name: str, since: float) -> NodeRecord:
 
 def test_beyond_half_of_the_nodes_those_avoided_last_are_used() -> None:
     records = {name: avoided(name, NOW - age) for name, age in [("a", 30), ("b", 10), ("c", 20)]}
-    states = find_states(records, NAMES, NOW)
+    states = find_states(records, of_one_kind(NAMES), NOW)
     assert [states[name].value for name in NAMES] == [
         "AVOIDED",
-        "SPARED",
+        "FAILING",
         "AVOIDED",
         "AVAILABLE",
         "AVAILABLE",
@@ -175,12 +203,12 @@ def test_beyond_half_of_the_nodes_those_avoided_last_are_used() -> None:
 
 def test_cordoned_nodes_count_towards_the_half() -> None:
     records = {"a": avoided("a", NOW - 1), "b": NodeRecord(name="b", cordoned_at=NOW)}
-    assert find_states(records, ["a", "b", "c"], NOW)["a"] is NodeState.SPARED
-    assert find_states(records, ["a", "b", "c", "d"], NOW)["a"] is NodeState.AVOIDED
+    assert find_states(records, of_one_kind("abc"), NOW)["a"] is NodeState.FAILING
+    assert find_states(records, of_one_kind("abcd"), NOW)["a"] is NodeState.AVOIDED
 
 
 def test_the_only_node_is_never_avoided() -> None:
-    assert find_states({"a": avoided("a", NOW - 1)}, ["a"], NOW)["a"] is NodeState.SPARED
+    assert find_states({"a": avoided("a", NOW - 1)}, {"a": False}, NOW)["a"] is NodeState.FAILING
 
 
 def test_a_clock_that_is_set_back_ends_an_avoidance() -> None:
@@ -191,11 +219,12 @@ def test_a_node_that_takes_no_workers_is_named_with_the_way_out() -> None:
     record = replace(avoided("gpu-7", NOW), avoided_until=NOW)
     assert describe_node_state(record, NodeState.AVOIDED) == (
         "node gpu-7 is avoided until 2027-01-15 08:00 UTC after 3 failures of workers of 2 jobs;"
-        " 'accordion node restore gpu-7' takes it back"
+        " run 'accordion node restore gpu-7' to use it again"
     )
     cordoned = NodeRecord(
         name="gpu-7", cordoned_at=NOW, cordoned_by="ada", cordon_reason="new GPUs"
     )
     assert describe_node_state(cordoned, NodeState.CORDONED) == (
-        "node gpu-7 is cordoned by ada: new GPUs; 'accordion node restore gpu-7' takes it back"
+        "node gpu-7 is cordoned by ada: new GPUs; run 'accordion node restore gpu-7' to use it"
+        " again"
     )

@@ -24,7 +24,7 @@ const quotaRows = (quota) => [
   ...Object.entries(quota.used_by_user).map(([user, used]) => quotaRow(quota, `– user ${user}`, used)),
 ];
 
-const PLACEMENT = { AVOIDED: ["bad", "Avoided"], CORDONED: ["wait", "Cordoned"], SPARED: ["wait", "Failing"] };
+const PLACEMENT = { AVOIDED: ["bad", "Avoided"], CORDONED: ["wait", "Cordoned"], FAILING: ["wait", "Failing"] };
 
 const nodeState = (node, placement) => {
   if (!node.alive) return ["bad", "Dead"];
@@ -33,7 +33,7 @@ const nodeState = (node, placement) => {
 
 const failuresOf = (placement) => {
   const [newest] = placement?.failures ?? [];
-  return [String(placement?.failures.length ?? 0), newest && element("div", { className: "quiet small", title: newest.reason ?? "" }, `last ${ago(newest.time)}`)].filter(Boolean);
+  return [String(placement?.num_failures ?? 0), newest && element("div", { className: "quiet small", title: newest.reason ?? "" }, `last ${ago(newest.time)}`)].filter(Boolean);
 };
 
 const traits = (node) => [
