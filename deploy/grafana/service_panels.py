@@ -150,7 +150,7 @@ NODES = Row(
             description=(
                 "Nodes that could take workers. AVOIDED: workers of several jobs failed there."
                 " FAILING: used although it would be avoided, because half of the nodes of its kind"
-                " already are. CORDONED: an operator took it out."
+                " already are. CORDONED: by an operator."
             ),
             queries=one_query(of_service("accordion_nodes"), "{{state}}"),
         ),

@@ -117,6 +117,8 @@ def find_homeless(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> s
         job = kept[index]
         if job.starting or job.leaving or job.placed is None:
             continue
+        if len(job.placed) >= min(job.request.min, job.allocated_workers):
+            continue
         reduced = replace(job, allocated_workers=len(job.placed))
         with_job = [size for one in kept for size in _list_minimum(one)]
         kept[index] = reduced

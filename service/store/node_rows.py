@@ -81,7 +81,7 @@ class NodeStore:
         """Count the failures of the last `last_s` seconds by node."""
         query = select(NodeFailureRow.node, func.count()).where(self._is_newer(last_s))
         with self._database.read() as session:
-            return dict(session.execute(query.group_by(NodeFailureRow.node)).tuples().all())
+            return dict(session.execute(query.group_by(NodeFailureRow.node)).all())
 
     def list_failures(self, *, last_s: float, per_node: int) -> Sequence[NodeFailureRow]:
         """List the newest failures of each node, at most `per_node`, of the last `last_s` seconds;
