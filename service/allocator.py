@@ -4,11 +4,12 @@ holds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.domain.allocation import find_unplaceable, plan_allocations
+from service.domain.allocation import find_stranded, find_unplaceable, plan_allocations
 from service.domain.jobs import Reason, Status
 from service.domain.queue import Admission, AllocatedJob, plan_queue
 from service.domain.resources import Resources, list_worker_resources, sort_custom
@@ -30,6 +31,10 @@ class ClusterState:
     nodes: Sequence[Node] = ()
     supervisors: dict[str, SupervisorState] = field(default_factory=dict)
     """Supervisors by job id."""
+    placed: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    """Attempt of each job, and the nodes of its worker processes when they were last known; for a
+    moment a supervisor may not answer, or be restarted.
+    """
     placed_at: dict[str, float] = field(default_factory=dict)
     """When a worker process of the job was last seen placed on a node, by job id; monotonic clock.
     """
@@ -43,18 +48,29 @@ class ClusterState:
         placed = {
             job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed
         }
+        self.placed |= {
+            job_id: (supervisor.attempt, supervisor.placed)
+            for job_id, supervisor in self.supervisors.items()
+            if supervisor.placed is not None
+        }
         kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
         self.placed_at = kept | placed
 
     def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
-        """Store the use of the nodes, besides the workers of these jobs."""
-        held = self.held_resources(rows)
+        """Store the use of the nodes, by the workers of these jobs and besides."""
+        held = self.held_resources(rows := list(rows))
+        ids = {row.id for row in rows}
+        self.placed = {job_id: last for job_id, last in self.placed.items() if job_id in ids}
         self.foreign_use.record_survey(self.nodes, held, now)
         found = {size.node: size for size in self.foreign_use.estimate(held)}
         none = Resources(cpus=0.0, gpus=0.0)
+        placed = {row.id: Counter(self.placed_nodes(row) or ()) for row in rows}
         self.nodes = [
             replace(
                 node,
+                workers={
+                    id_: counts[node.id] for id_, counts in placed.items() if node.id in counts
+                },
                 cpus_foreign=found.get(node.id, none).cpus,
                 gpus_foreign=found.get(node.id, none).gpus,
             )
@@ -65,7 +81,7 @@ class ClusterState:
         """Workers of these jobs, one entry each, including processes that are about to be
         removed.
         """
-        placed = [(row, self.placed_nodes(row)) for row in rows]
+        placed = [(row, self.placed_nodes(row) or ()) for row in rows]
         return [
             size
             for row, at in placed
@@ -87,7 +103,7 @@ class ClusterState:
         return max(deadline, placed_at + start_timeout_s)
 
     def usable_nodes(self) -> list[Resources]:
-        """Capacity of the nodes that accept workers."""
+        """Capacity of the nodes that are alive and not draining."""
         return [
             Resources(
                 cpus=node.cpus,
@@ -96,17 +112,18 @@ class ClusterState:
                 custom=sort_custom(node.custom),
                 labels=frozenset(node.labels.items()),
                 node=node.id,
+                unschedulable=node.unschedulable,
             )
             for node in self.nodes
             if node.alive and not node.draining
         ]
 
-    def placed_nodes(self, job: JobRow) -> tuple[str, ...]:
-        """Nodes of the job's worker processes, in the order in which they are kept; empty if
-        unknown.
+    def placed_nodes(self, job: JobRow) -> tuple[str, ...] | None:
+        """Nodes of the job's worker processes as last known, in the order in which they are kept;
+        None if unknown.
         """
-        found = self.supervisors.get(job.id)
-        return found.placed or () if found is not None and found.attempt == job.attempt else ()
+        attempt, placed = self.placed.get(job.id, (0, ()))
+        return placed if attempt == job.attempt else None
 
     def num_unplaced(self, job: JobRow) -> int:
         """Number of processes that the job still needs for its minimum and that have no
@@ -187,15 +204,15 @@ class Allocator:
                 self._writes.preempt(row, token, why=found.why, grace_s=settings.cancel_grace_s)
 
     def seconds_unplaceable(self, job_id: str) -> float:
-        """How long a starting job has had no capacity for its minimum, in seconds; 0 if it has
-        some.
+        """How long a job without a worker group has had no capacity for its minimum, in seconds; 0
+        if it has some.
         """
         since: Mapping[str, float] = self._unplaceable_since
         return max(0.0, self._clock() - since[job_id]) if job_id in since else 0.0
 
     def _note_unplaceable(self, jobs: Sequence[AllocatedJob], cluster: ClusterState) -> None:
         now, nodes = self._clock(), cluster.usable_nodes()
-        found = find_unplaceable(jobs, nodes) if nodes else set()
+        found = find_unplaceable(jobs, nodes) | find_stranded(jobs, nodes) if nodes else set()
         self._unplaceable_since = {
             job_id: self._unplaceable_since.get(job_id, now) for job_id in found
         }

@@ -24,6 +24,7 @@ from service.api import (
     login_codes,
     login_links,
     model_downloads,
+    nodes,
     overrides,
     plans,
     quotas,
@@ -96,7 +97,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 def _include_routers(app: FastAPI) -> None:
     accounts_and_logins = (accounts, quotas, user_secrets, login_links, login_codes)
     jobs_and_history = (jobs, batches, steering, history, overrides, streams, plans)
-    others = (catalog, code, model_downloads, webhooks)
+    others = (catalog, code, model_downloads, nodes, webhooks)
     for module in (*jobs_and_history, *others, *accounts_and_logins):
         app.include_router(module.router, prefix="/api/v1")
     login_pages = (login.router, login_codes.exchange_router, provider_login.router)

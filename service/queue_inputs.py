@@ -62,10 +62,10 @@ class QueueReader:
     def list_allocated(
         self,
         rows: Sequence[JobRow],
-        nodes_of: Callable[[JobRow], Sequence[str]] = lambda _: (),
+        nodes_of: Callable[[JobRow], Sequence[str] | None] = lambda _: None,
     ) -> list[AllocatedJob]:
         """Return jobs that hold workers as the rules see them, in their order; `nodes_of` are the
-        nodes of a job's placed processes.
+        nodes of a job's placed processes, None if unknown.
         """
         return [
             build_allocated_job(

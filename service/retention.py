@@ -1,5 +1,5 @@
 """Deletes what is older, or more, than is kept: ended jobs, audit entries, idempotency keys, tokens
-that have ended, and deliveries of webhooks.
+that have ended, failures of nodes, and deliveries of webhooks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from service.store.old_rows import (
     delete_deliveries,
     delete_ended_tokens,
     delete_keys,
+    delete_node_failures,
 )
 from service.store.repository import Repository
 
@@ -29,6 +30,8 @@ KEY_RETENTION_S = 7 * 86_400.0
 """How long an idempotency key is kept."""
 TOKEN_RETENTION_S = 90 * 86_400.0
 """How long a token stays listed after it was revoked or expired. The audit log keeps its ID."""
+NODE_FAILURE_RETENTION_S = 7 * 86_400.0
+"""How long a failure that may be the fault of a node is kept."""
 DELIVERED_RETENTION_S = 7 * 86_400.0
 """How long a delivery of a webhook is kept that succeeded."""
 DEAD_RETENTION_S = 30 * 86_400.0
@@ -87,8 +90,8 @@ class Retention:
 
 
 class RowRetention:
-    """Deletes old audit entries, idempotency keys, tokens and deliveries; `clock` returns seconds
-    since 1970.
+    """Deletes old audit entries, idempotency keys, tokens, failures of nodes and deliveries;
+    `clock` returns seconds since 1970.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class RowRetention:
         if now >= self._keys_due:
             self._keys_due = now + _KEY_INTERVAL_S
             delete_keys(self._database, before=self._clock() - KEY_RETENTION_S)
+            failed_before = self._clock() - NODE_FAILURE_RETENTION_S
+            delete_node_failures(self._database, before=failed_before)
             ended_before = self._clock() - TOKEN_RETENTION_S
             delete_ended_tokens(self._database, before=ended_before, limit=_ROW_BATCH)
         if now >= self._deliveries_due:

@@ -23,6 +23,7 @@ import uuid_utils
 
 from service.allocator import Allocator, ClusterState
 from service.autoscaling import Autoscaling
+from service.avoided_nodes import NodeAvoidance
 from service.code_store import CodeStore
 from service.deadlines import Deadlines
 from service.domain.actions import (
@@ -102,6 +103,7 @@ class Scheduler:
         )
         self._foreign = ForeignJobs()
         self._cluster = ClusterState()
+        self._nodes = NodeAvoidance(database, settings, clock)
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
@@ -209,7 +211,7 @@ class Scheduler:
         ):
             return False
         self._refreshed_at = None
-        self._cluster.nodes = self._runtime.nodes()
+        self._cluster.nodes = self._nodes.mark_nodes(self._runtime.nodes(), token)
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
         self._cluster.update_supervisors(found, now)
         # Read after the survey, which may be slow: every listed supervisor has its row by now.
@@ -393,6 +395,7 @@ class Scheduler:
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
             env=self._env.resolve(spec, job.owner),
             data_cache=find_data_cache(self._settings),
+            avoid=self._repository.unschedulable_nodes(),
             warm_start=find_initial_model(
                 job, spec, repository=self._repository, settings=self._settings
             ),

@@ -6,14 +6,19 @@ All api processes export the same values. What belongs to one of them is in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from service.domain.autoscaler_record import read_autoscaler_record
+from service.domain.cluster_snapshot import find_available_nodes, name_of_node
 from service.domain.jobs import Kind, Reason, Status
+from service.domain.node_avoidance import NodeState, find_states
 from service.domain.webhook_retries import DeliveryState
 from service.metric_samples import Family, Sample
+from service.store.database import Database
 from service.store.database_errors import ErrorKind
+from service.store.node_rows import NodeStore
 from service.store.repository import Repository
 from service.store.scheduler_counts import (
     AUTOSCALER_REQUESTS,
@@ -68,6 +73,12 @@ SERVICE_FAMILIES: Mapping[str, Family] = {
     "accordion_autoscaler_requests_total": Family(
         "counter", "Requests to Ray's autoscaler that were sent, and exchanges with it that failed."
     ),
+    "accordion_nodes": Family(
+        "gauge", "Nodes that could take workers, by whether they do: see GET /nodes."
+    ),
+    "accordion_node_failures": Family(
+        "gauge", "Failures within the last hour that may be the fault of a node, by its name."
+    ),
     "accordion_record_delay_seconds": Family(
         "histogram",
         "Seconds from the time at which a worker made a record, by its own clock, until the record"
@@ -85,9 +96,12 @@ SERVICE_FAMILIES: Mapping[str, Family] = {
         "Attempts to deliver a message, by the state after them: PENDING if another one follows.",
     ),
 }
+_FAILURES_S = 3600.0
+"""Age of the oldest failure that is counted against a node here, in seconds."""
 _QUEUE_REASONS = (
     Reason.SUBMITTED,
     Reason.WAITING_FOR_ROOM,
+    Reason.WAITING_FOR_NODE,
     Reason.WAITING_FOR_QUOTA,
     Reason.NEVER_FITS,
     Reason.NOT_PLACED,
@@ -129,12 +143,27 @@ def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
     asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
     for kind, number in {"waiting": asked.num_waiting, "held": asked.num_held}.items():
         yield Sample("accordion_autoscaler_bundles", number, {"kind": kind})
+    yield from _node_samples(repository.database, cluster.nodes if cluster else [], now)
     yield from _scheduler_samples(repository)
     waiting = read_deliveries(repository.database, now)
     for state, count in waiting.count_by_state.items():
         yield Sample("accordion_webhook_deliveries", count, {"state": state})
     overdue_s = 0.0 if waiting.due_since is None else now - waiting.due_since
     yield Sample("accordion_webhook_overdue_seconds", overdue_s, {})
+
+
+def _node_samples(
+    database: Database, nodes: Sequence[Mapping[str, Any]], now: float
+) -> Iterator[Sample]:
+    store, names = NodeStore(database, lambda: now), find_available_nodes(nodes)
+    states = find_states(store.read_records(names), names, now)
+    by_state = Counter(states[name] for name in names)
+    for state in NodeState:
+        yield Sample("accordion_nodes", by_state[state], {"state": state})
+    failures = store.count_failures(last_s=_FAILURES_S)
+    alive = {name_of_node(node) for node in nodes if node["alive"]}
+    for name in sorted(alive | failures.keys()):
+        yield Sample("accordion_node_failures", failures.get(name, 0), {"node": name})
 
 
 def _scheduler_samples(repository: Repository) -> Iterator[Sample]:

@@ -24,6 +24,8 @@ MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""
 
 
+_YEAR_S = 365 * 86_400.0
+"""Longest duration that a setting may have, in seconds."""
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
 _SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "SECRETS_KEY", "TOKEN"})
 """Suffixes of names whose values are never shown: they contain passwords."""
@@ -201,6 +203,18 @@ class Settings(BaseSettings):
     """Maximum number of workers of waiting jobs that the autoscaler is asked for at a time. Jobs
     further back in the queue ask later, those with a larger minimum never.
     """
+    node_failures: int = Field(default=3, ge=0)
+    """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of
+    one job are never enough.
+    """
+    node_failure_window_s: float = Field(default=1800.0, gt=0, le=_YEAR_S)
+    """How long a failure counts against its node, in seconds."""
+    node_avoid_s: float = Field(default=1800.0, gt=0, le=_YEAR_S)
+    """How long a node is avoided the first time, in seconds; twice as long each further time."""
+    node_avoid_max_s: float = Field(default=86_400.0, gt=0, le=_YEAR_S)
+    """Longest time for which a node is avoided, in seconds. After that long without
+    an avoidance, the count restarts.
+    """
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)
@@ -242,6 +256,13 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("node_failures", mode="after")
+    @classmethod
+    def _check_node_failures(cls, count: int) -> int:
+        if count == 1:
+            raise ValueError("one failure is that of one job; give at least 2, or 0 for never")
+        return count
 
     @field_validator("webhook_networks", mode="before")
     @classmethod

@@ -235,6 +235,8 @@ class FailureRecord(Reported):
     """
     process_died: bool = False
     """Whether a process died while its node stayed."""
+    nodes: tuple[str, ...] = ()
+    """Ray's IDs of the nodes that may be the cause, each once."""
 
 
 class PausedRecord(Strict):
@@ -389,6 +391,8 @@ class DesiredState(Strict):
     """Save, then end the job (`cancel`) or only the attempt (`pause`)."""
     size: Size | None = None
     """Number of workers; None keeps that of the launch."""
+    avoid: tuple[str, ...] | None = None
+    """Ray's IDs of nodes on which no process is started; None keeps those of the launch."""
 
 
 class Launch(Strict):
@@ -402,13 +406,9 @@ class Launch(Strict):
     """Directory for checkpoints and the end file, the same for all attempts of the job."""
     spec: JobSpec
     installation: str = ""
-    """Id of the installation that runs the attempt, part of its actors' names; empty in old
-    launches.
-    """
+    """Id of the installation, part of its actors' names; empty in old launches."""
     code: str | None = None
-    """Path of the user's modules as a zip file that every worker can read; None if the spec names
-    none.
-    """
+    """Path of the user's modules, a zip file that every worker can read; None without any."""
     retried_attempt: int = 0
     """Newest attempt whose recorded end is ignored because the user retried the job: this attempt
     resumes from the newest checkpoint. 0 if there is none.
@@ -419,6 +419,8 @@ class Launch(Strict):
     """Model to start with if the job has no checkpoint yet."""
     data_cache: DataCache = DataCache()
     """Where nodes keep the files of `spec.data` that they fetch."""
+    avoid: tuple[str, ...] = ()
+    """Ray's IDs of nodes on which no process is started."""
 
     def list_secret_values(self) -> list[str]:
         """Return the values of variables that refer to a secret."""

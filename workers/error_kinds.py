@@ -22,6 +22,10 @@ _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)"
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"
 """Part of Ray's message for a process that was killed, crashed, or closed its connection to Ray."""
+_HARDWARE_FAULT = re.compile(
+    r"uncorrectable (ECC|NVLink) error|hardware failure|GPU has fallen off the bus|GPU is lost",
+    re.IGNORECASE,
+)
 _STORAGE_AWAY = frozenset(
     {
         errno.EDQUOT,
@@ -88,6 +92,21 @@ def is_storage_outage(error: BaseException) -> bool:
 def is_storage_error(error: BaseException) -> bool:
     """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
     return isinstance(error, OSError) and error.errno != errno.EBADF
+
+
+def is_hardware_fault(error: BaseException) -> bool:
+    """Whether a GPU is broken. Any other error of a GPU may be the fault of the code: a faulty
+    kernel reads outside its memory, asserts, or uses it up.
+    """
+    return bool(_HARDWARE_FAULT.search(str(error)))
+
+
+def may_be_killed(error: BaseException) -> bool:
+    """Whether a process was killed or lost for no known fault of the code in it, such as a crash or
+    the use of too much memory.
+    """
+    is_own = isinstance(error, ProcessCrashed) or "OutOfMemoryError" in _ray_types(error)
+    return is_process_death(error) and not is_own
 
 
 def is_infrastructure_error(error: BaseException) -> bool:

@@ -6,6 +6,7 @@
     ├── LossNotFinite     too many steps were skipped in a row: loss or gradient was not finite
     ├── CheckpointError   a saved state does not fit this job
     ├── StorageError      the storage of the checkpoints cannot serve this job
+    │   └── StorageNotShared  the node does not see what the other nodes see
     ├── PeerUnfit         another worker of the group cannot take part
     ├── DataFetchError    the data of a job cannot be fetched to a node, or are not there
     ├── CodeError         a user's code cannot be used: the archive, or what it holds
@@ -122,6 +123,10 @@ class StorageError(WorkerError):
     """The storage of the checkpoints cannot serve this job, and waiting does not help."""
 
 
+class StorageNotShared(StorageError):
+    """A node does not see the storage of the checkpoints, which other nodes see."""
+
+
 class PeerUnfit(WorkerError):
     """Another worker of the group cannot take part; its own error holds the reason."""
 
@@ -149,6 +154,7 @@ __all__ = [
     "ProcessCrashed",
     "ProcessLost",
     "StorageError",
+    "StorageNotShared",
     "TaskNotReady",
     "TaskRaised",
     "WorkerError",

@@ -43,7 +43,8 @@ def build_dashboards() -> dict[str, str]:
     ).with_variable(_job_variable())
     service = _board(
         "service",
-        "The service itself: requests, scheduler, records, queue, database, streams and webhooks.",
+        "The service itself: requests, scheduler, nodes, records, queue, database, streams and"
+        " webhooks.",
     )
     return {
         "job": _encode(job, ROWS, ANNOTATIONS),

@@ -140,6 +140,31 @@ SCHEDULER = Row(
         ),
     ),
 )
+NODES = Row(
+    title="Nodes",
+    panels=(
+        Panel(
+            title="Nodes by state",
+            unit="none",
+            width=12,
+            description=(
+                "Nodes that could take workers. AVOIDED: workers of several jobs failed there."
+                " FAILING: used although it would be avoided, because half of the nodes of its kind"
+                " already are. CORDONED: by an operator."
+            ),
+            queries=one_query(of_service("accordion_nodes"), "{{state}}"),
+        ),
+        Panel(
+            title="Failures by node",
+            unit="none",
+            width=12,
+            description=(
+                "Failures of workers within the last hour that may be the fault of their node."
+            ),
+            queries=one_query(of_service("accordion_node_failures"), "{{node}}"),
+        ),
+    ),
+)
 RECORDS = Row(
     title="Records",
     panels=(
@@ -316,4 +341,4 @@ SERVICE_ANNOTATIONS: Mapping[str, tuple[str, str]] = {
         "changes(accordion_scheduler_lease_changes_total[$__interval]) > 0",
     ),
 }
-SERVICE_ROWS = (REQUESTS, SCHEDULER, RECORDS, QUEUE, DATABASE, STREAMS, WEBHOOKS)
+SERVICE_ROWS = (REQUESTS, SCHEDULER, NODES, RECORDS, QUEUE, DATABASE, STREAMS, WEBHOOKS)

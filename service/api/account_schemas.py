@@ -155,8 +155,8 @@ class AuditEntry(Answer):
     action: str
     """What was done, such as `job.cancelled`."""
     subject: str
-    """ID of the job, plan or token, name of the user, secret or webhook, SHA-256 of the upload, or
-    account of the quota, such as `user ada` or `label team:vision`.
+    """ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of the
+    upload, or account of the quota, such as `user ada` or `label team:vision`.
     """
     before: dict[str, Any] | None
     """Values that the change replaced; null if it created the subject."""

@@ -58,7 +58,8 @@ class _AuditQuery(QueryParams):
         default=None,
         max_length=192,
         pattern=PLAIN,
-        description="only changes of this job, plan, token, user, secret, webhook, upload or quota",
+        description="only changes of this job, plan, token, user, secret, webhook, node, upload or"
+        " quota",
     )
     action: str | None = Field(
         default=None, max_length=32, pattern=PLAIN, description="only this action"

@@ -26,7 +26,7 @@ from service.api.problems import describe_problems
 from service.api.views import cluster_view
 from service.domain.access import Scope
 from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
 from service.domain.jobs import Reason
 from service.domain.wait_causes import WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
@@ -135,11 +135,13 @@ def _explain_queue(
 ) -> dict[str, WaitCause]:
     if not rows:
         return {}
-    nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
+    snapshot = cluster.nodes if cluster else []
+    nodes, foreign = read_cluster_snapshot(snapshot)
+    placed = read_placements(snapshot)
     return explain_queue(
         reader.list_pending(rows),
         nodes,
-        reader.list_allocated(allocated),
+        reader.list_allocated(allocated, lambda row: placed.get(row.id)),
         foreign=foreign,
         rules=reader.rules,
         max_priority=max_priority,

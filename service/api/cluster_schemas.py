@@ -92,6 +92,8 @@ class NodeView(Answer):
 
     id: str
     """ID of the node in Ray."""
+    name: str
+    """Name given to Ray (`ray start --node-name`), or else the address."""
     address: str
     """IP address of the node."""
     alive: bool
@@ -112,6 +114,10 @@ class NodeView(Answer):
     """GPUs that other programs have reserved in Ray."""
     draining: bool = False
     """True if the node is being drained and accepts no more workers."""
+    unschedulable: str = ""
+    """Why no more workers are placed on the node although it is alive: it is avoided or cordoned.
+    Empty otherwise.
+    """
 
 
 class ClusterView(Answer):
@@ -126,17 +132,17 @@ class ClusterView(Answer):
     seen_at: datetime | None
     """When the scheduler last looked; null before the first time."""
     cpus: float
-    """CPUs of the schedulable nodes (alive and not draining)."""
+    """CPUs of the nodes that are alive and not draining, also of cordoned ones."""
     gpus: float
-    """GPUs of the schedulable nodes."""
+    """GPUs of these nodes."""
     cpus_reserved: float
     """CPUs reserved by the jobs of this service."""
     gpus_reserved: float
     """GPUs reserved by the jobs of this service."""
     cpus_foreign: float
-    """CPUs that other programs have reserved on the schedulable nodes."""
+    """CPUs that other programs have reserved on these nodes."""
     gpus_foreign: float
-    """GPUs that other programs have reserved on the schedulable nodes."""
+    """GPUs that other programs have reserved on these nodes."""
     dashboard_url: str | None = None
     """Address of Ray's dashboard as seen from the scheduler; null if there is none. Its page
     `#/actors` shows the worker processes, with their states and logs.

@@ -27,7 +27,7 @@ from service.api.views import job_view
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
 from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, sort_custom
@@ -339,8 +339,11 @@ def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
     reader = QueueReader(state.repository, state.settings, asked.list_awaiting(now))
     rules, new = reader.rules, _build_pending(reader, now, caller, spec=spec)
     ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
-    allocated = reader.list_allocated(state.repository.allocated())
-    nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
+    snapshot = cluster.nodes if cluster else []
+    nodes, foreign = read_cluster_snapshot(snapshot)
+    placed = read_placements(snapshot)
+    rows = state.repository.allocated()
+    allocated = reader.list_allocated(rows, lambda row: placed.get(row.id))
     if spec.start_at is not None and spec.start_at.timestamp() > now:
         message = format_start(spec.start_at.timestamp())
         return DryRun(spec=spec, would_wait=True, message=message)

@@ -26,6 +26,7 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
+from service.domain.cluster_snapshot import name_of_node
 from service.domain.jobs import Kind
 from service.domain.waiting_message import format_waiting_message
 from service.store.models import (
@@ -279,7 +280,8 @@ def _layer_schedule(layer: LayerInfo, decision: Decision | None, *, start: Level
 
 def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
     """Build the view of the cluster and of what the jobs reserve."""
-    nodes = [NodeView.model_validate(node) for node in row.nodes] if row else []
+    found = row.nodes if row else []
+    nodes = [NodeView.model_validate({**node, "name": name_of_node(node)}) for node in found]
     usable = [node for node in nodes if node.alive and not node.draining]
     return ClusterView(
         reachable=bool(row and row.reachable),

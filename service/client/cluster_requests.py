@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from service.api.cluster_schemas import ClusterView, NamedList, QueueView, TaskList
 from service.api.login_schemas import LoginLinkView
+from service.api.node_schemas import NodeList, NodeStatus
 from service.api.plan_schemas import PlanView
 from service.api.schemas import Ready
 from service.client.answers import raise_for_status, translate_errors
@@ -71,6 +73,23 @@ class ClusterRequests(RequestSender):
     async def cluster(self) -> ClusterView:
         """Get the nodes of the cluster."""
         return await self._request(ClusterView, "GET", "/cluster")
+
+    @shared_method
+    async def nodes(self) -> NodeList:
+        """Get the nodes with their failures, and whether workers are placed on them."""
+        return await self._request(NodeList, "GET", "/nodes")
+
+    @shared_method
+    async def cordon_node(self, node: str, reason: str = "") -> NodeStatus:
+        """Place no more workers on a node, given by name, address or ID. Repeating is harmless."""
+        path, body = f"/nodes/{quote(node, safe='')}/cordon", {"reason": reason}
+        return await self._request(NodeStatus, "POST", path, repeatable=True, json=body)
+
+    @shared_method
+    async def restore_node(self, node: str) -> NodeStatus:
+        """Place workers on a cordoned or avoided node again. Repeating is harmless."""
+        path = f"/nodes/{quote(node, safe='')}/restore"
+        return await self._request(NodeStatus, "POST", path, repeatable=True)
 
     @shared_method
     async def queue(self) -> QueueView:

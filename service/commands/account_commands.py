@@ -227,8 +227,8 @@ def audit(
         typer.Option(
             "--subject",
             metavar="ID",
-            help="only changes of this job, plan, token, user, secret, webhook or upload, or of a"
-            " quota, such as 'user ada' or 'label team:vision'",
+            help="only changes of this job, plan, token, user, secret, webhook, node or upload, or"
+            " of a quota, such as 'user ada' or 'label team:vision'",
         ),
     ] = None,
     job: Annotated[

@@ -26,6 +26,7 @@ from service.commands import (
 )
 from service.commands import job_control as control
 from service.commands import job_states as states
+from service.commands import node_commands as nodes
 from service.commands import queue_commands as queues
 from service.commands import secret_commands as secrets
 from service.commands import watch as live
@@ -91,6 +92,7 @@ _add("archive")(states.archive)
 _add("unarchive")(states.unarchive)
 _add("delete")(deletion.delete)
 _add("queue")(queues.queue)
+_add("nodes")(nodes.list_nodes)
 _add("doctor")(doctor.doctor)
 _add("login")(logins.login)
 _add("logout")(logins.logout)
@@ -117,6 +119,12 @@ _quotas.command("set", cls=_Command)(queues.set_quota)
 _quotas.command("list", cls=_Command)(queues.list_quotas)
 _quotas.command("remove", cls=_Command)(queues.remove_quota)
 app.add_typer(_quotas, name="quota")
+_nodes = typer.Typer(
+    cls=_Group, no_args_is_help=True, help="Keep workers from a node, and restore it."
+)
+_nodes.command("cordon", cls=_Command)(nodes.cordon)
+_nodes.command("restore", cls=_Command)(nodes.restore)
+app.add_typer(_nodes, name="node")
 _secrets = typer.Typer(
     cls=_Group,
     no_args_is_help=True,

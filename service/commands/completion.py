@@ -116,6 +116,13 @@ def complete_delivery(ctx: typer.Context) -> list[_Candidate]:
     return _ask_service(ctx, read)
 
 
+def complete_node(ctx: typer.Context) -> list[_Candidate]:
+    """Complete names of nodes."""
+    return _ask_service(
+        ctx, lambda client: ((one.name, one.state.value) for one in client.nodes().items)
+    )
+
+
 def complete_words(*words: str) -> Callable[[str], list[str]]:
     """Complete fixed words, in lower case too."""
 

@@ -26,7 +26,7 @@ class Scope(StrEnum):
     OVERRIDE = "override"
     """Override the compression and the batch of one's own jobs, and of guest runs."""
     WRITE_ALL = "write:all"
-    """Extend `submit` and `override` to the jobs of all users."""
+    """Extend `submit` and `override` to the jobs of all users, and cordon and restore nodes."""
     TOKENS = "tokens"
     """Create tokens of one's own with at most the same scopes, and revoke one's own."""
     METRICS = "metrics"

@@ -56,7 +56,7 @@ def build_allocated_job(
     request: ResourceRequest,
     *,
     allocated_workers: int,
-    placed: Sequence[str] = (),
+    placed: Sequence[str] | None = None,
     priority: int = 0,
     rank: float = 0.0,
     accounts: Sequence[str] = (),
@@ -69,13 +69,13 @@ def build_allocated_job(
         request = replace(request, min=allocated_workers, max=allocated_workers)
     elif status is Status.STARTING:
         request = replace(request, max=min(request.max, allocated_workers))
-    starting = status is Status.STARTING
     return AllocatedJob(
         id=job_id,
         request=request,
         allocated_workers=allocated_workers,
-        placed=tuple(placed),
-        starting=starting,
+        placed=None if placed is None else tuple(placed),
+        starting=status is Status.STARTING,
+        recovering=status is Status.RECOVERING,
         leaving=leaving,
         priority=priority,
         rank=rank,
@@ -85,14 +85,10 @@ def build_allocated_job(
 
 def find_unplaceable(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:
     """Find jobs admitted in error: their minimum does not fit beside the placed processes."""
-    settled = [
-        size
-        for job in jobs
-        for size in list_worker_resources(job.request, len(job.placed), job.placed)
-    ]
+    settled = [size for job in jobs for size in job.list_workers(len(job.placed or ()))]
     num_unplaced_before = num_unplaced(settled, nodes)
     missing = {
-        job.id: min(job.request.min, job.allocated_workers) - len(job.placed)
+        job.id: min(job.request.min, job.allocated_workers) - len(job.placed or ())
         for job in jobs
         if job.starting
     }
@@ -103,6 +99,43 @@ def find_unplaceable(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -
         and num_unplaced([*settled, *list_worker_resources(job.request, missing[job.id])], nodes)
         > num_unplaced_before
     }
+
+
+def find_stranded(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:
+    """Find jobs without a worker group whose minimum fits only on unschedulable nodes."""
+    recovering = {job.id for job in jobs if job.recovering}
+    if not recovering or not any(node.unschedulable for node in nodes):
+        return set()
+    schedulable = [replace(node, unschedulable="") for node in nodes]
+    return recovering & (find_homeless(jobs, nodes) - find_homeless(jobs, schedulable))
+
+
+def find_homeless(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:
+    """Find training jobs that lack processes of their minimum for which there is no capacity, even
+    if every job had its minimum; of several, the last in order.
+    """
+    kept, found = list(jobs), set()
+    for index in reversed(range(len(kept))):
+        job = kept[index]
+        if job.starting or job.leaving or job.placed is None:
+            continue
+        if len(job.placed) >= min(job.request.min, job.allocated_workers):
+            continue
+        reduced = replace(job, allocated_workers=len(job.placed))
+        with_job = [size for one in kept for size in _list_minimum(one)]
+        kept[index] = reduced
+        without = [size for one in kept for size in _list_minimum(one)]
+        if num_unplaced(with_job, nodes) > num_unplaced(without, nodes):
+            found.add(job.id)
+        else:
+            kept[index] = job
+    return found
+
+
+def _list_minimum(job: AllocatedJob) -> list[Resources]:
+    """List the workers of a job's smallest group; a starting job's as far as they are placed."""
+    few = len(job.placed or ()) if job.starting else job.request.min
+    return job.list_workers(min(few, job.allocated_workers))
 
 
 def plan_allocations(
@@ -119,10 +152,17 @@ def plan_allocations(
     `foreign` is what other programs use on each node: no job grows into it or shrinks because of
     it.
 
+    What a job lacks changes nothing for other jobs if there is no capacity for its minimum, even if
+    they had only theirs.
+
     Without any known node the capacity is unknown: then only the limits that users set apply.
     """
     plan = _Plan(jobs, nodes, foreign=foreign, rules=rules)
-    if nodes and not plan.all_fit():
+    fits = not nodes or plan.all_fit()
+    if not fits:
+        plan.homeless = find_homeless(jobs, nodes)
+        fits = bool(plan.homeless) and plan.all_fit()
+    if not fits:
         # If only processes of starting jobs do not fit, jobs that train keep their workers.
         only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).all_fit()
         shrinkable = [job for job in jobs if job.starting or not only_starts]
@@ -137,8 +177,8 @@ def plan_allocations(
 def _without_unplaced(job: AllocatedJob) -> AllocatedJob:
     """Reduce a starting job to its placed processes."""
     return (
-        replace(job, allocated_workers=len(job.placed))
-        if job.starting and len(job.placed) < job.allocated_workers
+        replace(job, allocated_workers=len(job.placed or ()))
+        if job.starting and len(job.placed or ()) < job.allocated_workers
         else job
     )
 
@@ -174,6 +214,8 @@ class _Plan:
         self._num_fitting_by_size: dict[Resources, int] = {}
         """Number of additional workers that fit, by worker size; cached for all jobs of that size.
         """
+        self.homeless: set[str] = set()
+        """Jobs whose missing processes do not count."""
 
     def list_changes(self) -> dict[str, Allocation]:
         """Return allocations that differ from the current number of workers."""
@@ -184,7 +226,7 @@ class _Plan:
         }
 
     def all_fit(self) -> bool:
-        """Return whether every worker has a node."""
+        """Return whether every worker that counts has a node."""
         return self._num_unplaced() == 0
 
     def list_startable(self, pending: Sequence[PendingJob]) -> list[PendingJob]:
@@ -233,7 +275,7 @@ class _Plan:
             for account in usage.list_exhausted(job.accounts, job.request)
         }
         for job in self._jobs:
-            if awaited.isdisjoint(job.accounts):
+            if awaited.isdisjoint(job.accounts) and job.id not in self.homeless:
                 self._grow(job)
 
     def shrink_all(self, jobs: Sequence[AllocatedJob]) -> None:
@@ -390,11 +432,13 @@ class _Plan:
     def _num_unplaced(self) -> int:
         return num_unplaced(self._list_workers(), self._nodes)
 
+    def _count_workers(self, job: AllocatedJob) -> int:
+        workers = self.allocations[job.id].workers
+        return min(workers, len(job.placed or ())) if job.id in self.homeless else workers
+
     def _list_workers(self, jobs: Sequence[AllocatedJob] | None = None) -> list[Resources]:
         return [
             size
             for job in (self._jobs if jobs is None else jobs)
-            for size in list_worker_resources(
-                job.request, self.allocations[job.id].workers, job.placed
-            )
+            for size in job.list_workers(self._count_workers(job))
         ]

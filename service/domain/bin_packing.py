@@ -33,11 +33,14 @@ class FreeCapacity:
     custom: dict[str, float] = field(default_factory=dict)
     """What is free of each custom resource that the node has."""
     labels: Labels = frozenset()
+    unschedulable: bool = False
+    """Whether no more workers may be placed there."""
 
     @classmethod
     def of(cls, node: Resources) -> FreeCapacity:
         """Return the capacity of an empty node."""
-        return cls(node.cpus, node.gpus, node.memory, dict(node.custom), node.labels)
+        custom, unschedulable = dict(node.custom), bool(node.unschedulable)
+        return cls(node.cpus, node.gpus, node.memory, custom, node.labels, unschedulable)
 
     def fits(self, worker: Resources) -> bool:
         """Return whether the node has capacity for a worker."""
@@ -65,9 +68,12 @@ class FreeCapacity:
         return min(round_down(free / each) for free, each in self.pairs(worker) if each > 0)
 
     def _accepts(self, worker: Resources) -> bool:
-        """Return whether the node has the labels and kinds of resources that a worker needs."""
+        """Return whether the worker may be placed or already run here: the node is schedulable, and
+        has the labels and kinds of resources that the worker needs.
+        """
         has_kinds = all(name in self.custom for name, _ in worker.custom)
-        return has_kinds and worker.labels <= self.labels
+        is_open = worker.runs_anywhere or not self.unschedulable
+        return is_open and has_kinds and worker.labels <= self.labels
 
     def pairs(self, worker: Resources) -> Iterator[tuple[float, float]]:
         """Return what is free, and what a worker takes, of each resource of the node."""
@@ -148,7 +154,8 @@ def _packing_order(size: Resources) -> tuple[Any, ...]:
     first.
     """
     few = bool(size.labels), bool(size.custom)
-    return *few, size.gpus, size.cpus, size.memory, size.custom, sorted(size.labels)
+    amounts = size.gpus, size.cpus, size.memory, size.custom, sorted(size.labels)
+    return *few, *amounts, not size.runs_anywhere
 
 
 def round_down(workers: float) -> int:
@@ -160,9 +167,10 @@ def _place_workers(size: Resources, count: int, free: list[FreeCapacity]) -> int
     """Place workers of a size, each on the fullest node that has capacity; return how many remain.
 
     A node that takes one becomes fuller, so it takes as many as fit before the next one does.
+    Unschedulable nodes are the last, so that no job grows into capacity that may be used.
     """
     fits = [node for node in free if node.fits(size)]
-    for node in sorted(fits, key=lambda node: (node.gpus, node.cpus)):
+    for node in sorted(fits, key=lambda node: (node.unschedulable, node.gpus, node.cpus)):
         taken = min(count, node.count_fitting(size))
         node.take(size, taken)
         count -= taken

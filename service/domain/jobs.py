@@ -64,6 +64,8 @@ class Reason(StrEnum):
     - `SCHEDULED`: its spec names a later time (`start_at`) at which it is queued.
     - `WAITING_FOR_ROOM`: the smallest worker group fits the cluster, but not beside what runs
       now.
+    - `WAITING_FOR_NODE`: the smallest worker group fits only with nodes that are cordoned or
+      avoided.
     - `WAITING_FOR_QUOTA`: the jobs of its owner, or with one of its labels, hold all that their
       quota allows.
     - `NEVER_FITS`: the smallest worker group is larger than the cluster as it is.
@@ -106,6 +108,7 @@ class Reason(StrEnum):
     SUBMITTED = "SUBMITTED"
     SCHEDULED = "SCHEDULED"
     WAITING_FOR_ROOM = "WAITING_FOR_ROOM"
+    WAITING_FOR_NODE = "WAITING_FOR_NODE"
     WAITING_FOR_QUOTA = "WAITING_FOR_QUOTA"
     NEVER_FITS = "NEVER_FITS"
     ADMITTED = "ADMITTED"

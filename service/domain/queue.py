@@ -5,6 +5,7 @@ The order of the queue comes from `Repository.queue`: priority, raised by age if
 so, then age.
 
     its quotas let it start, and no job waits ahead -> it starts with as many workers as fit
+    only cordoned or avoided nodes are large enough -> it waits, and holds up no other job
     a quota is used up                              -> it waits, and later jobs of the same quota
                                                        wait behind it; others do not
     a job waits for capacity ahead of it            -> it starts only on capacity that no job ahead
@@ -36,6 +37,9 @@ from service.domain.waiting_message import WAITS_ITS_TURN
 
 _WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
 
+_NAMED_NODES = 2
+"""Nodes that take no workers and are named in one message; more are counted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingJob:
@@ -64,10 +68,12 @@ class AllocatedJob:
     id: str
     request: ResourceRequest
     allocated_workers: int
-    placed: tuple[str, ...] = ()
-    """Nodes of its placed processes, in the order in which they are kept."""
+    placed: tuple[str, ...] | None = None
+    """Nodes of its placed processes, in the order in which they are kept; None if unknown."""
     starting: bool = False
     """Whether the job has not trained since it was admitted."""
+    recovering: bool = False
+    """Whether the job has lost its worker group and no other one trains yet."""
     leaving: bool = False
     """Whether the job saves and ends, so that its capacity is soon free."""
     priority: int = 0
@@ -77,9 +83,15 @@ class AllocatedJob:
     accounts: tuple[str, ...] = ()
     """Accounts with a quota that the job counts towards."""
 
-    def list_workers(self) -> list[Resources]:
-        """List the resources of each of its workers."""
-        return list_worker_resources(self.request, self.allocated_workers, self.placed)
+    def list_workers(self, count: int | None = None) -> list[Resources]:
+        """List the resources of each of its workers, or of so many."""
+        count = self.allocated_workers if count is None else count
+        workers = list_worker_resources(self.request, count, self.placed or ())
+        if self.placed is not None or self.starting:
+            return workers
+        running = self.allocated_workers
+        anywhere = [replace(size, runs_anywhere=True) for size in workers[:running]]
+        return [*anywhere, *workers[running:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +172,8 @@ class _QueuePlan:
         self._packing = Packing((), nodes)
         self._most_by_size: dict[Resources, int] = {}
         """Number of workers that an empty cluster holds, by size."""
+        self._misfits: dict[ResourceRequest, Admission] = {}
+        """Why jobs wait that an empty cluster does not hold, by request."""
         self._blocked = False
         """Whether a job waits for capacity, so that later ones may only start beside it."""
         self._all_placed = all(size.node for size in self._taken)
@@ -192,14 +206,28 @@ class _QueuePlan:
             return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
         most = self._count_in_empty_cluster(worker_resources(job.request))
         if most < job.request.min and job.id not in self._rules.awaiting_nodes:
-            message = _describe_misfit(job.request, self._nodes, most)
-            return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
+            if job.request not in self._misfits:
+                self._misfits[job.request] = self._explain_misfit(job.request, most)
+            return self._misfits[job.request]
         exhausted = self._list_exhausted(job)
         if exhausted:
             self._wait_for_quota(job, exhausted)
             message = describe_quota(exhausted, job, self._rules.quotas)
             return Admission(reason=Reason.WAITING_FOR_QUOTA, workers=0, message=message)
         return None
+
+    def _explain_misfit(self, request: ResourceRequest, most: int) -> Admission:
+        """Explain why not even the empty cluster holds the smallest group: nodes take no workers
+        at the moment, or it is too small.
+        """
+        if any(node.unschedulable for node in self._nodes):
+            most = count_fitting(worker_resources(request), _as_schedulable(self._nodes), ())
+        if most >= request.min:
+            names = _describe_unschedulable(request, self._nodes)
+            message = f"needs {describe_group(request)}; {names}"
+            return Admission(reason=Reason.WAITING_FOR_NODE, workers=0, message=message)
+        message = _describe_misfit(request, self._nodes, most)
+        return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
 
     def _list_exhausted(self, job: PendingJob) -> list[str]:
         """List the accounts whose quota is used up, or awaited by a job ahead."""
@@ -271,11 +299,20 @@ class _QueuePlan:
         taken = [size for one in staying for size in one.list_workers()]
         return fits_beside(job.request, self._nodes, taken)
 
-    def _describe_shortage(self, job: PendingJob, now: int) -> str:
-        """Explain why a job does not fit now: because of other jobs, or of other programs."""
-        request = job.request
+    def _describe_shortage(self, request: ResourceRequest, now: int) -> str:
+        """Explain why a job does not fit now: because of other jobs, of other programs, or of nodes
+        that take no workers; or that the autoscaler has not added its nodes yet.
+        """
         if self._count_in_empty_cluster(worker_resources(request)) < request.min:
             return f"needs {describe_group(request)}; it starts when the autoscaler has added nodes"
+        message = self._describe_use(request, now)
+        schedulable, taken = _as_schedulable(self._nodes), [*self._taken, *self._foreign]
+        if count_placeable(request, schedulable, taken) < request.min:
+            return message
+        return f"{message}; {_describe_unschedulable(request, self._nodes)}"
+
+    def _describe_use(self, request: ResourceRequest, now: int) -> str:
+        """Explain which jobs and programs use what a job needs."""
         foreign = (
             f"other programs use {_describe_foreign_use(self._foreign, self._nodes)}"
             if self._foreign
@@ -290,6 +327,22 @@ class _QueuePlan:
             f"{f', or at once with workers.min {now}' if now else ''}"
         )
         return f"{message}; {foreign}" if foreign else message
+
+
+def _as_schedulable(nodes: Sequence[Resources]) -> list[Resources]:
+    """Return the nodes as if all of them took workers."""
+    return [replace(node, unschedulable="") for node in nodes]
+
+
+def _describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
+    """Name the unschedulable nodes that could hold a worker of a job, and how to use them again."""
+    size = worker_resources(request)
+    unschedulable = [node for node in nodes if node.unschedulable]
+    fitting = [node for node in unschedulable if count_fitting(size, _as_schedulable([node]), ())]
+    found = sorted({node.unschedulable for node in fitting})
+    more = len(found) - _NAMED_NODES
+    shown = "; ".join(found[:_NAMED_NODES])
+    return f"{shown}; {more} more: 'accordion nodes' lists them" if more > 0 else shown
 
 
 def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable) -> str:

@@ -31,7 +31,8 @@ class ObservedJob:
     is_missing: bool = False
     """No process of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False
-    """Whether it is starting and its minimum has not fit beside the running processes for a while.
+    """Whether, for a while, it is starting and its minimum does not fit beside the running
+    processes, or it has no worker group and its minimum fits only on unschedulable nodes.
     """
 
 
@@ -75,7 +76,9 @@ def _without_supervisor(seen: ObservedJob, now: float) -> Action:
 
 def _with_supervisor(seen: ObservedJob, supervisor: ObservedSupervisor, now: float) -> Action:
     is_over = _is_over(seen, now)
-    if seen.status is Status.STARTING and supervisor.unplaced and (is_over or seen.unplaceable):
+    is_late = is_over and seen.status is Status.STARTING
+    is_unplaceable = seen.unplaceable and seen.status in {Status.STARTING, Status.RECOVERING}
+    if supervisor.unplaced and (is_late or is_unplaceable):
         few = f"{supervisor.unplaced} worker process{'es' if supervisor.unplaced > 1 else ''}"
         return Requeue(message=f"the cluster had no capacity for {few} of attempt {seen.attempt}")
     if not is_over:

@@ -44,6 +44,12 @@ class Resources:
     """Labels of a node, or those that the node of a worker must have."""
     node: str = ""
     """Id of the node, or of the node that runs the worker; empty if unknown."""
+    unschedulable: str = ""
+    """Why a node takes no more workers, in one sentence; those that it has count on it. Empty for a
+    node that takes some, and for a worker.
+    """
+    runs_anywhere: bool = False
+    """Whether a worker runs on a node that is not known, which may be an unschedulable one."""
 
 
 def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:

@@ -42,8 +42,16 @@ class Node:
     cpus_foreign: float = 0.0
     """Used by programs other than our jobs; filled by the scheduler."""
     gpus_foreign: float = 0.0
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """Number of worker processes of each job, by job id; filled by the scheduler."""
     draining: bool = False
     """Whether the node is being drained: its processes move, and no new ones are placed on it."""
+    name: str = ""
+    """Name that the node keeps when Ray restarts on it; empty for its address."""
+    unschedulable: str = ""
+    """Why no more workers are placed there although it is alive, in one sentence; filled by the
+    scheduler. Empty if they are.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

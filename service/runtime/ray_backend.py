@@ -298,6 +298,7 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
         },
         labels=dict(found.get("Labels") or {}),
         draining=draining,
+        name=found.get("NodeName") or found["NodeManagerAddress"],
         cpus_free=None if free is None else float(free.get("CPU", 0.0)),
         gpus_free=None if free is None else float(free.get("GPU", 0.0)),
     )

@@ -44,8 +44,8 @@ def append_audit(
         session: transaction of the change.
         caller: who makes it.
         action: what is done, such as `job.cancelled`.
-        subject: ID of the job, plan or token, name of the user, secret or webhook, SHA-256 of the
-            upload, or account of the quota.
+        subject: ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of
+            the upload, or account of the quota.
         before: values that the change replaces; None if it creates the subject.
         after: values from now on; None if it ends the subject.
         now: seconds since 1970.

@@ -14,6 +14,7 @@ from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.job_lifecycle import CheckJob, lock_job
 from service.store.models import DeletedJobRow, DeliveryRow, IdempotencyRow, JobRow, OverrideRow
+from service.store.node_rows import blank_node_failures
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import spec_value
 from service.store.webhook_messages import lock_deliveries
@@ -60,6 +61,7 @@ class JobDeletion:
                 },
                 now=now,
             )
+            blank_node_failures(session, job.id)
             lock_deliveries(session, DeliveryRow.job_id == job.id)
             session.delete(job)
             return job

@@ -15,6 +15,8 @@ from service.domain.jobs import Kind
 from service.store.columns import LongPlainText, PlainText
 from service.store.logger_table import LoggerRow as LoggerRow
 from service.store.login_code_table import LoginCodeRow as LoginCodeRow
+from service.store.node_table import NodeFailureRow as NodeFailureRow
+from service.store.node_table import NodeRow as NodeRow
 from service.store.table_base import Base as Base
 
 _ID = PlainText(36)
@@ -368,8 +370,8 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(PlainText(32))
     """What was done, such as `job.cancelled`."""
     subject: Mapped[str] = mapped_column(_NAME)
-    """ID of the job, plan or token, name of the user, secret or webhook, SHA-256 of the upload, or
-    account of the quota.
+    """ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of the
+    upload, or account of the quota.
     """
     before: Mapped[dict[str, Any] | None]
     after: Mapped[dict[str, Any] | None]

@@ -1,5 +1,5 @@
-"""Deletes rows once they are old: audit entries, idempotency keys, tokens that have ended, and
-deliveries of webhooks.
+"""Deletes rows once they are old: audit entries, idempotency keys, tokens that have ended, failures
+of nodes, and deliveries of webhooks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
 from service.store.delivery_queue import has_served_webhook
-from service.store.models import AuditRow, DeliveryRow, IdempotencyRow, TokenRow
+from service.store.models import AuditRow, DeliveryRow, IdempotencyRow, NodeFailureRow, TokenRow
 
 
 def delete_audit(database: Database, *, before: float, limit: int) -> int:
@@ -33,6 +33,12 @@ def delete_keys(database: Database, *, before: float) -> None:
     """Delete the idempotency keys that were used before a time."""
     with database.write() as session:
         session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
+
+
+def delete_node_failures(database: Database, *, before: float) -> None:
+    """Delete the failures of nodes from before a time."""
+    with database.write() as session:
+        session.execute(delete(NodeFailureRow).where(NodeFailureRow.time < before))
 
 
 def delete_ended_tokens(database: Database, *, before: float, limit: int) -> None:
@@ -83,4 +89,10 @@ def delete_deliveries(
         return len(ids)
 
 
-__all__ = ["delete_audit", "delete_deliveries", "delete_ended_tokens", "delete_keys"]
+__all__ = [
+    "delete_audit",
+    "delete_deliveries",
+    "delete_ended_tokens",
+    "delete_keys",
+    "delete_node_failures",
+]

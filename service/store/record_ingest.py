@@ -29,6 +29,7 @@ from service.store.models import (
     JobRow,
     LogChunkRow,
 )
+from service.store.node_rows import record_node_failures
 from service.store.override_changes import load_override_statuses, store_override_status
 from service.store.status_changes import change_status
 from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
@@ -311,6 +312,7 @@ class _Intake:
         self._job.failures += not failure.is_storage
         data = failure.model_dump(mode="json", exclude={"kind"})
         self._append_event(record, "workers", {"what": "failed", **data, "world_size": 0})
+        record_node_failures(self._session, self._job, record=record, failure=failure)
         if record.attempt != self._job.attempt:
             return
         self._job.world_size = 0

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from service.domain.cluster_snapshot import list_unschedulable
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.quotas import Quota, QuotaTable
@@ -354,6 +355,11 @@ class Repository:
         """The cluster as the scheduler last saw it; None before its first look."""
         with self.database.read() as session:
             return session.get(ClusterRow, 1)
+
+    def unschedulable_nodes(self) -> tuple[str, ...]:
+        """Ray's IDs of the nodes that are alive and on which no workers are placed, sorted."""
+        row = self.cluster()
+        return list_unschedulable(row.nodes if row else [])
 
     def heartbeat(self) -> float | None:
         """When a scheduler last renewed its lease, in seconds since 1970; None before the first."""

@@ -395,6 +395,7 @@ class SchedulerWrites:
             overrides=tuple(ordered),
             stop=_STOPS.get(Status(job.status)),
             size=_group_size(job),
+            avoid=self._repository.unschedulable_nodes(),
         )
 
     def _ingest(self, session: Session, job: JobRow, drained: Drained, *, now: float) -> None:

@@ -251,7 +251,8 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
 
     def report(self, job_id: str, payload: Payload) -> None:
         """One of the job's processes reports this."""
-        self._post(self.jobs[job_id], payload)
+        with self._lock:
+            self._post(self.jobs[job_id], payload)
 
     def break_group(self, job_id: str, cause: str = "infrastructure") -> None:
         """The worker group dies; the supervisor starts another one from the newest checkpoint."""

@@ -17,6 +17,7 @@ from tests.api.team import (
     id_of,
 )
 from tests.api.test_code import GOOD, SHA
+from tests.api.test_nodes import put_nodes
 from tests.api.world import DIGITS
 
 pytestmark = pytest.mark.each_database
@@ -28,6 +29,7 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
     job_id, paused = team.submit(token), team.submit(token)
     job, plan = f"{JOBS}/{job_id}", team.call(token, "POST", "/api/v1/plans", json=PLAN).json()
     team.call(token, "POST", f"{JOBS}/{paused}/pause")
+    put_nodes(team)
     gone = team.submit(token)
     team.call(token, "POST", f"{JOBS}/{gone}/cancel")
     team.call(token, "POST", JOBS, json={**DIGITS, "labels": {"sweep": "lr"}})
@@ -55,6 +57,8 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
             "/api/v1/job-actions",
             {"json": {"action": "pause", "labels": {"sweep": "lr"}}},
         ),
+        ("node.cordoned", "POST", "/api/v1/nodes/gpu-1/cordon", {"json": {"reason": "test"}}),
+        ("node.restored", "POST", "/api/v1/nodes/gpu-1/restore", {}),
         ("quota.set", "PUT", "/api/v1/quotas", {"json": {"user": "*", "jobs": 9}}),
         ("quota.removed", "DELETE", "/api/v1/quotas", {"params": {"user": "*"}}),
         ("secret.set", "PUT", "/api/v1/secrets/hf-token", {"json": {"value": "x"}}),

@@ -17,6 +17,7 @@ TABLES_OF_RECORDS = {
     "service.api.schemas": "every body of the REST api",
     "service.client": "both clients, their options, and every error that they raise",
     "service.commands.cli_support": "options and output that the commands share",
+    "service.commands.completion": "every kind of word that the shell completes",
     "service.commands.format": "every value that the command line prints",
     "service.errors": "every error of the service, one a status",
     "service.store.models": "every table of the database",

@@ -180,6 +180,18 @@ def test_the_cluster_page_says_what_nodes_were_requested(page, service, monkeypa
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
 
 
+def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
+    node = "/api/v1/nodes/10.0.0.2"
+    page.goto("/cluster")
+    expect(page.locator("#nodes tr")).to_have_count(2)
+    service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
+    row = page.locator("#nodes tr", has_text="10.0.0.2")
+    expect(row).to_contain_text("Cordoned")
+    expect(row).to_contain_text("new GPUs; run 'accordion node restore 10.0.0.2' to use it again")
+    service.client.post(f"{node}/restore").raise_for_status()
+    expect(row).to_contain_text("Alive")
+
+
 @pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}"])
 def test_a_phone_need_not_scroll_sideways(page, running, path):
     page.set_viewport_size({"width": 360, "height": 740})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ from tests.elastic.nodes import Cluster
 from workers.contract import Launch
 
 
-def start_job(cluster: Cluster, folder: Path, spec: dict[str, Any]) -> Life:
-    """Start a job on a cluster."""
+def start_job(
+    cluster: Cluster, folder: Path, spec: dict[str, Any], *, avoid: Sequence[str] = ()
+) -> Life:
+    """Start a job on a cluster; `avoid` are the nodes on which it may start no process."""
     checked = job_spec(spec)
     job_id = uuid.uuid4().hex
     storage = str(folder / "jobs" / job_id)
     launch = Launch(
-        job_id=job_id, attempt=1, workers=checked.workers.max, storage=storage, spec=checked
+        job_id=job_id,
+        attempt=1,
+        workers=checked.workers.max,
+        storage=storage,
+        spec=checked,
+        avoid=tuple(avoid),
     )
     life = Life(RayBackend(address=cluster.address), launch)
     life.backend.start(launch)

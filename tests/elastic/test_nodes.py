@@ -4,18 +4,20 @@ raylets.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Require
 from tests.elastic.conftest import Watch, wait_for
-from tests.elastic.faults import EVERY_STEPS, Watched
+from tests.elastic.faults import EVERY_STEPS, Watched, job
 from tests.elastic.memory_cgroup import memory_cgroup
 from tests.elastic.node_jobs import connected_cluster, start_job
 from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node
-from workers.contract import FailureRecord, ResizeRecord
+from workers.contract import DesiredState, FailureRecord, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
@@ -49,6 +51,28 @@ def test_a_node_killed(begin: Watch) -> None:
         watched.survived("node killed, survivors go on (min 1)")
         assert watched.sizes() == [2, 1]
         assert [failure.cause for failure in watched.life.all(FailureRecord)] == ["infrastructure"]
+
+
+def test_a_node_that_is_avoided_and_then_loses_a_worker(tmp_path: Path) -> None:
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    with connected_cluster(nodes=1) as made:
+        node, spec = made.add(options=["--node-name=gpu-7"]), job(folder, **ELASTIC)
+        life = start_job(made, tmp_path, spec, avoid=[node.id])
+        watched = Watched(life, folder)
+        watched.reach(AFTER)
+        assert (watched.sizes(), node.workers("ray::Worker")) == ([1], [])
+        names = {one.id: one.name for one in life.backend.nodes()}
+        assert names.pop(node.id) == "gpu-7"
+        assert len(set(names.values())) == 1, "the machine's address"
+        life.order(DesiredState(version=1, avoid=()))
+        watched.wait_for_sizes(1, 2)
+        [worker] = node.workers("ray::Worker")
+        watched.fault()
+        os.kill(worker, signal.SIGKILL)
+        watched.wait_for_sizes(1, 2, 1)
+        watched.survived("worker kill -9 on one of two nodes")
+        assert [failure.nodes for failure in life.all(FailureRecord)] == [(node.id,)]
 
 
 @pytest.mark.parametrize("way", ["drained", "terminated"])

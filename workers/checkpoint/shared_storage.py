@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workers.errors import StorageError
+from workers.errors import StorageNotShared
 
 _TRIES = 5
 _PAUSE_S = 0.5
@@ -45,11 +45,11 @@ def check_token(
     error.
 
     Raises:
-        StorageError: the token is not there, or is another one.
+        StorageNotShared: the token is not there, or is another one.
         OSError: the directory cannot be read now.
     """
     if not sees_token(lambda: _token_file(storage, attempt).read_bytes(), token=token, pause=pause):
-        raise StorageError(not_shared(str(storage), host))
+        raise StorageNotShared(not_shared(str(storage), host))
 
 
 def sees_token(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -22,6 +22,7 @@ from workers.contract import (
     ResizeRecord,
     Size,
 )
+from workers.controller.failed_nodes import find_failed_nodes
 from workers.controller.failure_causes import (
     classify_start_failure,
     find_cause,
@@ -103,6 +104,8 @@ class _Group:
     members: tuple[int, ...]
     generation: int
     size: Size
+    nodes: Mapping[int, str]
+    """Node by rank; empty if unknown."""
     resizing: bool = False
     broken_at: float | None = None
     """When the first member returned an error."""
@@ -140,6 +143,8 @@ class Attempt:
     _undecided: list[FailedStart] = field(default_factory=list)
     """Failed starts that cannot be judged while other processes still prepare."""
     _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
+    _drained_nodes: set[str] = field(default_factory=set)
+    """Nodes that were seen draining; their end is no failure."""
     _start_not_before: float = 0.0
     """Earliest time to start another process after failed starts."""
 
@@ -162,8 +167,9 @@ class Attempt:
         desired = self.host.desired_state()
         size = desired.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
         verdict = self._judge_failed_starts()
+        avoid = self.launch.avoid if desired.avoid is None else desired.avoid
         # The replacement of a lost process takes seconds to start, so processes come first.
-        plan = self._adjust_processes(size)
+        plan = self._adjust_processes(size, avoid)
         if self._group is not None:
             return self._watch_group(self._group, plan, size)
         if verdict is not None:
@@ -207,17 +213,19 @@ class Attempt:
             )
             self.host.publish_status(waiting_for or storage_is_back, is_waiting=bool(waiting_for))
 
-    def _adjust_processes(self, size: Size) -> ScalingPlan:
+    def _adjust_processes(self, size: Size, avoid: Collection[str]) -> ScalingPlan:
         """Start and stop processes; return the plan for the group."""
-        if self._avoided.expire(self.clock()):
+        if self._avoided.update(avoid, self.clock()):
             for process in [one for one in self.pool.processes if one.node is None]:
                 self.pool.stop(process.number)
+        leaving = [one for one in self.pool.processes if one.leaving_since is not None]
+        self._drained_nodes |= {one.node for one in leaving if one.node is not None}
         plan = plan_scaling(self._make_scaling_input(size))
         for number in plan.to_stop:
             self.pool.stop(number)
         may_start = self.clock() >= self._start_not_before and not self._undecided
         for _ in range(plan.num_to_start if may_start else 0):
-            self.pool.start(self._avoided.until)
+            self.pool.start(self._avoided.nodes)
         self.host.publish_placement(order_nodes(self.pool.processes, self._last_members))
         return plan
 
@@ -235,7 +243,10 @@ class Attempt:
         self.host.publish_status(
             f"worker group {generation} starts with {len(plan.group)} of {size.target} workers"
         )
-        group = self._group = _Group(members=plan.group, generation=generation, size=size)
+        node_of = {one.number: one.node for one in self.pool.processes}
+        nodes = {rank: node_of.get(number) or "" for rank, number in enumerate(plan.group)}
+        group = _Group(members=plan.group, generation=generation, size=size, nodes=nodes)
+        self._group = group
         self._failed_starts = 0
         self._last_members = plan.group
         try:
@@ -347,6 +358,7 @@ class Attempt:
         if failure == find_disagreement(self.pool.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
+        failure = failure.model_copy(update={"nodes": find_failed_nodes(errors, group.nodes)})
         return self._handle_group_failure(group, failure, fatal=fatal)
 
     def _handle_group_failure(
@@ -405,7 +417,9 @@ class Attempt:
             max_failures=self.launch.spec.max_failures,
             fatal=fatal,
         )
-        self.host.record_failure(failure.model_copy(update={"final": isinstance(decision, GiveUp)}))
+        nodes = tuple(node for node in failure.nodes if node not in self._drained_nodes)
+        final = isinstance(decision, GiveUp)
+        self.host.record_failure(failure.model_copy(update={"final": final, "nodes": nodes}))
         match decision:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
@@ -462,6 +476,4 @@ class Attempt:
             return
         ready = sum(one.ready_since is not None for one in self.pool.processes)
         waiting = f"{ready} of {size.target} worker processes ready, {size.min} needed"
-        self.host.publish_status(
-            "; ".join(dict.fromkeys([waiting, *self._avoided.reasons.values()]))
-        )
+        self.host.publish_status("; ".join(dict.fromkeys([waiting, *self._avoided.explanations])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
@@ -10,7 +10,13 @@ from workers.controller.failure_causes import classify_start_failure
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_storage_outage
 from workers.error_text import format_error
-from workers.errors import DataFetchError, ProcessCrashed, StorageError, TaskRaised
+from workers.errors import (
+    DataFetchError,
+    ProcessCrashed,
+    StorageError,
+    StorageNotShared,
+    TaskRaised,
+)
 
 AVOID_S = 300.0
 """How long a node is avoided that cannot build the task or see the storage; what it lacks may be
@@ -41,26 +47,45 @@ class StartVerdict:
 
 @dataclass(slots=True)
 class AvoidedNodes:
-    """Nodes temporarily avoided because a process there crashed, or could not build the task or see
-    the storage.
+    """Nodes on which no process is started: temporarily, because a process there crashed, or could
+    not build the task or see the storage, and those that the scheduler has ordered to avoid.
     """
 
     until: dict[str, float] = field(default_factory=dict)
-    """When each node may be used again."""
+    """When each node may be used again that this attempt avoids by itself."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why each node is avoided, in one sentence."""
+    """Why it avoids each of them, in one sentence."""
+    ordered: frozenset[str] = frozenset()
+    """Nodes that the scheduler has ordered to avoid."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """All of these nodes."""
+        return self.ordered.union(self.until)
+
+    @property
+    def explanations(self) -> list[str]:
+        """Why nodes are avoided, one sentence each."""
+        if not self.ordered:
+            return list(self.reasons.values())
+        nodes = "1 node takes" if len(self.ordered) == 1 else f"{len(self.ordered)} nodes take"
+        return [*self.reasons.values(), f"{nodes} no workers: 'accordion nodes' lists them"]
 
     def add(self, verdict: StartVerdict, now: float) -> None:
         """Avoid the verdict's nodes for `AVOID_S` from now on."""
         self.until |= dict.fromkeys(verdict.avoid, now + AVOID_S)
         self.reasons |= dict.fromkeys(verdict.avoid, verdict.failure.message)
 
-    def expire(self, now: float) -> bool:
-        """Drop the nodes whose time is over; return whether there were any."""
+    def update(self, ordered: Collection[str], now: float) -> bool:
+        """Drop the nodes whose time is over, and take over the scheduler's; return whether a
+        process that is not placed yet must be requested again.
+        """
         over = [node for node, until in self.until.items() if now >= until]
         for node in over:
             del self.until[node], self.reasons[node]
-        return bool(over)
+        has_changed = self.ordered != frozenset(ordered)
+        self.ordered = frozenset(ordered)
+        return bool(over) or has_changed
 
 
 def judge_starts(
@@ -84,7 +109,9 @@ def judge_starts(
     if not unbuilt:
         return _judge_loss(lost, ready, has_trained=has_trained)
     if ready or has_trained:
-        return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
+        avoid = frozenset(one.node for one in unbuilt if one.node) - ready
+        # Without a process that is ready now, something that all nodes share may be missing.
+        return blame_nodes(unbuilt, avoid, may_name=bool(ready))
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
     if lost:
@@ -128,16 +155,20 @@ def _judge_loss(
     return StartVerdict(failure=failure)
 
 
-def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
+def blame_nodes(
+    unbuilt: Sequence[FailedStart], avoid: frozenset[str], *, may_name: bool = True
+) -> StartVerdict:
     """Return the verdict for nodes that lack the task's data or the storage, which other nodes
-    have.
+    have. The failure names those that lack the storage: the data may be the job's own.
     """
     first = unbuilt[0].error
     lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
     message = f"a worker process on {_format_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"
-    failure = FailureRecord(cause="infrastructure", rank=None, message=message)
+    blind = {one.node for one in unbuilt if isinstance(one.error, StorageNotShared)}
+    nodes = tuple(sorted(avoid & blind)) if may_name else ()
+    failure = FailureRecord(cause="infrastructure", rank=None, message=message, nodes=nodes)
     return StartVerdict(failure=failure, avoid=avoid)
 
 

@@ -20,7 +20,7 @@ from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_
 from workers.checkpoint.lineage import Lineage
 from workers.checkpoint.shared_storage import not_shared, sees_token
 from workers.checkpoint.storage import Storage, storage_advice
-from workers.errors import CheckpointError, PeerUnfit, StorageError
+from workers.errors import CheckpointError, PeerUnfit, StorageError, StorageNotShared
 from workers.hub.journal import SupersededError, is_superseded, read_records
 from workers.training.slow_work import (
     FIRST_PAUSE_S,
@@ -151,7 +151,7 @@ def _check_shared(state: TrainState, storage: Storage) -> None:
     found = gather_objects(state, (sees, host := socket.gethostname()))
     blind = [rank for rank, (there, _) in enumerate(found) if not there]
     if not sees:
-        raise StorageError(not_shared(str(storage), host))
+        raise StorageNotShared(not_shared(str(storage), host))
     if blind:
         raise PeerUnfit(f"rank {blind[0]} does not see the storage of this job")
     state.num_hosts = len({name for _, name in found})

@@ -105,6 +105,7 @@ WORDS = [
     ("accordion user add eve --role op", ["operator"]),
     ("accordion token new --scope read", ["read", "read:all"]),
     ("accordion token revoke {token:.4}", ["{token}"]),
+    ("accordion node cordon 10.", ["10.0.0.1"]),
     ("accordion secret remove h", ["hf-token"]),
     ("accordion webhook add http://a --on succ", ["succeeded"]),
     ("accordion webhook remove c", ["ci"]),

@@ -80,6 +80,9 @@ webhook list
 webhook deliveries ci
 webhook send-again ci {webhook_test[id]}
 webhook remove ci
+nodes
+node cordon 10.0.0.1 --reason test
+node restore 10.0.0.1
 """
 """Calls against a service; {command[field]} stands for a field of what an earlier one printed."""
 LOCAL_CALLS = """

@@ -41,6 +41,7 @@ from workers.contract import Bytes, EpochRecord, JobSpec, Progress
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 T = NOW.timestamp()
 RETENTION_S = 300.0
+NODE = {"id": "n", "address": "10.0.0.1", "alive": True, "cpus": 4.0, "gpus": 0.0}
 LAYERS = {"encoder.0.weight": "critical", "encoder.0.second": "stable", "head.weight": "stable"}
 
 
@@ -170,7 +171,7 @@ def everything() -> list[Any]:
         ),
         override_row("o1", "APPLIED"),
         LeaseRow(name="scheduler", owner="s", token=1, renewed_at=T - 2, expires_at=T + 1),
-        ClusterRow(id=1, reachable=True, seen_at=T, nodes=[]),
+        ClusterRow(id=1, reachable=True, seen_at=T, nodes=[NODE]),
     ]
 
 

@@ -134,6 +134,19 @@ def test_a_supervisor_that_ends_while_it_is_looked_up_is_left_out(answers: dict[
     assert [state.job_id for state in RayBackend(address=None).supervisors()] == ["b"]
 
 
+@pytest.mark.usefixtures("answers")
+def test_a_node_has_the_name_that_ray_was_given_or_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = {"NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"CPU": 4.0}}
+    found = [{**plain, "NodeID": "a", "NodeName": "gpu-7"}, {**plain, "NodeID": "b"}]
+    monkeypatch.setattr(ray, "nodes", lambda: found)
+    monkeypatch.setattr(ray_backend, "get_draining_nodes", frozenset)
+    monkeypatch.setattr(ray_backend, "get_free_resources", dict)
+    nodes = RayBackend(address=None).nodes()
+    assert [(node.id, node.name) for node in nodes] == [("a", "gpu-7"), ("b", "10.0.0.1")]
+
+
 @pytest.mark.parametrize(
     "error", [ConnectionError("refused"), RuntimeError("gone"), GetTimeoutError("slow")]
 )

@@ -24,17 +24,29 @@ const quotaRows = (quota) => [
   ...Object.entries(quota.used_by_user).map(([user, used]) => quotaRow(quota, `– user ${user}`, used)),
 ];
 
-const nodeState = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
+const PLACEMENT = { AVOIDED: ["bad", "Avoided"], CORDONED: ["wait", "Cordoned"], FAILING: ["wait", "Failing"] };
+
+const nodeState = (node, placement) => {
+  if (!node.alive) return ["bad", "Dead"];
+  return node.draining ? ["wait", "Draining"] : PLACEMENT[placement?.state] ?? ["good", "Alive"];
+};
+
+const failuresOf = (placement) => {
+  const [newest] = placement?.failures ?? [];
+  return [String(placement?.num_failures ?? 0), newest && element("div", { className: "quiet small", title: newest.reason ?? "" }, `last ${ago(newest.time)}`)].filter(Boolean);
+};
 
 const traits = (node) => [
   ...Object.entries(node.custom).map(([name, amount]) => `${number(amount)} ${name}`),
   ...Object.entries(node.labels).filter(([name]) => name !== "ray.io/node-id").map(([name, value]) => `${name}=${value}`),
 ].join(", ") || "–";
 
-const nodeRow = (node) => element("tr", {},
-  cell("mono", node.id.slice(0, 12)),
+const nodeRow = (node, placement) => element("tr", {},
+  cell("mono", node.name, element("div", { className: "quiet small" }, node.id.slice(0, 12))),
   cell("mono", node.address),
-  cell("", element("span", { className: `pill ${nodeState(node)[0]}` }, nodeState(node)[1])),
+  cell("long", element("span", { className: `pill ${nodeState(node, placement)[0]}` }, nodeState(node, placement)[1]),
+    node.alive && placement?.message ? element("div", { className: "quiet small" }, placement.message) : ""),
+  cell("num", ...failuresOf(placement)),
   cell("num", number(node.cpus)),
   cell("num", number(node.gpus)),
   cell("num", bytes(node.memory_bytes)),
@@ -48,7 +60,8 @@ const check = ([name, result]) => element("tr", {},
 const readiness = async () => (await fetch("/readyz", { credentials: "same-origin" })).json();
 
 async function update() {
-  const [cluster, queue, quotas, ready] = await Promise.all([get("/cluster"), get("/queue"), get("/quotas"), readiness()]);
+  const [cluster, queue, quotas, nodes, ready] = await Promise.all([get("/cluster"), get("/queue"), get("/quotas"), get("/nodes"), readiness()]);
+  const placements = new Map(nodes.items.map((node) => [node.name, node]));
   fill(at("tiles"), ...[
     ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `checked ${ago(cluster.seen_at)}` : "not checked yet", true],
     ["Nodes", String(cluster.nodes.filter((node) => node.alive).length)],
@@ -60,7 +73,7 @@ async function update() {
   at("queue-empty").hidden = queue.items.length > 0;
   fill(at("quotas"), ...quotas.items.flatMap(quotaRows));
   at("quotas-card").hidden = quotas.items.length === 0;
-  fill(at("nodes"), ...cluster.nodes.map(nodeRow));
+  fill(at("nodes"), ...cluster.nodes.map((node) => nodeRow(node, placements.get(node.name))));
   at("nodes-empty").hidden = cluster.nodes.length > 0;
   fill(at("checks"), ...Object.entries(ready.checks ?? {}).map(check));
 }
