@@ -195,7 +195,7 @@ class _QueuePlan:
             message = self._describe_start(job, workers)
             self._admit(job, workers)
             return Admission(reason=Reason.ADMITTED, workers=workers, message=message)
-        message = WAITS_ITS_TURN if self._blocked else self._describe_shortage(job, workers)
+        message = WAITS_ITS_TURN if self._blocked else self._describe_shortage(job.request, workers)
         self._block(job)
         return Admission(reason=Reason.WAITING_FOR_ROOM, workers=0, message=message)
 
