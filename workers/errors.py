@@ -8,6 +8,7 @@
     ├── StorageError      the storage of the checkpoints cannot serve this job
     ├── PeerUnfit         another worker of the group cannot take part
     ├── CodeError         a user's code cannot be used: the archive, or what it holds
+    ├── PackagesError     the packages of `pip` cannot be resolved, or not be installed on a node
     ├── EngineUnavailable the installed Ray cannot run the job's engine
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
     └── ProcessLost       a worker process is gone or unresponsive
@@ -128,12 +129,17 @@ class CodeError(WorkerError):
     """An archive is not safe to unpack, its modules cannot be found, or they are not a task."""
 
 
+class PackagesError(WorkerError):
+    """The packages that a job names cannot be resolved, or cannot be installed on a node."""
+
+
 __all__ = [
     "CheckpointError",
     "CodeError",
     "EngineUnavailable",
     "LossNotFinite",
     "OutOfMemory",
+    "PackagesError",
     "PeerUnfit",
     "ProcessCrashed",
     "ProcessLost",

@@ -15,7 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from accordion.messages import Decision, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
-from workers.contract import MAX_PRIORITY, Bytes, EpochRecord, JobSpec, Label, StorageUse
+from workers.contract import (
+    MAX_PRIORITY,
+    Bytes,
+    EpochRecord,
+    JobSpec,
+    Label,
+    Package,
+    StorageUse,
+)
 from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
@@ -85,6 +93,20 @@ class StorageView(StorageUse):
 
     seen_at: datetime
     """Time of the check, before the group's first step."""
+
+
+class PackagesView(Answer):
+    """Packages that the workers of a job install besides what they have, resolved once from `pip`.
+    """
+
+    packages: list[Package]
+    """Packages, by name; empty if the workers have all that `pip` names."""
+    size_bytes: int
+    """Size of the wheels that were downloaded."""
+    seconds: float
+    """Seconds that it took to resolve and download them."""
+    resolved_at: datetime
+    """Time at which that was done."""
 
 
 class RayRunView(Answer):
@@ -168,6 +190,8 @@ class JobView(Answer):
     """What runs the workers in Ray; null until the first worker group has started."""
     storage: StorageView | None = None
     """Where checkpoints are kept; null until the first worker group has started."""
+    packages: PackagesView | None = None
+    """Packages that `pip` of the spec resolved to; null before, and without `pip`."""
     created_at: datetime
     """Time of submission."""
     started_at: datetime | None
@@ -396,7 +420,17 @@ class EventView(Answer):
 
     seq: int
     """Sequence number within the job, without gaps; also the ID of the server-sent event."""
-    type: Literal["status", "epoch", "decision", "override", "workers", "checkpoint", "log", "end"]
+    type: Literal[
+        "status",
+        "epoch",
+        "decision",
+        "override",
+        "workers",
+        "checkpoint",
+        "packages",
+        "log",
+        "end",
+    ]
     """What happened."""
     time: datetime
     """When it happened."""

@@ -46,6 +46,7 @@ from service.store.stored_documents import (
     stored_labels,
     stored_layers,
     stored_metrics,
+    stored_packages,
     stored_ray_run,
     stored_storage,
 )
@@ -74,6 +75,7 @@ def job_view(row: JobRow, first_without_capacity: str | None = None) -> JobView:
         "tally": stored_elasticity(row),
     }
     documents |= {"storage": stored_storage(row), "ray_run": stored_ray_run(row)}
+    documents["packages"] = stored_packages(row)
     plain = {
         name: getattr(row, name)
         for name in JobView.model_fields

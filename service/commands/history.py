@@ -25,6 +25,7 @@ from service.commands.format import (
     format_milliseconds,
     format_number,
     format_override,
+    format_packages,
     format_ray_run,
     format_rounded,
     format_savings,
@@ -168,6 +169,8 @@ def _summarize_job(job: JobView) -> list[str]:
         lines.append(f"ray        {format_ray_run(job.ray_run)}")
     if job.storage is not None:
         lines.append(f"storage    {format_storage(job.storage)}")
+    if job.packages is not None:
+        lines.append(f"packages   {format_packages(job.packages.model_dump())}")
     if job.tally.resizes or job.tally.recoveries:
         lines.append(f"changes    {format_elasticity(job.tally)}")
     if now:

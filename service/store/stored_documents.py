@@ -18,6 +18,7 @@ from accordion.messages import LayerInfo, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.ray_run import RayRun
 from service.store.models import AttemptRow, JobRow, OverrideRow
+from workers.contract import Package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,16 @@ class _Storage:
     seen_at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packages:
+    """A stored `PackagesRecord`, and when it was written."""
+
+    packages: list[Package]
+    size_bytes: int
+    seconds: float
+    resolved_at: float
+
+
 class _Column(NamedTuple):
     type: TypeAdapter[Any]
     empty: Any
@@ -54,6 +65,7 @@ _COLUMNS = {
     "storage": _Column(TypeAdapter(_Storage | None), None),
     "progress": _Column(TypeAdapter(_Place | None), None),
     "ray_run": _Column(TypeAdapter(RayRun | None), None),
+    "packages": _Column(TypeAdapter(_Packages | None), None),
 }
 _OVERRIDE_COLUMNS = {
     "level": _Column(TypeAdapter(str | int | dict[str, OptionValue | None]), "unknown"),
@@ -104,6 +116,14 @@ def stored_ray_run(job: JobRow) -> RayRun | None:
     """What runs the newest worker group in Ray; None if it is not known."""
     run: RayRun | None = _read_column(job, "ray_run", _COLUMNS["ray_run"])
     return run
+
+
+def stored_packages(job: JobRow) -> dict[str, Any] | None:
+    """Packages that the workers of a job install; None if it names none, or before they are
+    resolved.
+    """
+    readable = _read_column(job, "packages", _COLUMNS["packages"])
+    return None if readable is None else job.packages
 
 
 def stored_progress(job: JobRow) -> dict[str, Any] | None:

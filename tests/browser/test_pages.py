@@ -198,3 +198,13 @@ def test_an_unknown_job_is_a_page_that_says_so(watched):
 def test_pages_forbid_scripts_from_elsewhere(page):
     policy = page.goto("/").headers["content-security-policy"]
     assert "script-src 'self';" in policy
+
+
+def test_a_job_shows_its_packages_when_they_are_resolved(page, service):
+    job_id = service.submit("packages", pip=["einops==0.8.0"])
+    page.goto(f"/jobs/{job_id}")
+    shown = "einops 0.8.0 (43.2 kB, resolved in 2 s)"
+    expect(page.locator("#packages")).to_have_text(f"Packages: {shown}")
+    row = page.locator("#events tr", has_text="packages")
+    expect(row).to_contain_text(shown)
+    service.wait_for_end(job_id)

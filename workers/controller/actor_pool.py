@@ -26,6 +26,7 @@ from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
 from workers.error_kinds import is_lone_process_death, is_process_death
 from workers.errors import (
+    PackagesError,
     ProcessCrashed,
     ProcessLost,
     StorageError,
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 KILLED = "killed"
 """Result recorded for a member that was killed because it did not return."""
+_START_ERRORS = (PackagesError, StorageError, TaskRaised)
+"""Errors of a process that cannot start, which say why and on which side."""
 
 
 def send_sigkill(pid: int) -> None:
@@ -90,7 +93,9 @@ class ActorPool:
         self._ray = ray or importlib.import_module("ray")
         self._clock, self._pause = clock, pause
         self._draining_nodes, self._kill_local_process = draining_nodes, kill_process
-        self._launch = launch.model_dump_json()
+        # The credentials of the package index are for the supervisor only.
+        self._launch = launch.model_copy(update={"pip_index": None}).model_dump_json()
+        self._has_packages = bool(launch.spec.pip)
         self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
         self._options: dict[str, Any] = {
@@ -316,7 +321,7 @@ class ActorPool:
         if call is member.training:
             member.training = None
             self._results[self._group.index(member.number)] = answer
-        elif isinstance(answer, TaskRaised | StorageError) and call is member.starting:
+        elif call is member.starting and isinstance(answer, _START_ERRORS):
             self._drop_member(member, answer)
         elif isinstance(answer, BaseException):
             self._drop_member(
@@ -326,9 +331,19 @@ class ActorPool:
         elif call is member.heartbeat_call:
             member.heartbeat_call = None
             self._record_heartbeat(member, answer)
-        elif member.location is None:
-            member.location, member.starting = answer, member.actor.prepare.remote()
+        else:
+            self._advance_start(member, answer)
+
+    def _advance_start(self, member: Member, answer: Any) -> None:
+        """Ask a process that starts for what comes next."""
+        if member.location is None:
+            member.location, member.is_installing = answer, self._has_packages
+            actor = member.actor
+            following = actor.install_packages if member.is_installing else actor.prepare
+            member.starting = following.remote()
             self._note_placed(member)
+        elif member.is_installing:
+            member.is_installing, member.starting = False, member.actor.prepare.remote()
         else:
             member.starting, member.silent_s = None, 0.0
             member.has_joined = member.has_joined or not answer

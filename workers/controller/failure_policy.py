@@ -111,6 +111,8 @@ def decide_retry(
         return replace(before, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
     if failure.cause == "infrastructure":
         now = before.after_loss(failure)
+        if fatal is not None:
+            return now, GiveUp(reason=fatal, message=failure.message)
         return now, _decide_after_loss(now, failure)
     repeated = failure.step is not None and (failure.step, failure.message) == before.last
     now = before.after_own(failure)

@@ -63,7 +63,8 @@ class HangDetector:
         for member in members:
             is_silent = member.heartbeat_call is not None
             member.silent_s = member.silent_s + watched_s if is_silent else 0.0
-            if member.location is not None and member.starting is not None:
+            is_preparing = member.location is not None and member.starting is not None
+            if is_preparing and not member.is_installing:
                 member.prepares_s += watched_s
 
     def check(self, member: Member) -> WorkerError | None:

@@ -16,10 +16,14 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Call to `locate`, then to `prepare`; None once the process is prepared."""
+    """Call to `locate`, then to `install_packages` if the job has some, then to `prepare`; None once
+    the process is prepared.
+    """
     location: ProcessLocation | None = None
+    is_installing: bool = False
+    """Whether the process installs the packages of the job, or waits for another one that does."""
     prepares_s: float = 0.0
-    """Seconds spent preparing."""
+    """Seconds spent preparing, after packages were installed."""
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None

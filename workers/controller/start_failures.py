@@ -10,7 +10,7 @@ from workers.controller.failure_causes import classify_start_failure
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_storage_outage
 from workers.error_text import format_error
-from workers.errors import ProcessCrashed, StorageError, TaskRaised
+from workers.errors import PackagesError, ProcessCrashed, StorageError, TaskRaised
 
 AVOID_S = 300.0
 """How long a node is avoided that cannot build the task or see the storage; what it lacks may be
@@ -74,7 +74,9 @@ def judge_starts(
     directory, their replacements try again.
     """
     ready = {process.node for process in processes if process.ready_since is not None}
-    unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
+    unbuilt = [
+        one for one in failed if isinstance(one.error, TaskRaised | StorageError | PackagesError)
+    ]
     if ready:
         # Other processes reach the directory of the job, so the node is to blame.
         unbuilt += [one for one in failed if is_storage_outage(one.error)]
@@ -94,6 +96,11 @@ def judge_starts(
             failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED"
         )
     hosts = _format_hosts(unbuilt)
+    if isinstance(first, PackagesError):
+        message = f"no worker process could install the packages; on {hosts}: {format_error(first)}"
+        # Neither the code of the job nor its budget of failures has to do with it.
+        failure = FailureRecord(cause="infrastructure", rank=None, message=message)
+        return StartVerdict(failure=failure, fatal="START_FAILED")
     message = f"no worker process could build the task; on {hosts}: {format_error(first)}"
     return StartVerdict(
         failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED"

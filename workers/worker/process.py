@@ -104,7 +104,8 @@ class Heartbeat:
 
 
 class Worker:
-    """The actor. `prepare` and `train` block one of its threads; other methods return at once.
+    """The actor. `install_packages`, `prepare` and `train` block one of its threads; other methods
+    return at once.
 
     Args:
         launch: the attempt as JSON.
@@ -142,6 +143,20 @@ class Worker:
             self._has_note = True
         return location
 
+    def install_packages(self) -> None:
+        """Make the packages of the job importable; before `prepare`, for a job that names some.
+
+        Raises:
+            PackagesError: they cannot be installed here.
+            StorageError: this process does not see the job's directory.
+        """
+        from workers.user_code.packages import install_packages
+
+        source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        with clean_raised_errors(), self._ship_logs(source) as self._shipper:
+            self._check_storage()
+            install_packages(self._launch)
+
     def prepare(self) -> bool:
         """Load everything slow before the process joins a group.
 
@@ -158,11 +173,14 @@ class Worker:
         ):
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
-            if self._token:
-                launch, host = self._launch, self.locate().host
-                check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
+            self._check_storage()
             self._parts = _load_task(self._launch)
         return False
+
+    def _check_storage(self) -> None:
+        if self._token:
+            launch, host = self._launch, self.locate().host
+            check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
 
     def _ship_logs(self, source: LogSource) -> AbstractContextManager[LogShipper]:
         return ship_logs(source, RayActorClient(self._launch.installation), self._mask)

@@ -41,6 +41,7 @@ class Actor:
         self.answers: dict[str, Any] = {
             "locate": place,
             "open_store": ("127.0.0.1", 1),
+            "install_packages": None,
             "prepare": None,
             "train": OPEN,
         }
@@ -98,6 +99,8 @@ class FakeRay:
     """Answer of a new controller when a worker is to join its run."""
     options: list[dict[str, Any]] = field(default_factory=list)
     """With which worker actors were made."""
+    launches: list[str] = field(default_factory=list)
+    """Launches that worker actors were given, as JSON."""
     killed: list[Actor] = field(default_factory=list)
     draining: set[str] = field(default_factory=set)
     """Nodes that are being drained; a test adds some."""
@@ -125,6 +128,7 @@ class FakeRay:
             return self.controllers[-1]
         if isinstance(what, type) and issubclass(what, Worker):
             self.options.append(options)
+            self.launches.append(arguments[0])
             self.actors.append(Actor(len(self.actors)))
             self.actors[-1].answers["prepare"] = self.must_join
             return self.actors[-1]

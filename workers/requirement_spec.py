@@ -1,0 +1,93 @@
+"""The part of a job's specification that names packages, and records of what they resolve to.
+
+Loads pydantic and packaging, but neither ray nor torch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, Field
+
+from workers.secret_mask import mask_url_logins
+from workers.spec_types import Strict
+
+MAX_REQUIREMENTS = 64
+"""Maximum number of requirements of a job."""
+MAX_REQUIREMENT_LENGTH = 500
+"""Maximum characters of a requirement."""
+_ARCHIVE = re.compile(r"\.(whl|zip|tar|t?[gblx]z2?|bz2|lzma)$", re.IGNORECASE)
+"""Endings by which pip takes a requirement for the name of a file."""
+
+
+def _check_requirement(text: str) -> str:
+    """Return a requirement in its normal form.
+
+    Raises:
+        ValueError: it is an option of pip, a URL or a path, or no requirement.
+    """
+    if text.lstrip().startswith("-"):
+        option = re.split(r"[\s=]", text.strip(), maxsplit=1)[0]
+        raise ValueError(
+            f"{option} is an option of pip, and only names with versions are accepted; the index is"
+            " a setting of the service (ACCORDION_PIP_INDEX_URL)"
+        )
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(
+            f"{mask_url_logins(text)!r} is not a requirement ({mask_url_logins(why)}); give a name"
+            " and a version, such as einops==0.8.0; paths and URLs are not accepted"
+        ) from None
+    if requirement.url is not None or _ARCHIVE.search(text.partition(";")[0].strip()):
+        raise ValueError(
+            f"{requirement.name} is given as a URL or a file; give a name and a version, such as"
+            " einops==0.8.0, and publish packages of your own on the index of the service"
+        )
+    return str(requirement)
+
+
+PipRequirements = Annotated[
+    tuple[
+        Annotated[
+            str,
+            Field(min_length=1, max_length=MAX_REQUIREMENT_LENGTH),
+            AfterValidator(_check_requirement),
+        ],
+        ...,
+    ],
+    Field(max_length=MAX_REQUIREMENTS),
+]
+
+
+class PipIndex(Strict):
+    """Where the packages of jobs come from; URLs may hold a user name and a password."""
+
+    url: str = ""
+    """URL of the index; empty for the one that pip is configured with on the head node."""
+    extra_urls: str = ""
+    """URLs of further indexes, separated by spaces."""
+
+
+class Package(Strict):
+    """One package that a job installs."""
+
+    name: str
+    """Name of the package."""
+    version: str
+    """Version of the package."""
+
+
+class PackagesRecord(Strict):
+    """The packages of a job were resolved, and their wheels are in its storage."""
+
+    kind: Literal["packages"] = "packages"
+    packages: tuple[Package, ...]
+    """Packages that the workers install, by name; empty if the workers have all of them."""
+    size_bytes: int
+    """Size of their wheels."""
+    seconds: float
+    """Seconds that it took to resolve and download them."""

@@ -1,0 +1,308 @@
+"""Packages of a job on one node: installed once, from the wheels in the job's storage, and used by
+all worker processes there.
+
+    storage/packages/resolution.json          what was resolved, with the SHA-256 of each wheel
+    storage/packages/wheels/
+    TMPDIR/accordion-packages-UID/KEY/        an environment; KEY stands for wheels and Python
+    TMPDIR/accordion-packages-UID/KEY.lock    locked while a process installs or takes it
+
+`storage/packages` and `KEY` are renamed into place, so each is complete or not there.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import importlib
+import logging
+import os
+import shutil
+import site
+import stat
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from workers.contract import Launch, Package
+from workers.errors import PackagesError
+from workers.spec_types import Sha256, Strict
+from workers.user_code.install import lock_folder
+from workers.user_code.pip_process import POLL_S, run_pip
+
+INSTALL_LIMIT_S = 1800.0
+"""How long a process may wait for an environment, or install it."""
+UNUSED_S = 3 * 86_400.0
+"""Age of the last use from which an environment is removed, when another one is installed."""
+WHEELS = "wheels"
+"""Folder of the wheels, beside the file of the resolution."""
+_RESOLUTION = "resolution.json"
+
+log = logging.getLogger(__name__)
+
+
+class Wheel(Package):
+    """A wheel in the job's storage."""
+
+    sha256: Sha256
+
+
+class Resolution(Strict):
+    """Wheels that the requirements of a job resolve to, beside what the workers have."""
+
+    wheels: tuple[Wheel, ...]
+    size_bytes: int
+    seconds: float
+    """Seconds that it took to resolve and download them."""
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of the wheels' packages, in their normal form."""
+        return {canonicalize_name(wheel.name) for wheel in self.wheels}
+
+
+def packages_folder(storage: Path) -> Path:
+    """Return the folder of a job's resolution and wheels."""
+    return storage / "packages"
+
+
+def write_resolution(folder: Path, resolution: Resolution) -> None:
+    """Write the resolution into a folder that has its wheels."""
+    (folder / _RESOLUTION).write_text(resolution.model_dump_json(indent=1))
+
+
+def read_resolution(storage: Path) -> Resolution | None:
+    """Return the resolution of a job; None before there is one."""
+    try:
+        text = (packages_folder(storage) / _RESOLUTION).read_text()
+    except FileNotFoundError:
+        return None
+    return Resolution.model_validate_json(text)
+
+
+def install_packages(launch: Launch, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Make the packages of the job importable in this process, after all others.
+
+    Raises:
+        PackagesError: they cannot be installed here, or this node lacks a package that they need.
+        OSError: the storage cannot be read, or the temporary directory not be written.
+    """
+    storage, began = Path(launch.storage), clock()
+    resolution = read_resolution(storage)
+    if resolution is None:
+        raise PackagesError(
+            f"there is no resolution of the job's packages in {packages_folder(storage)}; retry"
+            " the job"
+        )
+
+    def check() -> None:
+        if clock() - began >= INSTALL_LIMIT_S:
+            raise PackagesError(
+                f"the packages of the job were not installed within {INSTALL_LIMIT_S:g} s; is the"
+                " temporary directory of this node slow or full?"
+            )
+
+    if resolution.wheels:
+        wheels = packages_folder(storage) / WHEELS
+        folder = ensure_environment(resolution, wheels, root=_open_root(), check=check)
+        site.addsitedir(str(folder))
+        importlib.invalidate_caches()
+        log.info("%d packages are ready after %.1f s", len(resolution.wheels), clock() - began)
+    if unmet := find_unmet(launch.spec.pip, resolution.names):
+        raise PackagesError(
+            f"{'; '.join(unmet)}; the packages were resolved on the head node: install there and"
+            " on this node the same, then clone the job"
+        )
+
+
+def ensure_environment(
+    resolution: Resolution, wheels: Path, *, root: Path, check: Callable[[], None]
+) -> Path:
+    """Return the folder of an environment with these wheels, which stays until this process ends.
+
+    The first process installs it, the others wait. One that lacks files is made anew. `check` is
+    called while this process waits; what it raises ends the wait.
+
+    Raises:
+        PackagesError: pip cannot install the wheels.
+    """
+    folder = root / _make_key(resolution)
+    with _locked(_lock_file(folder), check) as lock:
+        if not _is_complete(folder, resolution):
+            _build(folder, resolution, wheels, lock=lock, check=check)
+            _remove_unused(root, kept=folder)
+        # Never closed: whoever removes folders skips those that are locked.
+        fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+        os.utime(folder)
+    return folder
+
+
+def find_unmet(requirements: Sequence[str], own: Set[str]) -> list[str]:
+    """Return why the requirements, and those of the packages in `own`, are not fulfilled here.
+
+    What packages of the node's own environment require is not looked at.
+    """
+    unmet, seen = [], set()
+    pending = [(Requirement(text), {""}) for text in requirements]
+    while pending:
+        requirement, extras = pending.pop()
+        if str(requirement) in seen or not _applies(requirement, extras):
+            continue
+        seen.add(str(requirement))
+        try:
+            found = distribution(requirement.name)
+        except PackageNotFoundError:
+            unmet.append(f"{requirement.name} is not installed here")
+            continue
+        if not requirement.specifier.contains(found.version, prereleases=True):
+            unmet.append(f"{requirement} is needed, and {found.version} is installed here")
+        if canonicalize_name(requirement.name) in own:
+            more = {"", *requirement.extras}
+            pending += [(Requirement(text), more) for text in found.requires or ()]
+    return unmet
+
+
+def _applies(requirement: Requirement, extras: Set[str]) -> bool:
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def _make_key(resolution: Resolution) -> str:
+    wheels = sorted(f"{wheel.name} {wheel.version} {wheel.sha256}" for wheel in resolution.wheels)
+    parts = [sys.implementation.cache_tag or "", sysconfig.get_platform(), *wheels]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _open_root() -> Path:
+    """Return the folder of this user's environments.
+
+    Raises:
+        PackagesError: another user could write there.
+    """
+    root = Path(tempfile.gettempdir(), f"accordion-packages-{os.getuid()}")
+    with suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    found = root.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+    if not is_private or found.st_uid != os.getuid():
+        raise PackagesError(
+            f"{root} is not a folder that only user {os.getuid()} can write to; remove it"
+        )
+    return root
+
+
+def _build(
+    folder: Path, resolution: Resolution, wheels: Path, *, lock: int, check: Callable[[], None]
+) -> None:
+    """Install the wheels into the folder, without an index and without other packages."""
+    made = folder.with_suffix(".new")
+    pins = folder.with_suffix(".txt")
+    for old in (folder, made):
+        shutil.rmtree(old, ignore_errors=True)
+    lines = (f"{one.name}=={one.version} --hash=sha256:{one.sha256}" for one in resolution.wheels)
+    pins.write_text("\n".join(lines))
+    offline = ("--no-index", "--no-deps", "--require-hashes", "--no-warn-script-location")
+    places = ("--find-links", str(wheels), "--target", str(made), "--requirement", str(pins))
+    # Neither variables, which a job may set, nor files of the node may change what is installed.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
+    failure = run_pip(
+        "install",
+        [*offline, *places],
+        environment={**environment, "PIP_CONFIG_FILE": os.devnull},
+        check=check,
+        # The lock outlives this process, if that is killed, until pip has ended.
+        pass_fds=[lock],
+    )
+    pins.unlink()
+    if failure is not None:
+        raise PackagesError(f"pip cannot install the packages here: {failure.describe()}")
+    made.rename(folder)
+
+
+def _is_complete(folder: Path, resolution: Resolution) -> bool:
+    """Return whether the folder has these packages with all of their files."""
+    records = {
+        canonicalize_name(file.parent.name.partition("-")[0]): file
+        for file in folder.glob("*.dist-info/RECORD")
+    }
+    return records.keys() == resolution.names and all(
+        (folder / file).exists() for record in records.values() for file in _list_files(record)
+    )
+
+
+def _list_files(record: Path) -> Iterator[str]:
+    """Yield the files of a package that importing it may need."""
+    for file, *_ in filter(None, csv.reader(record.read_text().splitlines())):
+        # Scripts are moved to another place than the record says.
+        if not file.startswith(("..", "/")) and not file.endswith(".pyc"):
+            yield file
+
+
+def _remove_unused(root: Path, *, kept: Path) -> None:
+    """Remove environments, also half-made ones, that no process has used for a while."""
+    for folder in root.iterdir():
+        if folder == kept or not folder.is_dir():
+            continue
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime >= UNUSED_S:
+                _remove_unless_locked(folder)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    """Remove an environment, unless a process uses, takes or installs it.
+
+    Raises:
+        BlockingIOError: a process takes or installs it.
+    """
+
+    def give_up() -> None:
+        raise BlockingIOError
+
+    with _locked(_lock_file(folder), give_up):
+        lock = lock_folder(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_suffix(".lock")
+
+
+@contextmanager
+def _locked(file: Path, check: Callable[[], None]) -> Iterator[int]:
+    """Hold a lock; `check` is called while another process holds it."""
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                check()
+                time.sleep(POLL_S)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+__all__ = [
+    "INSTALL_LIMIT_S",
+    "WHEELS",
+    "Resolution",
+    "Wheel",
+    "ensure_environment",
+    "find_unmet",
+    "install_packages",
+    "packages_folder",
+    "read_resolution",
+    "write_resolution",
+]
