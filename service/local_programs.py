@@ -227,7 +227,8 @@ def _ray_environment(instance: LocalInstance) -> dict[str, str]:
 
 
 def _api_environment(instance: LocalInstance) -> dict[str, str]:
-    seen = inherit_environment(lambda name: not name.startswith((*_RAY_OWN, *_PIP_INDEX, _CLIENT_TOKEN)))
+    hidden = (*_RAY_OWN, *_PIP_INDEX, _CLIENT_TOKEN)
+    seen = inherit_environment(lambda name: not name.startswith(hidden))
     token = {"ACCORDION_ADMIN_TOKEN_FILE": str(instance.token_file)} if instance.token_file else {}
     return {**seen, **_address_variables(instance), **token}
 

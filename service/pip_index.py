@@ -17,9 +17,9 @@ def check_packages(settings: Settings, spec: JobSpec, pointer: str = "") -> None
     """
     if spec.pip and not settings.pip_enabled:
         raise Invalid(
-            f"pip names {len(spec.pip)} package{'' if len(spec.pip) == 1 else 's'}, and this service"
-            " installs none (ACCORDION_PIP_ENABLED is false); leave pip out, and ask the operator to"
-            " install them where the workers run",
+            f"pip names {len(spec.pip)} package{'' if len(spec.pip) == 1 else 's'}, and this"
+            " service installs none (ACCORDION_PIP_ENABLED is false); leave pip out, and ask the"
+            " operator to install them where the workers run",
             pointer,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.elastic.conftest import Start, kill, wait_for
+from tests.elastic.conftest import Start, kill
 from tests.elastic.faults import Watched, job
 from tests.unit.workers.wheels import Index
 from workers.contract import EndRecord, PackagesRecord, PipIndex
@@ -58,7 +58,7 @@ def test_a_job_survives_kills_with_the_packages_that_it_resolved_once(
     shutil.rmtree(index.folder)
     watched.fault()
     kill("ray::Worker")
-    wait_for(lambda: watched.life.look() is not None or len(watched.sizes()) == 2, watched.life.story)
+    watched.wait_for_sizes(2, 2)
     watched.reach(AFTER + 30)
     watched.fault()
     kill("ray::Supervisor")

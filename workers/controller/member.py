@@ -16,8 +16,8 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Call to `locate`, then to `install_packages` if the job has some, then to `prepare`; None once
-    the process is prepared.
+    """Call to `locate`, then to `install_packages` if the job has some, then to `prepare`; None
+    once the process is prepared.
     """
     location: ProcessLocation | None = None
     is_installing: bool = False

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ OUTAGE_LIMIT_S = 300.0
 """How long an index may not respond until the job ends; its workers are reserved meanwhile."""
 MAX_LOGGED = 10_000
 """Maximum characters of the output of pip in the job's log, if pip failed; the last ones."""
+MAX_SHOWN = 200
+"""Maximum characters of the requirements in the status of a job."""
 _NO_WHEEL = "(from versions: none)"
 """What pip prints if an index has no wheel of a package for this Python."""
 _NO_WHEEL_HINT = "; packages are installed from wheels only, so build one if there is none"
@@ -85,7 +88,8 @@ def resolve_packages(
     storage, began = Path(launch.storage), clock()
     if read_resolution(storage) is not None:
         return
-    host.publish_status(f"resolving the packages of the job: {', '.join(launch.spec.pip)}")
+    shown = textwrap.shorten(", ".join(launch.spec.pip), MAX_SHOWN, placeholder=" ...")
+    host.publish_status(f"resolving the packages of the job: {shown}")
 
     def check() -> None:
         if host.is_stopping():

@@ -94,7 +94,8 @@ def test_what_workers_lack_is_downloaded_with_its_hashes_and_recorded(
     job.resolve("acc-alpha==1.0")
     found = read_resolution(job.storage)
     assert found is not None
-    wheels = [index.folder / "files" / f"acc_{name}-py3-none-any.whl" for name in ("alpha-1.0", "beta-2.0")]
+    files = index.folder / "files"
+    wheels = [files / f"acc_{name}-py3-none-any.whl" for name in ("alpha-1.0", "beta-2.0")]
     assert job.versions == {"acc-alpha": "1.0", "acc-beta": "2.0"}
     assert [wheel.sha256 for wheel in found.wheels] == [sha256_of(wheel) for wheel in wheels]
     assert found.size_bytes == sum(wheel.stat().st_size for wheel in wheels)

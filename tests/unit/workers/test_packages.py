@@ -191,7 +191,8 @@ def locked(path: Path) -> Iterator[None]:
 def test_environments_that_nobody_uses_are_removed_when_one_is_installed(
     ensure: Callable[..., Path], alpha: Resolution, root: Path
 ) -> None:
-    old, used, taken, fresh, half = (root / name for name in ("old", "used", "taken", "fresh", "a.new"))
+    names = ("old", "used", "taken", "fresh", "half.new")
+    old, used, taken, fresh, half = (root / name for name in names)
     for folder in (old, used, taken, fresh, half):
         folder.mkdir()
         (folder / "file").touch()
