@@ -96,8 +96,7 @@ class StorageView(StorageUse):
 
 
 class PackagesView(Answer):
-    """Packages that the workers of a job install besides what they have, resolved once from `pip`.
-    """
+    """Packages that `pip` of a job resolved to, which its workers install."""
 
     packages: list[Package]
     """Packages, by name; empty if the workers have all that `pip` names."""

@@ -163,9 +163,7 @@ class _Pip:
 
 def _make_environment(index: PipIndex | None) -> dict[str, str]:
     """Return the variables of pip; URLs with a password do not belong on a command line."""
-    given = (
-        {"PIP_INDEX_URL": index.url, "PIP_EXTRA_INDEX_URL": index.extra_urls} if index else {}
-    )
+    given = {"PIP_INDEX_URL": index.url, "PIP_EXTRA_INDEX_URL": index.extra_urls} if index else {}
     return {**os.environ, **{name: url for name, url in given.items() if url}}
 
 
