@@ -104,26 +104,19 @@ def layer_names(job: JobRow) -> list[str]:
     return [layer.name for layer in stored_layers(job)]
 
 
-def stored_storage(job: JobRow) -> dict[str, Any] | None:
-    """Where the job's checkpoints are, and which workers verified access; None before its first
-    worker group.
+def stored_reports(job: JobRow) -> dict[str, Any]:
+    """What the workers of a job reported: where its checkpoints are and which of them verified
+    access (`storage`), and the `packages` that they install; None before, or if it is unreadable.
     """
-    readable = _read_column(job, "storage", _COLUMNS["storage"])
-    return None if readable is None else job.storage
+    names = ("storage", "packages")
+    readable = (name for name in names if _read_column(job, name, _COLUMNS[name]) is not None)
+    return dict.fromkeys(names) | {name: getattr(job, name) for name in readable}
 
 
 def stored_ray_run(job: JobRow) -> RayRun | None:
     """What runs the newest worker group in Ray; None if it is not known."""
     run: RayRun | None = _read_column(job, "ray_run", _COLUMNS["ray_run"])
     return run
-
-
-def stored_packages(job: JobRow) -> dict[str, Any] | None:
-    """Packages that the workers of a job install; None if it names none, or before they are
-    resolved.
-    """
-    readable = _read_column(job, "packages", _COLUMNS["packages"])
-    return None if readable is None else job.packages
 
 
 def stored_progress(job: JobRow) -> dict[str, Any] | None:

@@ -55,8 +55,8 @@ _NO_WHEEL_HINT = "; packages are installed from wheels only, so build one if the
 log = logging.getLogger(__name__)
 
 
-class StopRequested(Exception):
-    """The job is to stop while its packages are resolved."""
+class ResolutionStopped(Exception):
+    """The job is to stop, and its packages are not resolved yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def resolve_packages(
 
     Raises:
         PackagesError: they cannot be resolved beside what the workers have, or not in time.
-        StopRequested: the job is to stop; the next attempt begins again.
+        ResolutionStopped: the job is to stop; the next attempt begins again.
         OSError: the storage cannot be read or written.
     """
     storage, began = Path(launch.storage), clock()
@@ -93,7 +93,7 @@ def resolve_packages(
 
     def check() -> None:
         if host.is_stopping():
-            raise StopRequested
+            raise ResolutionStopped
         if clock() - began >= RESOLVE_LIMIT_S:
             raise PackagesError(
                 f"the packages of the job were not resolved within {RESOLVE_LIMIT_S:g} s; give"
@@ -264,4 +264,4 @@ def _make_record(found: Resolution) -> PackagesRecord:
     return PackagesRecord(packages=packages, size_bytes=found.size_bytes, seconds=found.seconds)
 
 
-__all__ = ["RESOLVE_LIMIT_S", "ResolutionHost", "StopRequested", "resolve_packages"]
+__all__ = ["RESOLVE_LIMIT_S", "ResolutionHost", "ResolutionStopped", "resolve_packages"]

@@ -30,7 +30,7 @@ from workers.controller.attempt import Attempt
 from workers.controller.failure_policy import FailureCounts, safe_step
 from workers.controller.package_resolution import (
     ResolutionHost,
-    StopRequested,
+    ResolutionStopped,
     resolve_packages,
 )
 from workers.controller.worker_pool import WorkerPool, create_worker_pool
@@ -158,7 +158,7 @@ class Supervisor:
             publish_status=self._publish_resolving,
             write_record=self._write_packages,
         )
-        with suppress(StopRequested):
+        with suppress(ResolutionStopped):
             resolve_packages(self._launch, host)
 
     def _publish_resolving(self, message: str) -> None:

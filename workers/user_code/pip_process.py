@@ -45,7 +45,7 @@ class PipFailure:
     output: str
     """What pip printed."""
     log: str
-    """The same with more details; it names URLs that were not fetched."""
+    """What pip wrote to its log, which has more details, such as URLs that were not fetched."""
 
     @property
     def is_outage(self) -> bool:
@@ -98,19 +98,25 @@ def run_pip(
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
         )
-        try:
-            while process.poll() is None:
-                check()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_S)
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode == 0:
+        if _wait_for_end(process, check) == 0:
             return None
         output.seek(0)
         printed = output.read().decode(errors="replace")
-        return PipFailure(output=printed, log=log.read_text() if log.exists() else printed)
+        logged = log.read_text(errors="replace") if log.exists() else printed
+        return PipFailure(output=printed, log=logged)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], check: Callable[[], None]) -> int:
+    """Return the exit code of a process, which is killed if `check` raises."""
+    try:
+        while process.poll() is None:
+            check()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode
 
 
 __all__ = ["POLL_S", "PipFailure", "run_pip"]

@@ -19,7 +19,7 @@ from workers.controller.package_resolution import (
     OUTAGE_LIMIT_S,
     RESOLVE_LIMIT_S,
     ResolutionHost,
-    StopRequested,
+    ResolutionStopped,
     resolve_packages,
 )
 from workers.errors import PackagesError
@@ -160,7 +160,7 @@ def test_a_package_without_a_wheel_is_refused(job: Job, index: Index) -> None:
 def test_a_stop_ends_pip_and_leaves_nothing(job: Job, server: IndexServer) -> None:
     server.answering.clear()
     job.url, job.is_stopping = server.url(), server.asked.is_set
-    with pytest.raises(StopRequested):
+    with pytest.raises(ResolutionStopped):
         job.resolve("acc-alpha")
     assert (job.left, job.records) == ([], [])
 

@@ -19,7 +19,7 @@ from tests.unit.workers.world import JOB, FakeCluster, launch, until
 from workers.contract import DesiredState, EndRecord, Launch, PackagesRecord, PipIndex
 from workers.controller import supervisor as supervisor_module
 from workers.controller.actor_pool import ActorPool
-from workers.controller.package_resolution import ResolutionHost, StopRequested
+from workers.controller.package_resolution import ResolutionHost, ResolutionStopped
 from workers.controller.ray_train_pool import RayTrainPool
 from workers.controller.supervisor import Supervisor
 from workers.errors import PackagesError
@@ -79,7 +79,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         host.publish_status(f"resolving {job.spec.pip[0]}")
         began.set()
         until(host.is_stopping)
-        raise StopRequested
+        raise ResolutionStopped
 
     monkeypatch.setattr(supervisor_module, "resolve_packages", resolve_until_stopped)
     return began
