@@ -55,7 +55,7 @@ class PipFailure:
     def describe(self) -> str:
         """Return the errors and their causes in one line, without logins of URLs."""
         found = [
-            line.removeprefix("ERROR:").strip()
+            line.removeprefix("ERROR:").strip().rstrip(".")
             for line in self.output.splitlines()
             if line.startswith(("ERROR:", _DETAIL)) and "ResolutionImpossible" not in line
         ]
