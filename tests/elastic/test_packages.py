@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,19 +22,23 @@ IDENTITY = "def identity(value):\n    return value\n"
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Index:
-    """An index with a package of this test, whose content no cache has."""
+def index(tmp_path: Path) -> Iterator[Index]:
+    """An index with a package of this test, whose content no cache has; what is installed from it
+    is removed.
+    """
     made = Index(tmp_path / "index")
     files = {"acc_alpha/identity.py": f"# {uuid.uuid4()}\n{IDENTITY}"}
     made.add("acc-alpha", "1.0", requires=["acc-beta", "packaging"], files=files)
     made.add("acc-beta", "2.0")
-    return made
+    yield made
+    for place in tmp_path.glob("steps/package-*"):
+        shutil.rmtree(Path(place.read_text().partition(" ")[2]).parents[1], ignore_errors=True)
 
 
-def start_packaged(start: Start, tmp_path: Path, index: Index, **parts: Any) -> Watched:
+def start_packaged(start: Start, tmp_path: Path, index: Index) -> Watched:
     folder = tmp_path / "steps"
     folder.mkdir()
-    spec = job(folder, pip=["acc-alpha==1.0"], **parts)
+    spec = job(folder, pip=["acc-alpha==1.0"])
     spec["task"]["name"] = "tests.elastic.packaged:PackagedDigits"
     return Watched(start(spec, pip_index=PipIndex(url=index.url)), folder)
 
@@ -63,12 +67,12 @@ def test_a_job_survives_kills_with_the_packages_that_it_resolved_once(
     watched.fault()
     kill("ray::Supervisor")
     watched.life.backend.start(watched.life.launch)
-    watched.survived("a worker and the supervisor of a job with packages killed")
+    watched.survived("worker and supervisor of a job with packages")
     assert watched.life.all(PackagesRecord) == [record]
     # All processes of the node have the package from one environment.
     [place] = places(watched)
     assert place.startswith("1.0 ")
-    assert f"accordion-packages-{os.getuid()}" in place
+    assert f"/accordion-packages-{os.getuid()}/" in place
 
 
 def test_a_job_whose_package_does_not_exist_ends_before_any_worker(
