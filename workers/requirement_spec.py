@@ -42,12 +42,34 @@ def _check_requirement(text: str) -> str:
             f"{mask_url_logins(text)!r} is not a requirement ({mask_url_logins(why)}); give a name"
             " and a version, such as einops==0.8.0; paths and URLs are not accepted"
         ) from None
-    if requirement.url is not None or _ARCHIVE.search(text.partition(";")[0].strip()):
+    # pip takes what follows `===` for a part of a path.
+    has_path = any(one.operator == "===" for one in requirement.specifier)
+    parts = (requirement.name, str(requirement).partition(";")[0].strip())
+    if requirement.url is not None or has_path or any(map(_ARCHIVE.search, parts)):
         raise ValueError(
-            f"{requirement.name} is given as a URL or a file; give a name and a version, such as"
-            " einops==0.8.0, and publish packages of your own on the index of the service"
+            f"{requirement.name} is given as a URL or a file, or with ===; give a name and a"
+            " version, such as einops==0.8.0, and publish packages of your own on the index of the"
+            " service"
         )
+    _check_marker(requirement)
     return str(requirement)
+
+
+def _check_marker(requirement: Requirement) -> None:
+    """Check that the marker of a requirement can be evaluated.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if requirement.marker is None:
+        return
+    try:
+        requirement.marker.evaluate({"extra": ""})
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"the marker of {requirement} cannot be evaluated; compare variables with ==, !=, <, >"
+            " or in, such as python_version < '3.12'"
+        ) from None
 
 
 PipRequirements = Annotated[
