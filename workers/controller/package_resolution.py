@@ -16,6 +16,7 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -32,8 +33,10 @@ from workers.user_code.packages import (
     WHEELS,
     Resolution,
     Wheel,
+    marker_applies,
     packages_folder,
     read_resolution,
+    sync_to_disk,
     write_resolution,
 )
 from workers.user_code.pip_process import POLL_S, run_pip
@@ -86,12 +89,8 @@ def resolve_packages(
         OSError: the storage cannot be read or written.
     """
     storage, began = Path(launch.storage), clock()
-    if read_resolution(storage) is not None:
-        return
-    shown = textwrap.shorten(", ".join(launch.spec.pip), MAX_SHOWN, placeholder=" ...")
-    host.publish_status(f"resolving the packages of the job: {shown}")
 
-    def check() -> None:
+    def raise_if_stopped() -> None:
         if host.is_stopping():
             raise ResolutionStopped
         if clock() - began >= RESOLVE_LIMIT_S:
@@ -101,24 +100,38 @@ def resolve_packages(
                 " the package index"
             )
 
-    environment = _make_environment(launch.pip_index)
-    pip = _Pip(environment=environment, check=check, host=host, clock=clock, pause=pause)
+    # The storage may be unreachable, and a job that is to stop does not wait for it.
+    raise_if_stopped()
+    if read_resolution(storage) is not None:
+        return
+    shown = textwrap.shorten(", ".join(launch.spec.pip), MAX_SHOWN, placeholder=" ...")
+    host.publish_status(f"resolving the packages of the job: {shown}")
+    pip = _Pip(
+        environment=_make_environment(launch.pip_index),
+        raise_if_stopped=raise_if_stopped,
+        host=host,
+        clock=clock,
+        pause=pause,
+    )
     folder = packages_folder(storage)
     for left in storage.glob(f"{folder.name}.new-*"):
         shutil.rmtree(left, ignore_errors=True)
-    made = storage / f"{folder.name}.new-{uuid.uuid4().hex}"
-    made.mkdir()
+    draft = storage / f"{folder.name}.new-{uuid.uuid4().hex}"
+    draft.mkdir()
     try:
-        wheels, size_bytes = _download(pip, launch.spec.pip, made)
-        found = Resolution(wheels=wheels, size_bytes=size_bytes, seconds=clock() - began)
-        write_resolution(made, found)
+        wheels, size_bytes = _download_checked(pip, launch.spec.pip, draft)
+        write_resolution(draft, Resolution(wheels=wheels))
+        seconds = clock() - began
         # The record comes first: what is on disk is not resolved again, so it would be lost.
-        host.write_record(_make_record(found))
-        made.rename(folder)
+        host.write_record(_make_record(wheels, size_bytes, seconds))
+        # A resolution that is unreadable may be in its place.
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+        sync_to_disk(storage)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
     names = ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels)
-    log.info("resolved %d packages in %.1f s: %s", len(wheels), found.seconds, names)
+    log.info("resolved %d packages in %.1f s: %s", len(wheels), seconds, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +139,7 @@ class _Pip:
     """Calls pip, and waits for an index that does not respond."""
 
     environment: Mapping[str, str]
-    check: Callable[[], None]
+    raise_if_stopped: Callable[[], None]
     host: ResolutionHost
     clock: Callable[[], float]
     pause: Callable[[float], object]
@@ -139,7 +152,10 @@ class _Pip:
         """
         failed_at: float | None = None
         while failure := run_pip(
-            command, arguments, environment=self.environment, check=self.check
+            command,
+            arguments,
+            environment=self.environment,
+            raise_if_stopped=self.raise_if_stopped,
         ):
             why, now = failure.describe(), self.clock()
             failed_at = now if failed_at is None else failed_at
@@ -154,10 +170,10 @@ class _Pip:
                 )
             log.warning("the package index does not respond: %s", why)
             self.host.publish_status(
-                f"the package index does not respond; pip asks again in {OUTAGE_PAUSE_S:g} s: {why}"
+                f"the package index does not respond; retrying in {OUTAGE_PAUSE_S:g} s: {why}"
             )
             for _ in range(round(OUTAGE_PAUSE_S / POLL_S)):
-                self.check()
+                self.raise_if_stopped()
                 self.pause(POLL_S)
 
 
@@ -167,22 +183,40 @@ def _make_environment(index: PipIndex | None) -> dict[str, str]:
     return {**os.environ, **{name: url for name, url in given.items() if url}}
 
 
-def _download(
+def _download_checked(
+    pip: _Pip, requirements: Iterable[str], folder: Path
+) -> tuple[tuple[Wheel, ...], int]:
+    """Call `download_wheels`; what pip or an index gives and this module cannot read ends the job.
+
+    Raises:
+        PackagesError: that, or what `download_wheels` raises.
+    """
+    try:
+        return download_wheels(pip, requirements, folder)
+    except (KeyError, ValueError) as error:
+        why = f"{type(error).__name__}: {mask_url_logins(str(error))}"
+        raise PackagesError(
+            f"what the package index or pip returned is unreadable ({why}); give other versions"
+            " of the packages, or update pip on the head node"
+        ) from error
+
+
+def download_wheels(
     pip: _Pip, requirements: Iterable[str], folder: Path
 ) -> tuple[tuple[Wheel, ...], int]:
     """Download the wheels that the workers lack; return them and their size in bytes."""
-    lacking = _resolve(pip, [Requirement(text) for text in requirements])
+    to_install = find_missing_packages(pip, [Requirement(text) for text in requirements])
     wheels = folder / WHEELS
     wheels.mkdir()
-    if lacking:
-        pins = (f"{one['metadata']['name']}=={one['metadata']['version']}" for one in lacking)
+    if to_install:
+        pins = (f"{one['metadata']['name']}=={one['metadata']['version']}" for one in to_install)
         pip.run("download", "--no-deps", "--dest", str(wheels), *pins)
     found = [_read_wheel(file) for file in sorted(wheels.iterdir())]
-    _check_unchanged(lacking, found)
+    _check_unchanged(to_install, found)
     return tuple(found), sum(file.stat().st_size for file in wheels.iterdir())
 
 
-def _resolve(pip: _Pip, needed: Sequence[Requirement]) -> list[dict[str, Any]]:
+def find_missing_packages(pip: _Pip, needed: Sequence[Requirement]) -> list[dict[str, Any]]:
     """Return what the workers lack, as pip reports it."""
     installed = _list_installed()
     _refuse_replacements(needed, installed)
@@ -192,35 +226,36 @@ def _resolve(pip: _Pip, needed: Sequence[Requirement]) -> list[dict[str, Any]]:
         constraints.write_text("".join(pins))
         places = ("--constraint", str(constraints), "--report", str(report))
         pip.run("install", "--dry-run", *places, *map(str, needed))
-        lacking: list[dict[str, Any]] = json.loads(report.read_text())["install"]
-    return lacking
+        to_install: list[dict[str, Any]] = json.loads(report.read_text())["install"]
+    return to_install
 
 
 def _list_installed() -> dict[str, str]:
     """Return the versions of all packages that are installed here, by name in its normal form."""
     installed: dict[str, str] = {}
     for found in distributions():
-        try:
-            name, version = canonicalize_name(found.metadata["Name"]), found.metadata["Version"]
-            Version(version)
-        except (InvalidVersion, TypeError):
-            # No requirement could name such a version.
+        # Remains of a package that was removed may lack all metadata.
+        name, version = (found.metadata[field] for field in ("Name", "Version"))
+        if not name or not version:
             continue
-        # The first on the path is the one that is imported.
-        installed.setdefault(name, version)
+        with suppress(InvalidVersion):
+            # No requirement could name an invalid version.
+            Version(version)
+            # The first on the path is the one that is imported.
+            installed.setdefault(canonicalize_name(name), version)
     return installed
 
 
 def _refuse_replacements(needed: Iterable[Requirement], installed: Mapping[str, str]) -> None:
-    """Refuse a requirement that another version of an installed package would have to fulfil.
+    """Reject requirements that only another version of an installed package satisfies.
 
     Raises:
         PackagesError: there is one.
     """
     for requirement in needed:
         version = installed.get(canonicalize_name(requirement.name))
-        is_meant = requirement.marker is None or requirement.marker.evaluate()
-        if version is None or not is_meant:
+        applies = marker_applies(requirement)
+        if version is None or not applies:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             raise PackagesError(
@@ -237,7 +272,7 @@ def _read_wheel(file: Path) -> Wheel:
     return Wheel(name=name, version=str(version), sha256=sha256)
 
 
-def _check_unchanged(lacking: Iterable[Mapping[str, Any]], found: Iterable[Wheel]) -> None:
+def _check_unchanged(to_install: Iterable[Mapping[str, Any]], found: Iterable[Wheel]) -> None:
     """Check that the wheels are those that pip resolved a moment before.
 
     Raises:
@@ -246,7 +281,7 @@ def _check_unchanged(lacking: Iterable[Mapping[str, Any]], found: Iterable[Wheel
     sha256_by_name = {wheel.name: wheel.sha256 for wheel in found}
     resolved = {
         canonicalize_name(one["metadata"]["name"]): one["download_info"].get("archive_info", {})
-        for one in lacking
+        for one in to_install
     }
     changed = sorted(resolved.keys() ^ sha256_by_name.keys()) or [
         name
@@ -259,9 +294,9 @@ def _check_unchanged(lacking: Iterable[Mapping[str, Any]], found: Iterable[Wheel
         )
 
 
-def _make_record(found: Resolution) -> PackagesRecord:
-    packages = tuple(Package(name=wheel.name, version=wheel.version) for wheel in found.wheels)
-    return PackagesRecord(packages=packages, size_bytes=found.size_bytes, seconds=found.seconds)
+def _make_record(wheels: Iterable[Wheel], size_bytes: int, seconds: float) -> PackagesRecord:
+    packages = tuple(Package(name=wheel.name, version=wheel.version) for wheel in wheels)
+    return PackagesRecord(packages=packages, size_bytes=size_bytes, seconds=seconds)
 
 
 __all__ = ["RESOLVE_LIMIT_S", "ResolutionHost", "ResolutionStopped", "resolve_packages"]

@@ -4,7 +4,8 @@ all worker processes there.
     storage/packages/resolution.json          what was resolved, with the SHA-256 of each wheel
     storage/packages/wheels/
     TMPDIR/accordion-packages-UID/KEY/        an environment; KEY stands for wheels and Python
-    TMPDIR/accordion-packages-UID/KEY.lock    locked while a process installs or takes it
+    TMPDIR/accordion-packages-UID/KEY.1/      another one, if KEY lacks files and is in use
+    TMPDIR/accordion-packages-UID/KEY.lock    locked while a process installs or takes one of them
 
 `storage/packages` and `KEY` are renamed into place, so each is complete or not there.
 """
@@ -15,10 +16,10 @@ import csv
 import fcntl
 import hashlib
 import importlib
+import itertools
 import logging
 import os
 import shutil
-import site
 import stat
 import sys
 import sysconfig
@@ -41,7 +42,7 @@ from workers.user_code.pip_process import POLL_S, run_pip
 INSTALL_LIMIT_S = 1800.0
 """How long a process may wait for an environment, or install it."""
 UNUSED_S = 3 * 86_400.0
-"""Age of the last use from which an environment is removed, when another one is installed."""
+"""An environment unused for this long is removed when another one is installed."""
 WHEELS = "wheels"
 """Folder of the wheels, beside the file of the resolution."""
 _RESOLUTION = "resolution.json"
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Wheel(Package):
-    """A wheel in the job's storage."""
+    """A wheel in the job's storage; its name is in the normal form."""
 
     sha256: Sha256
 
@@ -59,14 +60,11 @@ class Resolution(Strict):
     """Wheels that the requirements of a job resolve to, beside what the workers have."""
 
     wheels: tuple[Wheel, ...]
-    size_bytes: int
-    seconds: float
-    """Seconds that it took to resolve and download them."""
 
     @property
     def names(self) -> Set[str]:
         """Names of the wheels' packages, in their normal form."""
-        return {canonicalize_name(wheel.name) for wheel in self.wheels}
+        return {wheel.name for wheel in self.wheels}
 
 
 def packages_folder(storage: Path) -> Path:
@@ -75,25 +73,41 @@ def packages_folder(storage: Path) -> Path:
 
 
 def write_resolution(folder: Path, resolution: Resolution) -> None:
-    """Write the resolution into a folder that has its wheels."""
+    """Write the resolution into a folder that has its wheels, and wait until both are on disk."""
     (folder / _RESOLUTION).write_text(resolution.model_dump_json(indent=1))
+    for path in [*folder.rglob("*"), folder]:
+        sync_to_disk(path)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of a folder's files, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_resolution(storage: Path) -> Resolution | None:
-    """Return the resolution of a job; None before there is one."""
+    """Return the resolution of a job; None before there is one, and if it is unreadable."""
+    file = packages_folder(storage) / _RESOLUTION
     try:
-        text = (packages_folder(storage) / _RESOLUTION).read_text()
+        return Resolution.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
-    return Resolution.model_validate_json(text)
+    except ValueError:
+        log.warning("%s is unreadable", file)
+        return None
 
 
 def install_packages(launch: Launch, *, clock: Callable[[], float] = time.monotonic) -> None:
     """Make the packages of the job importable in this process, after all others.
 
+    Files `.pth` of packages are ignored: they could put paths before those of the node.
+
     Raises:
         PackagesError: they cannot be installed here, or this node lacks a package that they need.
-        OSError: the storage cannot be read, or the temporary directory not be written.
+        OSError: the storage cannot be read.
     """
     storage, began = Path(launch.storage), clock()
     resolution = read_resolution(storage)
@@ -103,7 +117,7 @@ def install_packages(launch: Launch, *, clock: Callable[[], float] = time.monoto
             " the job"
         )
 
-    def check() -> None:
+    def raise_if_late() -> None:
         if clock() - began >= INSTALL_LIMIT_S:
             raise PackagesError(
                 f"the packages of the job were not installed within {INSTALL_LIMIT_S:g} s; is the"
@@ -112,37 +126,81 @@ def install_packages(launch: Launch, *, clock: Callable[[], float] = time.monoto
 
     if resolution.wheels:
         wheels = packages_folder(storage) / WHEELS
-        folder = ensure_environment(resolution, wheels, root=_open_root(), check=check)
-        site.addsitedir(str(folder))
+        try:
+            folder = ensure_environment(
+                resolution, wheels, root=_open_root(), raise_if_stopped=raise_if_late
+            )
+        except OSError as error:
+            raise PackagesError(
+                "the temporary directory of this node cannot hold the packages of the job"
+                f" ({error}); free space there, or set TMPDIR to another folder"
+            ) from error
+        sys.path.append(str(folder))
         importlib.invalidate_caches()
         log.info("%d packages are ready after %.1f s", len(resolution.wheels), clock() - began)
     if unmet := find_unmet(launch.spec.pip, resolution.names):
         raise PackagesError(
-            f"{'; '.join(unmet)}; the packages were resolved on the head node: install there and"
-            " on this node the same, then clone the job"
+            f"{'; '.join(unmet)}; the packages were resolved on the head node: install the same"
+            " packages on both nodes, then clone the job"
         )
 
 
 def ensure_environment(
-    resolution: Resolution, wheels: Path, *, root: Path, check: Callable[[], None]
+    resolution: Resolution, wheels: Path, *, root: Path, raise_if_stopped: Callable[[], None]
 ) -> Path:
     """Return the folder of an environment with these wheels, which stays until this process ends.
 
-    The first process installs it, the others wait. One that lacks files is made anew. `check` is
-    called while this process waits; what it raises ends the wait.
+    The first process installs it, the others wait. One that lacks files is replaced, or left to the
+    processes that use it. `raise_if_stopped` is called while this process waits; what it raises
+    ends the wait.
 
     Raises:
         PackagesError: pip cannot install the wheels.
+        OSError: the folder cannot be written.
     """
-    folder = root / _make_key(resolution)
-    with _locked(_lock_file(folder), check) as lock:
+    first = root / _make_key(resolution)
+    with _locked(_lock_file(first), raise_if_stopped) as lock:
+        folder = next(
+            one for one in _list_names(first) if _is_complete(one, resolution) or _is_free(one)
+        )
         if not _is_complete(folder, resolution):
-            _build(folder, resolution, wheels, lock=lock, check=check)
+            draft = build_environment(
+                first, resolution, wheels, lock=lock, raise_if_stopped=raise_if_stopped
+            )
+            _replace(folder, draft)
             _remove_unused(root, kept=folder)
         # Never closed: whoever removes folders skips those that are locked.
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
         os.utime(folder)
     return folder
+
+
+def _list_names(first: Path) -> Iterator[Path]:
+    """Yield the names that an environment may have, in the order in which they are tried."""
+    yield first
+    for number in itertools.count(1):
+        yield first.with_suffix(f".{number}")
+
+
+def _is_free(folder: Path) -> bool:
+    """Return whether no process uses the folder, or there is none."""
+    try:
+        lock = lock_folder(folder)
+    except FileNotFoundError:
+        return True
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+def _replace(folder: Path, draft: Path) -> None:
+    """Rename a draft to a folder; what was there, and nobody uses, is removed."""
+    old = folder.with_suffix(".old")
+    shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(old)
+    draft.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def find_unmet(requirements: Sequence[str], own: Set[str]) -> list[str]:
@@ -154,7 +212,7 @@ def find_unmet(requirements: Sequence[str], own: Set[str]) -> list[str]:
     pending = [(Requirement(text), {""}) for text in requirements]
     while pending:
         requirement, extras = pending.pop()
-        if str(requirement) in seen or not _applies(requirement, extras):
+        if str(requirement) in seen or not marker_applies(requirement, extras):
             continue
         seen.add(str(requirement))
         try:
@@ -170,7 +228,8 @@ def find_unmet(requirements: Sequence[str], own: Set[str]) -> list[str]:
     return unmet
 
 
-def _applies(requirement: Requirement, extras: Set[str]) -> bool:
+def marker_applies(requirement: Requirement, extras: Set[str] = frozenset({""})) -> bool:
+    """Return whether a requirement counts here, with one of these extras."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
 
@@ -199,38 +258,52 @@ def _open_root() -> Path:
     return root
 
 
-def _build(
-    folder: Path, resolution: Resolution, wheels: Path, *, lock: int, check: Callable[[], None]
-) -> None:
-    """Install the wheels into the folder, without an index and without other packages."""
-    made = folder.with_suffix(".new")
+def build_environment(
+    folder: Path,
+    resolution: Resolution,
+    wheels: Path,
+    *,
+    lock: int,
+    raise_if_stopped: Callable[[], None],
+) -> Path:
+    """Install the wheels into a draft, without an index and without other packages; return it.
+
+    Raises:
+        PackagesError: pip cannot install them, or not all of their files.
+        OSError: the draft cannot be written.
+    """
+    draft = folder.with_suffix(".new")
     pins = folder.with_suffix(".txt")
-    for old in (folder, made):
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(draft, ignore_errors=True)
     lines = (f"{one.name}=={one.version} --hash=sha256:{one.sha256}" for one in resolution.wheels)
     pins.write_text("\n".join(lines))
     offline = ("--no-index", "--no-deps", "--require-hashes", "--no-warn-script-location")
-    places = ("--find-links", str(wheels), "--target", str(made), "--requirement", str(pins))
+    places = ("--find-links", str(wheels), "--target", str(draft), "--requirement", str(pins))
     # Neither variables, which a job may set, nor files of the node may change what is installed.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
     failure = run_pip(
         "install",
         [*offline, *places],
         environment={**environment, "PIP_CONFIG_FILE": os.devnull},
-        check=check,
+        raise_if_stopped=raise_if_stopped,
         # The lock outlives this process, if that is killed, until pip has ended.
         pass_fds=[lock],
     )
     pins.unlink()
     if failure is not None:
         raise PackagesError(f"pip cannot install the packages here: {failure.describe()}")
-    made.rename(folder)
+    if not _is_complete(draft, resolution):
+        raise PackagesError(
+            f"pip installed {', '.join(sorted(resolution.names))}, and files that their wheels list"
+            f" are missing in {draft}; is something removing files there?"
+        )
+    return draft
 
 
 def _is_complete(folder: Path, resolution: Resolution) -> bool:
     """Return whether the folder has these packages with all of their files."""
     records = {
-        canonicalize_name(file.parent.name.partition("-")[0]): file
+        canonicalize_name(file.parent.stem.rpartition("-")[0]): file
         for file in folder.glob("*.dist-info/RECORD")
     }
     return records.keys() == resolution.names and all(
@@ -240,7 +313,7 @@ def _is_complete(folder: Path, resolution: Resolution) -> bool:
 
 def _list_files(record: Path) -> Iterator[str]:
     """Yield the files of a package that importing it may need."""
-    for file, *_ in filter(None, csv.reader(record.read_text().splitlines())):
+    for file, *_ in filter(None, csv.reader(record.read_text("utf-8").splitlines())):
         # Scripts are moved to another place than the record says.
         if not file.startswith(("..", "/")) and not file.endswith(".pyc"):
             yield file
@@ -278,8 +351,8 @@ def _lock_file(folder: Path) -> Path:
 
 
 @contextmanager
-def _locked(file: Path, check: Callable[[], None]) -> Iterator[int]:
-    """Hold a lock; `check` is called while another process holds it."""
+def _locked(file: Path, raise_if_stopped: Callable[[], None]) -> Iterator[int]:
+    """Hold a lock; `raise_if_stopped` is called while another process holds it."""
     lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         while True:
@@ -287,7 +360,7 @@ def _locked(file: Path, check: Callable[[], None]) -> Iterator[int]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                check()
+                raise_if_stopped()
                 time.sleep(POLL_S)
         yield lock
     finally:
@@ -299,10 +372,13 @@ __all__ = [
     "WHEELS",
     "Resolution",
     "Wheel",
+    "build_environment",
     "ensure_environment",
     "find_unmet",
     "install_packages",
+    "marker_applies",
     "packages_folder",
     "read_resolution",
+    "sync_to_disk",
     "write_resolution",
 ]

@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from workers.errors import PackagesError
 from workers.secret_mask import mask_url_logins
 
 POLL_S = 0.1
-"""Seconds between two calls of `check`."""
+"""Seconds between two calls of `raise_if_stopped`."""
 MAX_DESCRIPTION_LENGTH = 1000
 """Maximum characters of the description of a failure."""
 _OPTIONS = (
@@ -27,13 +29,18 @@ _OPTIONS = (
     "--progress-bar=off",
 )
 """Options of every call. A package without a wheel would run its own code to be built."""
-_OUTAGE = re.compile(
-    r"Retrying \(Retry"
-    r"|Could not fetch URL .*(connection error|timed out|too many \d+ error|5\d\d Server Error)"
-    r"|Read timed out"
-    r"|HTTP error 5\d\d"
+_BROKEN = re.compile(
+    r"Read timed out|Max retries exceeded(?!.*SSL)|IncompleteRead|ProtocolError"
+    r"|Connection (aborted|broken|reset)|HTTP error (429|5\d\d)|\b(429|5\d\d) (Client|Server) Error"
 )
-"""What pip logs if an index does not respond."""
+"""What an error of pip says if an index does not respond."""
+_MISSING = re.compile(r"No matching distribution found for ([\w.-]+)")
+"""Error for a package that no index has, or whose page was not fetched."""
+_NOT_FETCHED = (
+    r"Could not fetch URL \S*/{name}/?: "
+    r".*(connection error|timed out|too many \d+ error|\b(429|5\d\d) (Client|Server) Error)"
+)
+"""What pip logs if an index does not respond to a request for the page of a package."""
 _DETAIL = "    "
 """Indentation of the lines that explain an error."""
 
@@ -49,8 +56,12 @@ class PipFailure:
 
     @property
     def is_outage(self) -> bool:
-        """Whether an index did not respond."""
-        return bool(_OUTAGE.search(self.log))
+        """Whether an index did not respond; requests that succeeded later do not count."""
+        _, _, error = f"\n{self.output}".partition("\nERROR:")
+        if missing := _MISSING.search(error):
+            name = re.escape(canonicalize_name(missing[1]))
+            return re.search(_NOT_FETCHED.format(name=name), self.log) is not None
+        return _BROKEN.search(error) is not None
 
     def describe(self) -> str:
         """Return the errors and their causes in one line, without logins of URLs."""
@@ -70,12 +81,13 @@ def run_pip(
     arguments: Sequence[str],
     *,
     environment: Mapping[str, str],
-    check: Callable[[], None],
+    raise_if_stopped: Callable[[], None],
     pass_fds: Sequence[int] = (),
 ) -> PipFailure | None:
     """Run pip to its end; return how it failed, if it did.
 
-    `check` is called ten times a second. What it raises is raised here, and pip is killed.
+    `raise_if_stopped` is called ten times a second. What it raises is raised here, and pip is
+    killed.
 
     Raises:
         PackagesError: there is no pip.
@@ -98,7 +110,7 @@ def run_pip(
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
         )
-        if _wait_for_end(process, check) == 0:
+        if _wait_for_end(process, raise_if_stopped) == 0:
             return None
         output.seek(0)
         printed = output.read().decode(errors="replace")
@@ -106,11 +118,11 @@ def run_pip(
         return PipFailure(output=printed, log=logged)
 
 
-def _wait_for_end(process: subprocess.Popen[bytes], check: Callable[[], None]) -> int:
-    """Return the exit code of a process, which is killed if `check` raises."""
+def _wait_for_end(process: subprocess.Popen[bytes], raise_if_stopped: Callable[[], None]) -> int:
+    """Return the exit code of a process, which is killed if `raise_if_stopped` raises."""
     try:
         while process.poll() is None:
-            check()
+            raise_if_stopped()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
     finally:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import InvalidWheelFilename
 
 from tests.unit.workers.wheels import Index, IndexServer, serve_index, sha256_of
 from tests.unit.workers.world import launch
 from workers.contract import Package, PackagesRecord, PipIndex
+from workers.controller import package_resolution
 from workers.controller.package_resolution import (
     OUTAGE_LIMIT_S,
     RESOLVE_LIMIT_S,
@@ -23,7 +25,9 @@ from workers.controller.package_resolution import (
     resolve_packages,
 )
 from workers.errors import PackagesError
+from workers.secret_mask import mask_url_logins
 from workers.user_code.packages import packages_folder, read_resolution
+from workers.user_code.pip_process import PipFailure
 
 PACKAGING = version("packaging")
 """Version of a package that every machine with these tests has."""
@@ -98,13 +102,12 @@ def test_what_workers_lack_is_downloaded_with_its_hashes_and_recorded(
     wheels = [files / f"acc_{name}-py3-none-any.whl" for name in ("alpha-1.0", "beta-2.0")]
     assert job.versions == {"acc-alpha": "1.0", "acc-beta": "2.0"}
     assert [wheel.sha256 for wheel in found.wheels] == [sha256_of(wheel) for wheel in wheels]
-    assert found.size_bytes == sum(wheel.stat().st_size for wheel in wheels)
     [record] = job.records
+    assert record.size_bytes == sum(wheel.stat().st_size for wheel in wheels)
     assert record.packages == (
         Package(name="acc-alpha", version="1.0"),
         Package(name="acc-beta", version="2.0"),
     )
-    assert (record.size_bytes, record.seconds) == (found.size_bytes, found.seconds)
     assert job.said == ["resolving the packages of the job: acc-alpha==1.0"]
     assert job.left == ["packages"]
 
@@ -182,7 +185,7 @@ def test_an_index_that_does_not_respond_is_asked_again(job: Job, server: IndexSe
 
     job.resolve("acc-beta", pause=come_back)
     assert job.versions == {"acc-beta": "2.0"}
-    assert "the package index does not respond; pip asks again in 10 s" in job.said[1]
+    assert "the package index does not respond; retrying in 10 s" in job.said[1]
 
 
 def test_an_index_that_stays_away_ends_the_job(job: Job, server: IndexServer) -> None:
@@ -196,6 +199,48 @@ def test_an_index_that_stays_away_ends_the_job(job: Job, server: IndexServer) ->
     )
     assert "the package index has not responded for 300 s" in said
     assert said.endswith("check that the head node reaches it, then retry the job")
+
+
+def test_an_index_that_breaks_off_a_download_is_asked_again(job: Job, server: IndexServer) -> None:
+    server.is_cut, job.url = True, server.url()
+
+    def come_back(_: float) -> None:
+        server.is_cut = False
+
+    job.resolve("acc-beta", pause=come_back)
+    assert job.versions == {"acc-beta": "2.0"}
+    assert "the package index does not respond; retrying in 10 s" in job.said[1]
+
+
+BUSY = "503 Server Error: Service Unavailable for url: http://a.example/simple"
+NO_ALPHA = "ERROR: No matching distribution found for acc.Alpha>=1\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "log", "is_outage"),
+    [
+        # A request that was answered the second time is no outage.
+        (f"WARNING: Retrying (Retry(total=4)): Read timed out.\n{NO_ALPHA}", "", False),
+        (NO_ALPHA, f"Could not fetch URL http://a.example/simple/acc-alpha/: {BUSY}", True),
+        (NO_ALPHA, f"Could not fetch URL http://a.example/simple/acc-beta/: {BUSY}", False),
+        (NO_ALPHA, "Could not fetch URL http://a.example/acc-alpha/: 404 Client Error: No", False),
+        (NO_ALPHA, "Could not fetch URL http://a.example/acc-alpha/: 429 Client Error: No", True),
+        ("ERROR: HTTP error 429 while getting http://a.example/a.whl\n", "", True),
+        ("ERROR: HTTP error 404 while getting http://a.example/a.whl\n", "", False),
+        ("ERROR: Exception:\nurllib3.exceptions.ProtocolError: ('Connection broken')\n", "", True),
+        ("ERROR: Exception:\nIncompleteRead(5 bytes read, 9 more expected)\n", "", True),
+        ("WARNING: Read timed out.\nERROR: ResolutionImpossible\n", "", False),
+    ],
+)
+def test_only_what_ended_pip_counts_as_an_outage(output: str, log: str, is_outage: bool) -> None:
+    assert PipFailure(output=output, log=log).is_outage is is_outage
+
+
+def test_logins_of_urls_are_masked() -> None:
+    text = "Looking in indexes: https://ada:s3cret@a.example/simple, http://t0ken@b.example:80/x"
+    assert mask_url_logins(text) == (
+        "Looking in indexes: https://***@a.example/simple, http://***@b.example:80/x"
+    )
 
 
 def test_a_login_of_the_index_is_used_and_told_to_nobody(
@@ -232,3 +277,38 @@ def test_a_resolution_whose_record_cannot_be_written_is_made_again(job: Job) -> 
     job.write_record = None
     job.resolve("acc-beta")
     assert len(job.records) == 1
+
+
+def test_a_stop_counts_before_the_storage_is_read(job: Job) -> None:
+    job.is_stopping = lambda: True
+    job.storage = job.storage / "gone"
+    with pytest.raises(ResolutionStopped):
+        job.resolve("acc-beta")
+
+
+def test_a_torn_resolution_is_made_again(job: Job) -> None:
+    job.resolve("acc-beta")
+    (packages_folder(job.storage) / "resolution.json").write_text("")
+    job.resolve("acc-beta")
+    assert job.versions == {"acc-beta": "2.0"}
+    assert job.left == ["packages"]
+
+
+def test_packages_without_a_name_or_version_are_no_constraints(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in {"acc_a-1.dist-info": "", "acc_b-1.dist-info": "Name: acc-b\n"}.items():
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "METADATA").write_text(content)
+    (tmp_path / "site" / "acc_c-1.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    job.resolve("acc-beta")
+    assert job.versions == {"acc-beta": "2.0"}
+
+
+def test_a_file_that_is_no_wheel_ends_the_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(file: str) -> None:
+        raise InvalidWheelFilename(f"Invalid wheel filename: {file!r}")
+
+    monkeypatch.setattr(package_resolution, "parse_wheel_filename", parse)
+    assert "(InvalidWheelFilename: Invalid wheel filename:" in refusal(job, "acc-beta")

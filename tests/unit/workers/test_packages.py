@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from workers.user_code.packages import (
     ensure_environment,
     find_unmet,
     packages_folder,
+    read_resolution,
     write_resolution,
 )
 
@@ -58,7 +60,7 @@ def resolve(storage: Path, *wheels: Path) -> Resolution:
         wheel.rename(folder / wheel.name)
         sha256 = sha256_of(folder / wheel.name)
         found.append(Wheel(name=name.replace("_", "-"), version=number, sha256=sha256))
-    resolution = Resolution(wheels=tuple(found), size_bytes=1, seconds=0.1)
+    resolution = Resolution(wheels=tuple(found))
     write_resolution(packages_folder(storage), resolution)
     return resolution
 
@@ -85,7 +87,7 @@ def alpha(tmp_path: Path, storage: Path) -> Resolution:
 def ensure(storage: Path, root: Path) -> Callable[..., Path]:
     def call(resolution: Resolution, check: Callable[[], None] = lambda: None) -> Path:
         wheels = packages_folder(storage) / WHEELS
-        return ensure_environment(resolution, wheels, root=root, check=check)
+        return ensure_environment(resolution, wheels, root=root, raise_if_stopped=check)
 
     return call
 
@@ -130,11 +132,63 @@ def test_an_environment_that_lacks_a_file_is_made_anew(
     ensure: Callable[..., Path], alpha: Resolution, lost: str
 ) -> None:
     folder = ensure(alpha)
+    release(folder)
     (folder / lost).unlink()
     (folder / "left.txt").touch()
     assert ensure(alpha) == folder
     assert lost in files_below(folder)
     assert "left.txt" not in files_below(folder)
+    assert {path.suffix for path in folder.parent.iterdir()} == {"", ".lock"}
+
+
+def release(folder: Path) -> None:
+    """Have no process use an environment: this one uses what had its name before."""
+    used = folder.rename(folder.with_name("used"))
+    shutil.copytree(used, folder)
+    shutil.rmtree(used)
+
+
+def test_an_environment_in_use_that_lacks_a_file_stays_and_another_one_is_made(
+    ensure: Callable[..., Path], alpha: Resolution
+) -> None:
+    used = ensure(alpha)
+    (used / "acc_alpha" / "__init__.py").unlink()
+    before = files_below(used)
+    other = ensure(alpha)
+    assert other != used
+    assert "acc_alpha/__init__.py" in files_below(other)
+    assert files_below(used) == before
+    assert ensure(alpha) == other
+
+
+def test_an_environment_that_lacks_a_file_stays_if_no_other_can_be_installed(
+    ensure: Callable[..., Path], alpha: Resolution, storage: Path
+) -> None:
+    folder = ensure(alpha)
+    release(folder)
+    (folder / "acc_alpha" / "__init__.py").unlink()
+    before = files_below(folder)
+    [wheel] = (packages_folder(storage) / WHEELS).iterdir()
+    wheel.unlink()
+    with pytest.raises(PackagesError, match="pip cannot install the packages here"):
+        ensure(alpha)
+    assert files_below(folder) == before
+
+
+def test_an_environment_that_lacks_files_after_its_installation_is_reported(
+    ensure: Callable[..., Path], alpha: Resolution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_pip = packages.run_pip
+
+    def install_and_lose(command: str, arguments: list[str], **named: object) -> object:
+        failure = run_pip(command, arguments, **named)
+        target = Path(arguments[arguments.index("--target") + 1])
+        (target / "acc_alpha" / "__init__.py").unlink()
+        return failure
+
+    monkeypatch.setattr(packages, "run_pip", install_and_lose)
+    with pytest.raises(PackagesError, match="files that their wheels list are missing"):
+        ensure(alpha)
 
 
 def test_what_a_killed_process_left_half_made_is_made_anew(
@@ -154,7 +208,7 @@ def test_processes_of_a_node_install_once_and_the_others_wait(
 
     def install_while_another_waits(*arguments: object, **named: object) -> object:
         runs.append(threading.get_ident())
-        waits.wait()
+        assert waits.wait(60)
         return run_pip(*arguments, **named)
 
     def check() -> None:
@@ -237,7 +291,40 @@ def test_a_node_with_other_packages_than_the_head_node_is_named(
     done = run_install(launch(storage, pip=("acc-alpha",)), tmp_path / "temporary")
     assert "acc-beta is not installed here" in done.stderr
     assert f"packaging<2 is needed, and {version('packaging')} is installed here" in done.stderr
-    assert "install there and on this node the same, then clone the job" in done.stderr
+    assert "install the same packages on both nodes, then clone the job" in done.stderr
+
+
+def test_pth_files_of_packages_are_ignored(tmp_path: Path, storage: Path) -> None:
+    files = {"acc.pth": "import sys; sys.path.insert(0, '/nowhere'); print('ran')\n"}
+    resolve(storage, make_wheel(tmp_path, "acc-alpha", files=files))
+    done = run_install(launch(storage, pip=("acc-alpha",)), tmp_path / "temporary")
+    assert (done.returncode, done.stdout.startswith("1.0|")) == (0, True), done.stderr
+
+
+def test_a_temporary_directory_that_cannot_be_written_is_named(
+    tmp_path: Path, storage: Path
+) -> None:
+    resolve(storage, make_wheel(tmp_path, "acc-alpha"))
+    folder = tmp_path / "temporary" / f"accordion-packages-{os.getuid()}"
+    folder.mkdir(parents=True, mode=0o700)
+    # Every lock file is a folder: as root, permissions would not hold.
+    (folder / f"{packages._make_key(read(storage))}.lock").mkdir()
+    done = run_install(launch(storage, pip=("acc-alpha",)), tmp_path / "temporary")
+    assert "the temporary directory of this node cannot hold the packages" in done.stderr
+    assert "Is a directory" in done.stderr
+
+
+def read(storage: Path) -> Resolution:
+    found = read_resolution(storage)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("text", ["", '{"wheels": [', '{"wheels": [{}]}', "\0\0"])
+def test_a_resolution_that_is_unreadable_is_none(storage: Path, text: str) -> None:
+    packages_folder(storage).mkdir(parents=True)
+    (packages_folder(storage) / "resolution.json").write_text(text)
+    assert read_resolution(storage) is None
 
 
 def test_a_folder_that_others_could_write_to_is_refused(tmp_path: Path, storage: Path) -> None:

@@ -86,6 +86,8 @@ class IndexServer:
     """`user:password` without which every request is refused; empty for none."""
     is_down: bool = False
     """Whether every request fails with status 503."""
+    is_cut: bool = False
+    """Whether the connection ends in the middle of each wheel."""
     asked: threading.Event = field(default_factory=threading.Event)
     """Set by the first request."""
     answering: threading.Event = field(default_factory=threading.Event)
@@ -111,6 +113,11 @@ class _Handler(SimpleHTTPRequestHandler):
             self.end_headers()
         elif self._state.is_down:
             self.send_error(503)
+        elif self._state.is_cut and self.path.endswith(".whl"):
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"ff\r\nPK")
         else:
             super().do_GET()
 
