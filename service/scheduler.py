@@ -387,7 +387,7 @@ class Scheduler:
             retried_attempt=job.retried_attempt or 0,
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
             env=self._env.resolve(spec, job.owner),
-            pip_index=find_pip_index(self._settings, spec),
+            pip_index=find_pip_index(self._settings, spec, is_resolved=job.packages is not None),
             warm_start=find_initial_model(
                 job, spec, repository=self._repository, settings=self._settings
             ),

@@ -115,12 +115,12 @@ class Settings(BaseSettings):
     wandb_url: str = Field(default="https://api.wandb.ai", pattern=r"^https?://")
     """URL of the W&B server to which the loggers of all jobs send."""
     pip_enabled: bool = True
-    """Whether jobs may name packages in `pip`, which their workers install. Api and scheduler need
-    the same. Users run their own code in any case.
+    """Whether jobs may name packages in `pip`, which their workers install. Set the same value for
+    api and scheduler. This is no security boundary: users run their own code anyway.
     """
     pip_index_url: SecretStr | None = None
     """URL of the index of these packages; it may have a user name and a password. By default pip
-    takes what it is configured with on the head node, or PyPI.
+    uses its configuration on the head node, or PyPI.
     """
     pip_extra_index_url: SecretStr | None = None
     """URLs of further indexes, separated by spaces. A package that two indexes have comes from

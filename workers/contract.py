@@ -425,8 +425,11 @@ class Launch(Strict):
     """Model to start with if the job has no checkpoint yet."""
 
     def list_secret_values(self) -> list[str]:
-        """Return the values of variables that refer to a secret."""
-        return list_secret_values(self.spec.env, self.env)
+        """Return the values of variables that refer to a secret, and what may be secret in the URLs
+        of package indexes.
+        """
+        urls = [] if self.pip_index is None else self.pip_index.list_secret_values()
+        return [*list_secret_values(self.spec.env, self.env), *urls]
 
 
 class Guest(Strict):

@@ -6,6 +6,7 @@ Loads pydantic and packaging, but neither ray nor torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -85,13 +86,34 @@ PipRequirements = Annotated[
 ]
 
 
+_ORDINARY_PATHS = frozenset({"", "/simple", "/pypi/simple"})
+"""Paths of indexes that hold no token."""
+
+
 class PipIndex(Strict):
     """Where the packages of jobs come from; URLs may hold a user name and a password."""
 
     url: str = ""
-    """URL of the index; empty for the one that pip is configured with on the head node."""
+    """URL of the index; if empty, pip uses its configuration on the head node."""
     extra_urls: str = ""
     """URLs of further indexes, separated by spaces."""
+
+    def list_secret_values(self) -> list[str]:
+        """Return the parts of the URLs that may hold a token; programs print URLs in parts."""
+        return [
+            part for url in f"{self.url} {self.extra_urls}".split() for part in _list_parts(url)
+        ]
+
+
+def _list_parts(url: str) -> Iterator[str]:
+    """Yield login, password, path and query of a URL, except an ordinary path."""
+    login, _, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    yield from (login, login.partition(":")[2])
+    rest = "/" + url.partition("://")[2].partition("/")[2]
+    path, _, query = rest.rstrip("/").partition("?")
+    yield query
+    if path.rstrip("/") not in _ORDINARY_PATHS:
+        yield path.rstrip("/")
 
 
 class Package(Strict):

@@ -330,7 +330,7 @@ class JobSpec(Strict):
     """
     pip: PipRequirements = ()
     """Python packages that the workers lack, as up to 64 requirements such as `einops==0.8.0`. They
-    are resolved once for the job, and cannot replace a package of the workers.
+    are resolved once per job, and cannot replace a package of the workers.
     """
     env: Env = Field(default={})
     """Environment variables of the workers, as up to 64 names and values, such as `{"HF_HOME":

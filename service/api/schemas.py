@@ -105,7 +105,7 @@ class PackagesView(Answer):
     seconds: float
     """Seconds that it took to resolve and download them."""
     resolved_at: datetime
-    """Time at which that was done."""
+    """Time at which the packages were resolved."""
 
 
 class RayRunView(Answer):
@@ -190,7 +190,8 @@ class JobView(Answer):
     storage: StorageView | None = None
     """Where checkpoints are kept; null until the first worker group has started."""
     packages: PackagesView | None = None
-    """Packages that `pip` of the spec resolved to; null before, and without `pip`."""
+    """Packages that `pip` of the spec resolved to; null before they are resolved, and for a
+    job without `pip`."""
     created_at: datetime
     """Time of submission."""
     started_at: datetime | None

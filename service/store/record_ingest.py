@@ -179,7 +179,7 @@ class _Intake:
     def _take_packages(self, record: Record, found: PackagesRecord) -> None:
         content = found.model_dump(mode="json", exclude={"kind"})
         self._job.packages = {**content, "resolved_at": record.time}
-        self._append_event(record, "packages", {"count": len(found.packages), **content})
+        self._append_event(record, "packages", content)
 
     def _take_started(self, record: Record, started: Started) -> None:
         self._job.layers = [to_json(layer) for layer in started.layers]

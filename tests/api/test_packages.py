@@ -42,11 +42,15 @@ def test_a_job_shows_what_its_packages_resolved_to(client: TestClient, world: Wo
     assert client.get(JOBS).json()["items"][0]["packages"] == shown["packages"]
 
 
-def test_an_event_says_how_many_packages_are_ready_and_how_long_it_took(world: World) -> None:
+def test_an_event_says_which_packages_are_ready_and_how_long_it_took(world: World) -> None:
     job_id = world.submit(**PIP)
     world.finish(job_id)
     [event] = world.events(job_id, "packages")
-    assert (event.data["count"], event.data["seconds"], event.data["attempt"]) == (2, 2.0, 1)
+    assert (len(event.data["packages"]), event.data["seconds"], event.data["attempt"]) == (
+        2,
+        2.0,
+        1,
+    )
     assert event.seq < world.events(job_id, "epoch")[0].seq
 
 
@@ -110,8 +114,9 @@ def test_a_service_that_installs_no_packages_refuses_them(world: World) -> None:
         [error] = answer.json()["errors"]
         assert error["pointer"] == pointer
         assert error["detail"] == (
-            "pip names 2 packages, and this service installs none (ACCORDION_PIP_ENABLED is false);"
-            " leave pip out, and ask the operator to install them where the workers run"
+            "pip names 2 packages, but this service does not install packages"
+            " (ACCORDION_PIP_ENABLED is false); leave pip out, and ask the operator to install them"
+            " where the workers run"
         )
 
 
@@ -121,6 +126,19 @@ def test_a_queued_job_ends_if_packages_are_disabled_meanwhile(world: World) -> N
     job = world.finish(job_id)
     assert (job.status, job.reason) == (Status.FAILED, Reason.START_FAILED)
     assert "ACCORDION_PIP_ENABLED is false" in job.message
+
+
+def test_a_paused_job_whose_packages_are_stored_resumes_when_they_are_disabled(
+    world: World,
+) -> None:
+    job_id = world.submit(**PIP, training={"epochs": 300})
+    world.train(job_id)
+    world.pause(job_id)
+    world.reach(job_id, Status.PAUSED)
+    world.move_to(world.settings.model_copy(update={"pip_enabled": False}))
+    world.resume(job_id)
+    world.train(job_id)
+    assert world.job(job_id).attempt == 2
 
 
 def test_a_plan_of_a_job_with_packages_is_refused(client: TestClient) -> None:

@@ -21,7 +21,7 @@ from workers.checkpoint.shared_storage import write_token
 from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.controller.hang_detection import HEARTBEAT_S, HangDetector
 from workers.controller.member import Member
-from workers.controller.ray_nodes import get_draining_nodes
+from workers.controller.ray_nodes import find_nodes, get_draining_nodes
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
 from workers.error_kinds import is_lone_process_death, is_process_death
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 KILLED = "killed"
 """Result recorded for a member that was killed because it did not return."""
 _START_ERRORS = (PackagesError, StorageError, TaskRaised)
-"""Errors of a process that cannot start, which say why and on which side."""
+"""Errors by which a starting process reports why it failed."""
 
 
 def send_sigkill(pid: int) -> None:
@@ -142,6 +142,13 @@ class ActorPool:
         actor = self._start_actor(options)
         self._members[self._next] = Member(self._next, actor, actor.locate.remote())
         self._next += 1
+
+    def has_other_node(self, nodes: Collection[str]) -> bool:
+        """Ask Ray for its nodes; if it does not answer, there may be one."""
+        try:
+            return not find_nodes(self._ray.nodes(), self._options) <= set(nodes)
+        except self._ray.exceptions.RayError:
+            return True
 
     def _start_actor(self, options: dict[str, Any]) -> Any:
         return self._ray.remote(Worker).options(**options).remote(self._launch, self._token)
@@ -335,7 +342,7 @@ class ActorPool:
             self._advance_start(member, answer)
 
     def _advance_start(self, member: Member, answer: Any) -> None:
-        """Ask a process that starts for what comes next."""
+        """Begin the next step of a starting process."""
         if member.location is None:
             member.location, member.is_installing = answer, self._has_packages
             actor = member.actor

@@ -22,6 +22,8 @@ class Member:
     location: ProcessLocation | None = None
     is_installing: bool = False
     """Whether the process installs the packages of the job, or waits for another one that does."""
+    installs_s: float = 0.0
+    """Seconds spent installing."""
     prepares_s: float = 0.0
     """Seconds spent preparing, after packages were installed."""
     ready_since: float | None = None

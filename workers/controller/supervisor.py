@@ -155,14 +155,11 @@ class Supervisor:
             return
         host = ResolutionHost(
             is_stopping=lambda: self.desired_state().stop is not None,
-            publish_status=self._publish_resolving,
+            publish_status=lambda message: self._publish("resolving", message),
             write_record=self._write_packages,
         )
         with suppress(ResolutionStopped):
             resolve_packages(self._launch, host)
-
-    def _publish_resolving(self, message: str) -> None:
-        self._state = ("resolving", self._mask.apply(clean_text(message)))
 
     def _write_packages(self, record: PackagesRecord) -> None:
         journal = self._open_journal()
@@ -217,8 +214,10 @@ class Supervisor:
 
     def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for."""
-        shown = self._mask.apply(clean_text(message))
-        self._state = ("waiting" if is_waiting else "running", shown)
+        self._publish("waiting" if is_waiting else "running", message)
+
+    def _publish(self, phase: Phase, message: str) -> None:
+        self._state = (phase, self._mask.apply(clean_text(message)))
 
     def desired_state(self) -> DesiredState:
         """Return the newest desired state that was received."""

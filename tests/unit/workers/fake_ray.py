@@ -106,6 +106,8 @@ class FakeRay:
     """Nodes that are being drained; a test adds some."""
     surveys: list[float] = field(default_factory=list)
     """When the pool asked for them."""
+    cluster_nodes: list[dict[str, Any]] = field(default_factory=list)
+    """What Ray tells about the nodes of the cluster."""
     is_away: bool = False
     """Whether the question for draining nodes fails."""
     signals: list[tuple[str, int]] = field(default_factory=list)
@@ -152,6 +154,9 @@ class FakeRay:
         if isinstance(call.answer, BaseException):
             raise call.answer
         return call.answer
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.cluster_nodes
 
     def kill(self, actor: Actor) -> None:
         self.killed.append(actor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
@@ -19,21 +20,29 @@ from tests.unit.workers.world import JOB, FakeCluster, launch, until
 from workers.contract import DesiredState, EndRecord, Launch, PackagesRecord, PipIndex
 from workers.controller import supervisor as supervisor_module
 from workers.controller.actor_pool import ActorPool
+from workers.controller.hang_detection import INSTALL_MARGIN_S
 from workers.controller.package_resolution import ResolutionHost, ResolutionStopped
 from workers.controller.ray_train_pool import RayTrainPool
 from workers.controller.supervisor import Supervisor
 from workers.errors import PackagesError
 from workers.hub.journal import read_end, read_records
-from workers.spec import LimitsSpec
+from workers.spec import LimitsSpec, WorkersSpec
+from workers.user_code.packages import INSTALL_LIMIT_S
 
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 NO_WHEEL = PackagesError("pip cannot install the packages here: not a supported wheel")
 
 
-def begin(cluster: FakeCluster, storage: Path, **fields: Any) -> Supervisor:
-    """Start the supervisor of a job whose packages its workers have, or others."""
+def begin(
+    cluster: FakeCluster, storage: Path, pools: list[FakePool] | None = None, **fields: Any
+) -> Supervisor:
+    """Start the supervisor of a job whose packages its workers have, or others; its pool is added
+    to `pools`.
+    """
     job = launch(storage, pip=fields.pop("pip", ("packaging",))).model_copy(update=fields)
     pool = FakePool(job, ["completed"])
+    if pools is not None:
+        pools.append(pool)
     return Supervisor(
         job.model_dump_json(), create_pool=lambda _: pool, client=cluster, pause=lambda _: None
     )
@@ -70,6 +79,18 @@ def test_packages_that_cannot_be_resolved_end_the_job_before_any_process(
     assert [record.payload.kind for record in read_records(tmp_path)] == ["end"]
 
 
+def test_a_token_in_the_path_of_an_index_reaches_neither_the_log_nor_the_end(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    index = PipIndex(url=(tmp_path / "s3cret-of-ada" / "simple").as_uri())
+    end = run(cluster, tmp_path, pip=("acc-nothing",), pip_index=index)
+    told = " ".join(line.text for line in cluster.drain().logs)
+    assert "Looking in indexes: file://***" in told
+    assert "No matching distribution found for acc-nothing" in end.message
+    assert "s3cret" not in f"{told} {end.message}"
+
+
 @pytest.fixture
 def resolving(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set while packages are resolved, which goes on until the job is to stop."""
@@ -88,25 +109,29 @@ def resolving(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_a_supervisor_that_resolves_answers_and_can_be_cancelled(
     cluster: FakeCluster, tmp_path: Path, resolving: threading.Event
 ) -> None:
-    supervisor = begin(cluster, tmp_path)
-    resolving.wait()
+    pools: list[FakePool] = []
+    supervisor = begin(cluster, tmp_path, pools)
+    assert resolving.wait(60)
     assert supervisor.state() == ("resolving", "resolving packaging", None)
     cluster.call("order", JOB, DesiredState(version=1, stop="cancel"))
     until(lambda: supervisor.state()[0] == "ended")
     found = read_end(tmp_path)
     assert found is not None
     assert found[0].reason == "CANCELLED_BY_USER"
+    assert pools[0].hired == 0
 
 
 def test_a_job_that_is_paused_while_it_resolves_resolves_later(
     cluster: FakeCluster, tmp_path: Path, resolving: threading.Event
 ) -> None:
-    supervisor = begin(cluster, tmp_path)
-    resolving.wait()
+    pools: list[FakePool] = []
+    supervisor = begin(cluster, tmp_path, pools)
+    assert resolving.wait(60)
     cluster.call("order", JOB, DesiredState(version=1, stop="pause"))
     until(lambda: supervisor.state()[0] == "ended")
     assert read_end(tmp_path) is None
     assert [record.payload.kind for record in read_records(tmp_path)] == ["paused"]
+    assert pools[0].hired == 0
 
 
 @pytest.fixture(params=[None, RayTrainPool], ids=["actors", "ray-train"])
@@ -168,6 +193,65 @@ def test_packages_that_no_process_can_install_end_the_job_as_nobodys_failure(
     assert (end.status, end.reason) == ("FAILED", "START_FAILED")
     assert end.message.startswith("no worker process could install the packages; on node host-a: ")
     assert [(one.cause, one.final) for one in here.host.records] == [("infrastructure", True)]
+
+
+def test_packages_that_one_node_cannot_install_are_tried_on_another_one(
+    world: Callable[..., AttemptWorld],
+) -> None:
+    here = world(most=1, nodes={1: "b"}, slow={0})
+    here.pool.on_poll = None
+    assert here.run(lambda pool: pool.cannot_start(0, NO_WHEEL)) == COMPLETED
+    assert here.pool.avoided == [frozenset(), frozenset({"a"})]
+    assert [(one.cause, one.final) for one in here.host.records] == [("infrastructure", False)]
+
+
+def test_packages_that_two_nodes_cannot_install_end_the_job(
+    world: Callable[..., AttemptWorld],
+) -> None:
+    here = world(most=1, nodes={1: "b", 2: "c"}, slow={0, 1, 2})
+
+    def fail(pool: FakePool) -> None:
+        for number in list(pool.members):
+            pool.cannot_start(number, NO_WHEEL)
+
+    here.pool.on_poll = fail
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, here.pool.hired) == ("START_FAILED", 2)
+    assert [one.final for one in here.host.records] == [False, True]
+
+
+NODE = {"Alive": True, "Resources": {"CPU": 2.0, "memory": 1e9}, "Labels": {"zone": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("workers", "changes", "fits"),
+    [
+        ({}, {}, True),
+        ({}, {"NodeID": "a"}, False),
+        ({}, {"Alive": False}, False),
+        ({"cpus": 4}, {}, False),
+        ({"gpus": 1}, {}, False),
+        ({"resources": {"fast": 1}}, {}, False),
+        ({"node_labels": {"zone": "x"}}, {}, True),
+        ({"node_labels": {"zone": "y"}}, {}, False),
+    ],
+)
+def test_a_pool_knows_whether_another_node_is_large_enough(
+    tmp_path: Path, workers: dict[str, Any], changes: dict[str, Any], fits: bool
+) -> None:
+    here = pool_of(tmp_path, workers=WorkersSpec(engine="actors", **workers))
+    here.ray.cluster_nodes = [{"NodeID": "a", **NODE}, {"NodeID": "b", **NODE, **changes}]
+    assert here.pool.has_other_node({"a"}) is fits
+
+
+def test_a_process_that_never_ends_its_installation_is_killed(here: World) -> None:
+    here.starting(install_packages=OPEN)
+    here.poll(INSTALL_LIMIT_S)
+    assert here.numbers == [0]
+    here.poll(INSTALL_MARGIN_S + 1)
+    [failed] = here.pool.take_failed_starts()
+    assert isinstance(failed.error, PackagesError)
 
 
 def test_a_node_that_cannot_install_the_packages_is_avoided(

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from workers.contract import JobSpec, Launch, PipIndex
+from workers.secret_mask import SecretMask
 
 TASK = {"task": {"name": "digits-mlp"}}
 LOGIN = "ada:s3cret-of-ada"
@@ -79,6 +80,29 @@ def test_a_refusal_does_not_repeat_the_login_of_a_url(text: str) -> None:
     [error] = caught.value.errors()
     assert "s3cret" not in error["msg"]
     assert "ada" not in error["msg"]
+
+
+@pytest.mark.parametrize(
+    ("url", "printed"),
+    [
+        (f"https://{LOGIN}@a.example/simple", f"https://{LOGIN}@a.example/simple/b/"),
+        ("https://a.example/s3cret-of-ada/simple/", "https://a.example/s3cret-of-ada/simple/b/"),
+        ("https://a.example/s3cret-of-ada/simple", "with url: /s3cret-of-ada/simple/b/"),
+        ("https://a.example/simple?key=s3cret-of-ada", "/simple?key=s3cret-of-ada/b/"),
+        ("https://a.example/x?key=s3cret-of-ada", "/x/b/?key=s3cret-of-ada"),
+        (f"https://b.example https://{LOGIN}@a.example", "the password s3cret-of-ada is wrong"),
+    ],
+)
+def test_a_supervisor_masks_what_may_be_secret_in_urls_of_indexes(url: str, printed: str) -> None:
+    for index in (PipIndex(url=url.split()[-1]), PipIndex(extra_urls=url)):
+        launch = Launch(
+            job_id="a", attempt=1, workers=1, storage="", spec=parse(["b"]), pip_index=index
+        )
+        assert "s3cret" not in SecretMask(launch.list_secret_values()).apply(printed)
+
+
+def test_an_ordinary_path_of_an_index_is_not_masked() -> None:
+    assert not any(PipIndex(url="https://pypi.org/simple/").list_secret_values())
 
 
 def test_a_launch_does_not_show_its_index() -> None:
