@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import textwrap
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,17 +28,17 @@ from packaging.version import InvalidVersion, Version
 from workers.contract import Launch, Package, PackagesRecord, PipIndex
 from workers.errors import PackagesError
 from workers.secret_mask import mask_url_logins
-from workers.user_code.packages import (
+from workers.user_code.packages import marker_applies
+from workers.user_code.pip_process import POLL_S, run_pip
+from workers.user_code.resolution import (
     WHEELS,
     Resolution,
     Wheel,
-    marker_applies,
-    packages_folder,
+    create_draft,
+    publish_draft,
     read_resolution,
-    sync_to_disk,
     write_resolution,
 )
-from workers.user_code.pip_process import POLL_S, run_pip
 
 RESOLVE_LIMIT_S = 1800.0
 """How long the packages of a job may take to be resolved and downloaded."""
@@ -113,21 +112,14 @@ def resolve_packages(
         clock=clock,
         pause=pause,
     )
-    folder = packages_folder(storage)
-    for left in storage.glob(f"{folder.name}.new-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    draft = storage / f"{folder.name}.new-{uuid.uuid4().hex}"
-    draft.mkdir()
+    draft = create_draft(storage)
     try:
-        wheels, size_bytes = _download_checked(pip, launch.spec.pip, draft)
+        wheels, size_bytes = _download_checked(pip, launch.spec.pip, draft / WHEELS)
         write_resolution(draft, Resolution(wheels=wheels))
         seconds = clock() - began
         # The record comes first: what is on disk is not resolved again, so it would be lost.
         host.write_record(_make_record(wheels, size_bytes, seconds))
-        # A resolution that is unreadable may be in its place.
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-        sync_to_disk(storage)
+        publish_draft(draft, storage)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     names = ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels)
@@ -206,14 +198,12 @@ def download_wheels(
 ) -> tuple[tuple[Wheel, ...], int]:
     """Download the wheels that the workers lack; return them and their size in bytes."""
     to_install = find_missing_packages(pip, [Requirement(text) for text in requirements])
-    wheels = folder / WHEELS
-    wheels.mkdir()
     if to_install:
         pins = (f"{one['metadata']['name']}=={one['metadata']['version']}" for one in to_install)
-        pip.run("download", "--no-deps", "--dest", str(wheels), *pins)
-    found = [_read_wheel(file) for file in sorted(wheels.iterdir())]
+        pip.run("download", "--no-deps", "--dest", str(folder), *pins)
+    found = [_read_wheel(file) for file in sorted(folder.iterdir())]
     _check_unchanged(to_install, found)
-    return tuple(found), sum(file.stat().st_size for file in wheels.iterdir())
+    return tuple(found), sum(file.stat().st_size for file in folder.iterdir())
 
 
 def find_missing_packages(pip: _Pip, needed: Sequence[Requirement]) -> list[dict[str, Any]]:
@@ -234,12 +224,12 @@ def _list_installed() -> dict[str, str]:
     """Return the versions of all packages that are installed here, by name in its normal form."""
     installed: dict[str, str] = {}
     for found in distributions():
-        # Remains of a package that was removed may lack all metadata.
-        name, version = (found.metadata[field] for field in ("Name", "Version"))
-        if not name or not version:
-            continue
-        with suppress(InvalidVersion):
-            # No requirement could name an invalid version.
+        # What is left of a removed package may lack metadata, as None or as one of two errors. No
+        # requirement could name an invalid version.
+        with suppress(FileNotFoundError, KeyError, InvalidVersion):
+            name, version = found.metadata["Name"], found.metadata["Version"]
+            if not name or not version:
+                continue
             Version(version)
             # The first on the path is the one that is imported.
             installed.setdefault(canonicalize_name(name), version)

@@ -1,13 +1,11 @@
 """Packages of a job on one node: installed once, from the wheels in the job's storage, and used by
 all worker processes there.
 
-    storage/packages/resolution.json          what was resolved, with the SHA-256 of each wheel
-    storage/packages/wheels/
     TMPDIR/accordion-packages-UID/KEY/        an environment; KEY stands for wheels and Python
     TMPDIR/accordion-packages-UID/KEY.1/      another one, if KEY lacks files and is in use
     TMPDIR/accordion-packages-UID/KEY.lock    locked while a process installs or takes one of them
 
-`storage/packages` and `KEY` are renamed into place, so each is complete or not there.
+An environment is renamed into place, so it is complete or not there.
 """
 
 from __future__ import annotations
@@ -33,71 +31,18 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from workers.contract import Launch, Package
+from workers.contract import Launch
 from workers.errors import PackagesError
-from workers.spec_types import Sha256, Strict
 from workers.user_code.install import lock_folder
 from workers.user_code.pip_process import POLL_S, run_pip
+from workers.user_code.resolution import WHEELS, Resolution, packages_folder, read_resolution
 
 INSTALL_LIMIT_S = 1800.0
 """How long a process may wait for an environment, or install it."""
 UNUSED_S = 3 * 86_400.0
 """An environment unused for this long is removed when another one is installed."""
-WHEELS = "wheels"
-"""Folder of the wheels, beside the file of the resolution."""
-_RESOLUTION = "resolution.json"
 
 log = logging.getLogger(__name__)
-
-
-class Wheel(Package):
-    """A wheel in the job's storage; its name is in the normal form."""
-
-    sha256: Sha256
-
-
-class Resolution(Strict):
-    """Wheels that the requirements of a job resolve to, beside what the workers have."""
-
-    wheels: tuple[Wheel, ...]
-
-    @property
-    def names(self) -> Set[str]:
-        """Names of the wheels' packages, in their normal form."""
-        return {wheel.name for wheel in self.wheels}
-
-
-def packages_folder(storage: Path) -> Path:
-    """Return the folder of a job's resolution and wheels."""
-    return storage / "packages"
-
-
-def write_resolution(folder: Path, resolution: Resolution) -> None:
-    """Write the resolution into a folder that has its wheels, and wait until both are on disk."""
-    (folder / _RESOLUTION).write_text(resolution.model_dump_json(indent=1))
-    for path in [*folder.rglob("*"), folder]:
-        sync_to_disk(path)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_resolution(storage: Path) -> Resolution | None:
-    """Return the resolution of a job; None before there is one, and if it is unreadable."""
-    file = packages_folder(storage) / _RESOLUTION
-    try:
-        return Resolution.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        log.warning("%s is unreadable", file)
-        return None
 
 
 def install_packages(launch: Launch, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -369,16 +314,9 @@ def _locked(file: Path, raise_if_stopped: Callable[[], None]) -> Iterator[int]:
 
 __all__ = [
     "INSTALL_LIMIT_S",
-    "WHEELS",
-    "Resolution",
-    "Wheel",
     "build_environment",
     "ensure_environment",
     "find_unmet",
     "install_packages",
     "marker_applies",
-    "packages_folder",
-    "read_resolution",
-    "sync_to_disk",
-    "write_resolution",
 ]

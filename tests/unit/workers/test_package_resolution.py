@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from workers.controller.package_resolution import (
 )
 from workers.errors import PackagesError
 from workers.secret_mask import mask_url_logins
-from workers.user_code.packages import packages_folder, read_resolution
 from workers.user_code.pip_process import PipFailure
+from workers.user_code.resolution import packages_folder, read_resolution
 
 PACKAGING = version("packaging")
 """Version of a package that every machine with these tests has."""
@@ -301,6 +302,8 @@ def test_packages_without_a_name_or_version_are_no_constraints(
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "METADATA").write_text(content)
     (tmp_path / "site" / "acc_c-1.dist-info").mkdir()
+    # Loading the backport, as some packages do, replaces how metadata is read.
+    import_module("importlib_metadata")
     monkeypatch.syspath_prepend(tmp_path / "site")
     job.resolve("acc-beta")
     assert job.versions == {"acc-beta": "2.0"}

@@ -23,13 +23,11 @@ from tests.unit.workers.world import launch
 from workers.contract import Launch
 from workers.errors import PackagesError
 from workers.user_code import packages
-from workers.user_code.packages import (
-    UNUSED_S,
+from workers.user_code.packages import UNUSED_S, ensure_environment, find_unmet
+from workers.user_code.resolution import (
     WHEELS,
     Resolution,
     Wheel,
-    ensure_environment,
-    find_unmet,
     packages_folder,
     read_resolution,
     write_resolution,
@@ -305,19 +303,14 @@ def test_a_temporary_directory_that_cannot_be_written_is_named(
     tmp_path: Path, storage: Path
 ) -> None:
     resolve(storage, make_wheel(tmp_path, "acc-alpha"))
-    folder = tmp_path / "temporary" / f"accordion-packages-{os.getuid()}"
-    folder.mkdir(parents=True, mode=0o700)
-    # Every lock file is a folder: as root, permissions would not hold.
-    (folder / f"{packages._make_key(read(storage))}.lock").mkdir()
+    run_install(launch(storage, pip=("acc-alpha",)), tmp_path / "temporary")
+    [lock] = (tmp_path / "temporary").glob("*/*.lock")
+    lock.unlink()
+    # The file to lock is a folder: permissions would not hold for root.
+    lock.mkdir()
     done = run_install(launch(storage, pip=("acc-alpha",)), tmp_path / "temporary")
     assert "the temporary directory of this node cannot hold the packages" in done.stderr
     assert "Is a directory" in done.stderr
-
-
-def read(storage: Path) -> Resolution:
-    found = read_resolution(storage)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("text", ["", '{"wheels": [', '{"wheels": [{}]}', "\0\0"])
