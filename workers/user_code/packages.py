@@ -251,9 +251,12 @@ def _is_complete(folder: Path, resolution: Resolution) -> bool:
         canonicalize_name(file.parent.stem.rpartition("-")[0]): file
         for file in folder.glob("*.dist-info/RECORD")
     }
-    return records.keys() == resolution.names and all(
-        (folder / file).exists() for record in records.values() for file in _list_files(record)
-    )
+    try:
+        files = [file for record in records.values() for file in _list_files(record)]
+    except (csv.Error, ValueError):
+        # The record itself is damaged.
+        return False
+    return records.keys() == resolution.names and all((folder / file).exists() for file in files)
 
 
 def _list_files(record: Path) -> Iterator[str]:

@@ -139,6 +139,17 @@ def test_an_environment_that_lacks_a_file_is_made_anew(
     assert {path.suffix for path in folder.parent.iterdir()} == {"", ".lock"}
 
 
+def test_an_environment_with_a_damaged_record_is_made_anew(
+    ensure: Callable[..., Path], alpha: Resolution
+) -> None:
+    folder = ensure(alpha)
+    release(folder)
+    record = folder / "acc_alpha-1.0.dist-info" / "RECORD"
+    record.write_bytes(b"\xff\0")
+    assert ensure(alpha) == folder
+    assert b"acc_alpha/__init__.py" in record.read_bytes()
+
+
 def release(folder: Path) -> None:
     """Have no process use an environment: this one uses what had its name before."""
     used = folder.rename(folder.with_name("used"))
