@@ -36,7 +36,8 @@ class ClusterState:
     moment a supervisor may not answer, or be restarted.
     """
     placed_at: dict[str, float] = field(default_factory=dict)
-    """When a worker process of the job was last seen placed on a node, by job id; monotonic clock.
+    """When a worker process of the job was last seen placed on a node, or its supervisor resolving
+    packages, by job id; monotonic clock.
     """
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
     awaiting_nodes: frozenset[str] = frozenset()
@@ -46,7 +47,9 @@ class ClusterState:
         """Store the state of all supervisors of one survey."""
         self.supervisors = {supervisor.job_id: supervisor for supervisor in found}
         placed = {
-            job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed
+            job_id: now
+            for job_id, supervisor in self.supervisors.items()
+            if supervisor.placed or supervisor.phase == "resolving"
         }
         self.placed |= {
             job_id: (supervisor.attempt, supervisor.placed)
@@ -91,11 +94,11 @@ class ClusterState:
     def extended_deadline(
         self, deadline: float | None, job: JobRow, start_timeout_s: float
     ) -> float | None:
-        """The job's deadline, extended while it starts and its processes are placed; monotonic
-        clock.
+        """The job's deadline, extended while its packages are resolved, and while it starts and its
+        processes are placed; monotonic clock.
 
-        Loading is not limited here: placed processes load their data, and the supervisor ends those
-        that are unresponsive or exceed the job's own limit.
+        Neither is limited here: resolving has a limit of its own; placed processes load their data,
+        and the supervisor ends those that are unresponsive or exceed the job's own limit.
         """
         placed_at = self.placed_at.get(job.id)
         if deadline is None or placed_at is None or job.status != Status.STARTING:

@@ -53,6 +53,8 @@ _RAY_START = (
 _RAY_OWN = ("ACCORDION_RAY_", "RAY_")
 _CLIENT_TOKEN = "ACCORDION_TOKEN"  # noqa: S105 - a name
 """Start of the variables with the token of whoever calls the service."""
+_PIP_INDEX = ("ACCORDION_PIP_EXTRA_INDEX_URL", "ACCORDION_PIP_INDEX_URL")
+"""Variables that may hold a password, and that only the scheduler needs."""
 _RAY_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "token",
@@ -225,7 +227,8 @@ def _ray_environment(instance: LocalInstance) -> dict[str, str]:
 
 
 def _api_environment(instance: LocalInstance) -> dict[str, str]:
-    seen = inherit_environment(lambda name: not name.startswith((*_RAY_OWN, _CLIENT_TOKEN)))
+    hidden = (*_RAY_OWN, *_PIP_INDEX, _CLIENT_TOKEN)
+    seen = inherit_environment(lambda name: not name.startswith(hidden))
     token = {"ACCORDION_ADMIN_TOKEN_FILE": str(instance.token_file)} if instance.token_file else {}
     return {**seen, **_address_variables(instance), **token}
 

@@ -39,13 +39,14 @@ from service.domain.actions import (
 from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
-from service.errors import NotFound, RuntimeUnavailable, Unavailable
+from service.errors import Invalid, NotFound, RuntimeUnavailable, Unavailable
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.housekeeping import Housekeeping
 from service.job_env import JobEnv, find_data_cache
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
+from service.pip_index import find_pip_index
 from service.plan_runs import PlanRuns
 from service.report_drain import ReportDrain
 from service.runtime.protocol import Runtime, SupervisorState
@@ -370,7 +371,7 @@ class Scheduler:
         storage = self._settings.storage_of(job.id)
         try:
             self._start_supervisor(job, storage, token)
-        except (NotFound, UnreadableSpec) as error:
+        except (Invalid, NotFound, UnreadableSpec) as error:
             self._finish_job(
                 job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token
             )
@@ -396,6 +397,7 @@ class Scheduler:
             env=self._env.resolve(spec, job.owner),
             data_cache=find_data_cache(self._settings),
             avoid=self._repository.unschedulable_nodes(),
+            pip_index=find_pip_index(self._settings, spec, is_resolved=job.packages is not None),
             warm_start=find_initial_model(
                 job, spec, repository=self._repository, settings=self._settings
             ),

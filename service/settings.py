@@ -27,7 +27,7 @@ MIN_TOKEN_LENGTH = 16
 _YEAR_S = 365 * 86_400.0
 """Longest duration that a setting may have, in seconds."""
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
-_SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "SECRETS_KEY", "TOKEN"})
+_SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "INDEX_URL", "SECRETS_KEY", "TOKEN"})
 """Suffixes of names whose values are never shown: they contain passwords."""
 
 
@@ -116,6 +116,18 @@ class Settings(BaseSettings):
     """
     wandb_url: str = Field(default="https://api.wandb.ai", pattern=r"^https?://")
     """URL of the W&B server to which the loggers of all jobs send."""
+    pip_enabled: bool = True
+    """Whether jobs may name packages in `pip`, which their workers install. Set the same value for
+    api and scheduler. This is no security boundary: users run their own code anyway.
+    """
+    pip_index_url: SecretStr | None = None
+    """URL of the index of these packages; it may have a user name and a password. By default pip
+    uses its configuration on the head node, or PyPI.
+    """
+    pip_extra_index_url: SecretStr | None = None
+    """URLs of further indexes, separated by spaces. A package that two indexes have comes from
+    either, so use only indexes that you trust for all names.
+    """
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
     user.
@@ -296,6 +308,14 @@ class Settings(BaseSettings):
         if name not in _DRIVERS:
             raise ValueError(f"its scheme is {name}; known are sqlite and postgresql")
         return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+    @field_validator("pip_index_url", "pip_extra_index_url", mode="after")
+    @classmethod
+    def _check_index(cls, urls: SecretStr | None) -> SecretStr | None:
+        for url in urls.get_secret_value().split() if urls is not None else ():
+            if not url.startswith(("https://", "http://", "file://")):
+                raise ValueError("it is no URL; give one such as https://pypi.org/simple")
+        return urls
 
     @field_validator("log_level", mode="after")
     @classmethod

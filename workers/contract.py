@@ -22,12 +22,17 @@ from workers.env_spec import list_secret_values
 from workers.env_spec import resolve_env as resolve_env
 from workers.objective_spec import ObjectiveSpec as ObjectiveSpec
 from workers.plain_text import clean_texts
-from workers.spec import LABEL_PATTERN as LABEL_PATTERN
+from workers.plan_messages import PlanResult as PlanResult
+from workers.plan_messages import PlanTask as PlanTask
+from workers.requirement_spec import Package as Package
+from workers.requirement_spec import PackagesRecord as PackagesRecord
+from workers.requirement_spec import PipIndex as PipIndex
 from workers.spec import MAX_PRIORITY as MAX_PRIORITY
 from workers.spec import MAX_SAMPLES as MAX_SAMPLES
 from workers.spec import JobSpec as JobSpec
-from workers.spec import Label as Label
-from workers.spec import Strict
+from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
+from workers.spec_types import Label as Label
+from workers.spec_types import Strict
 from workers.warm_start_spec import ModelSource as ModelSource
 from workers.warm_start_spec import WarmStartSpec as WarmStartSpec
 
@@ -272,7 +277,8 @@ class EndRecord(Reported):
 
 
 Payload = Annotated[
-    Started
+    PackagesRecord
+    | Started
     | ResizeRecord
     | EpochRecord
     | DecisionRecord
@@ -415,6 +421,8 @@ class Launch(Strict):
     """
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """Environment variables of the worker processes, with the values of secrets."""
+    pip_index: PipIndex | None = Field(default=None, repr=False)
+    """Where the packages of the job come from, for its supervisor only; None if it has none."""
     warm_start: ModelSource | None = None
     """Model to start with if the job has no checkpoint yet."""
     data_cache: DataCache = DataCache()
@@ -423,8 +431,11 @@ class Launch(Strict):
     """Ray's IDs of nodes on which no process is started."""
 
     def list_secret_values(self) -> list[str]:
-        """Return the values of variables that refer to a secret."""
-        return list_secret_values(self.spec.env, self.env)
+        """Return the values of variables that refer to a secret, and what may be secret in the URLs
+        of package indexes.
+        """
+        urls = [] if self.pip_index is None else self.pip_index.list_secret_values()
+        return [*list_secret_values(self.spec.env, self.env), *urls]
 
 
 class Guest(Strict):
@@ -448,38 +459,6 @@ class Guest(Strict):
     is unknown, and its default says nothing about the run. `spec.model_dump(exclude_unset=True)`
     has the known fields.
     """
-
-
-class PlanTask(Strict):
-    """Request to predict the steps of a job that does not run yet."""
-
-    id: str
-    """ID of the plan."""
-    spec: JobSpec
-    """The job; the prediction is for `workers.max` workers."""
-    latency_s: float
-    """Seconds from one worker to another."""
-    bytes_per_s: float
-    """Bandwidth between two workers in one direction."""
-    measure_s: float
-    """Seconds for which steps of one worker are measured."""
-    env: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Environment variables of the measuring process, with the values of secrets; empty once it
-    has started.
-    """
-
-    def list_secret_values(self) -> list[str]:
-        """Return the values of variables that refer to a secret."""
-        return list_secret_values(self.spec.env, self.env)
-
-
-class PlanResult(Strict):
-    """Result of a plan."""
-
-    result: dict[str, Any] = Field(default_factory=dict)
-    """`compute_s` and `predictions`, as `workers/planning` writes them; empty with an error."""
-    error: str = ""
-    """Why there are no predictions, in one sentence."""
 
 
 class Drained(Strict):

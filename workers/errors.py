@@ -10,6 +10,7 @@
     ├── PeerUnfit         another worker of the group cannot take part
     ├── DataFetchError    the data of a job cannot be fetched to a node, or are not there
     ├── CodeError         a user's code cannot be used: the archive, or what it holds
+    ├── PackagesError     the packages of `pip` cannot be resolved, or not be installed on a node
     ├── EngineUnavailable the installed Ray cannot run the job's engine
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
     └── ProcessLost       a worker process is gone or unresponsive
@@ -143,6 +144,10 @@ class CodeError(WorkerError):
     """An archive is not safe to unpack, its modules cannot be found, or they are not a task."""
 
 
+class PackagesError(WorkerError):
+    """The packages that a job names cannot be resolved, or cannot be installed on a node."""
+
+
 __all__ = [
     "CheckpointError",
     "CodeError",
@@ -150,6 +155,7 @@ __all__ = [
     "EngineUnavailable",
     "LossNotFinite",
     "OutOfMemory",
+    "PackagesError",
     "PeerUnfit",
     "ProcessCrashed",
     "ProcessLost",

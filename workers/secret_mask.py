@@ -1,4 +1,6 @@
-"""Replaces the values of secrets in text that leaves a worker: output, and messages of records."""
+"""Replaces secrets in text that leaves a process: values in output and in messages of records, and
+logins in URLs.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ Message = TypeVar("Message", bound=BaseModel)
 MASK = "***"
 MIN_LENGTH = 6
 """Shorter values are not replaced: they would match ordinary words and numbers."""
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
 
 
 class SecretMask:
@@ -40,3 +43,8 @@ class SecretMask:
         if self._pattern is None or message is None:
             return record
         return record.model_copy(update={"message": self.apply(message)})
+
+
+def mask_url_logins(text: str) -> str:
+    """Return the text with `MASK` in place of user name and password in each URL."""
+    return _URL_LOGIN.sub(f"{MASK}@", text)

@@ -29,10 +29,8 @@ from workers.limits_spec import LimitsSpec as LimitsSpec
 from workers.logger_spec import MAX_LOGGERS, LoggerSpec
 from workers.objective_spec import ObjectiveSpec, check_metric
 from workers.plain_text import check_texts
-from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
-from workers.spec_types import Label as Label
-from workers.spec_types import Number, Sha256, Whole
-from workers.spec_types import Strict as Strict
+from workers.requirement_spec import PipRequirements
+from workers.spec_types import Label, Number, Sha256, Strict, Whole
 from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
 from workers.warm_start_spec import WarmStartSpec
@@ -312,6 +310,10 @@ class JobSpec(Strict):
     code: Sha256 | None = None
     """SHA-256 of uploaded code (`POST /api/v1/code`), appended to the workers' `sys.path`. Required
     for `script`, and for a class of your own that is not installed on the workers.
+    """
+    pip: PipRequirements = ()
+    """Python packages that the workers lack, as up to 64 requirements such as `einops==0.8.0`. They
+    are resolved once per job, and cannot replace a package of the workers.
     """
     env: Env = Field(default={})
     """Environment variables of the workers, as up to 64 names and values, such as `{"HF_HOME":

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-NOT_OF_THE_API = frozenset({"numpy", "ray", "scikit-learn", "tensorboardx"})
+NOT_OF_THE_API = frozenset({"numpy", "pip", "ray", "scikit-learn", "tensorboardx"})
 
 
 def requirements(pyproject: Path) -> list[str]:

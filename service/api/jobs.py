@@ -34,6 +34,7 @@ from service.domain.resources import ResourceRequest, sort_custom
 from service.domain.wait_causes import list_preempted
 from service.domain.waiting_message import format_start, format_waiting_message
 from service.errors import Conflict, Invalid
+from service.pip_index import check_packages
 from service.queue_inputs import QueueReader
 from service.store.idempotency import Idempotency, body_hash
 from service.store.job_submission import JobSubmission
@@ -304,6 +305,7 @@ def _check_spec(state: AppState, caller: Caller, spec: JobSpec, *, place: str = 
     """
     _refuse_guest(spec, f"{place}/task/name")
     check_code(state, spec, f"{place}/code")
+    check_packages(state.settings, spec, f"{place}/pip")
     check_priority(state, caller, spec.priority, pointer=f"{place}/priority")
     check_secrets(state, caller, spec, pointer=f"{place}/env")
     check_loggers(state, caller, spec, pointer=f"{place}/loggers")

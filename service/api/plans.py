@@ -67,6 +67,12 @@ def add_plan(
             " data",
             "/spec/data",
         )
+    if body.spec.pip:
+        raise Invalid(
+            f"pip names {body.spec.pip[0]}, and a step is measured with the packages of the workers"
+            " alone; leave pip out, or run 'accordion plan' on a machine that has the packages",
+            "/spec/pip",
+        )
     check_code(state, body.spec, "/spec/code")
     check_secrets(state, caller, body.spec, pointer="/spec/env")
     row = PlanStore(state.database, state.clock).add(caller, body.model_dump(mode="json"))

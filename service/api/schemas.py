@@ -15,7 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from accordion.messages import Decision, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
-from workers.contract import MAX_PRIORITY, Bytes, EpochRecord, JobSpec, Label, StorageUse
+from workers.contract import (
+    MAX_PRIORITY,
+    Bytes,
+    EpochRecord,
+    JobSpec,
+    Label,
+    Package,
+    StorageUse,
+)
 from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
@@ -85,6 +93,19 @@ class StorageView(StorageUse):
 
     seen_at: datetime
     """Time of the check, before the group's first step."""
+
+
+class PackagesView(Answer):
+    """Packages that `pip` of a job resolved to, which its workers install."""
+
+    packages: list[Package]
+    """Packages, by name; empty if the workers have all that `pip` names."""
+    size_bytes: int
+    """Size of the wheels that were downloaded."""
+    seconds: float
+    """Seconds that it took to resolve and download them."""
+    resolved_at: datetime
+    """Time at which the packages were resolved."""
 
 
 class RayRunView(Answer):
@@ -169,6 +190,9 @@ class JobView(Answer):
     """What runs the workers in Ray; null until the first worker group has started."""
     storage: StorageView | None = None
     """Where checkpoints are kept; null until the first worker group has started."""
+    packages: PackagesView | None = None
+    """Packages that `pip` of the spec resolved to; null before they are resolved, and for a
+    job without `pip`."""
     created_at: datetime
     """Time of submission."""
     started_at: datetime | None
@@ -406,6 +430,7 @@ class EventView(Answer):
         "override",
         "workers",
         "checkpoint",
+        "packages",
         "log",
         "end",
         "archive",

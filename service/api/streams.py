@@ -114,8 +114,8 @@ def get_events(
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
     """Stream server-sent events of type `status`, `epoch`, `decision`, `override`, `workers`,
-    `checkpoint` and `log`; the stream closes after the event `end`, which only events of type
-    `archive` may follow.
+    `checkpoint`, `packages` and `log`; the stream closes after the event `end`, which only events
+    of type `archive` may follow.
 
     IDs increase by one without gaps. A client that reconnects with `Last-Event-ID` receives every
     event exactly once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): a

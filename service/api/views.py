@@ -48,7 +48,7 @@ from service.store.stored_documents import (
     stored_layers,
     stored_metrics,
     stored_ray_run,
-    stored_storage,
+    stored_reports,
 )
 from service.store.stored_spec import (
     UnreadableSpec,
@@ -74,7 +74,7 @@ def job_view(row: JobRow, first_without_capacity: str | None = None) -> JobView:
         "metrics": stored_metrics(row),
         "tally": stored_elasticity(row),
     }
-    documents |= {"storage": stored_storage(row), "ray_run": stored_ray_run(row)}
+    documents |= {**stored_reports(row), "ray_run": stored_ray_run(row)}
     plain = {
         name: getattr(row, name)
         for name in JobView.model_fields

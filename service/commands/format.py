@@ -255,3 +255,12 @@ def format_storage(used: StorageView) -> str:
         return f"{used.place}, used by one worker since {when}"
     hosts = f"{used.hosts} host{'' if used.hosts == 1 else 's'}"
     return f"{used.place}, shared: verified by {used.workers} workers on {hosts} at {when}"
+
+
+def format_packages(found: Mapping[str, Any]) -> str:
+    """List the packages that a job installs, from its view or its event."""
+    names = ", ".join(f"{one['name']} {one['version']}" for one in found["packages"])
+    if not names:
+        return "none, because the workers have all that pip names"
+    cost = f"{format_bytes(found['size_bytes'])}, resolved in {format_duration(found['seconds'])}"
+    return f"{names} ({cost})"

@@ -25,6 +25,7 @@ from service.commands.format import (
     format_milliseconds,
     format_number,
     format_override,
+    format_packages,
     format_ray_run,
     format_rounded,
     format_savings,
@@ -164,10 +165,7 @@ def _summarize_job(job: JobView) -> list[str]:
         ),
     ]
     lines += _summarize_queueing(job)
-    if job.ray_run is not None:
-        lines.append(f"ray        {format_ray_run(job.ray_run)}")
-    if job.storage is not None:
-        lines.append(f"storage    {format_storage(job.storage)}")
+    lines += _summarize_resources(job)
     if job.tally.resizes or job.tally.recoveries:
         lines.append(f"changes    {format_elasticity(job.tally)}")
     if now:
@@ -179,6 +177,16 @@ def _summarize_job(job: JobView) -> list[str]:
             ),
             f"bytes      {format_sent_bytes(now.bytes.model_dump())}",
         ]
+    return lines
+
+
+def _summarize_resources(job: JobView) -> list[str]:
+    """Return lines about what the workers run in, keep and install."""
+    lines = [] if job.ray_run is None else [f"ray        {format_ray_run(job.ray_run)}"]
+    if job.storage is not None:
+        lines.append(f"storage    {format_storage(job.storage)}")
+    if job.packages is not None:
+        lines.append(f"packages   {format_packages(job.packages.model_dump())}")
     return lines
 
 

@@ -19,6 +19,7 @@ from service.commands.format import (
     format_metrics,
     format_number,
     format_override,
+    format_packages,
     format_savings,
     format_sent_bytes,
     format_step,
@@ -106,6 +107,7 @@ _DESCRIBE_BY_TYPE: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] 
     "epoch": lambda state, _: describe_epoch(state),
     "decision": _describe_decision,
     "override": lambda _, data: f"override {format_override(data)}",
+    "packages": lambda _, data: f"packages: {format_packages(data)}",
     "end": lambda state, _: f"{state.status}{f': {state.message}' if state.message else ''}",
 }
 

@@ -41,7 +41,7 @@ class ObservedSupervisor:
     """Processes of the job in the cluster."""
 
     attempt: int
-    phase: Literal["starting", "running", "waiting", "ended"]
+    phase: Literal["starting", "resolving", "running", "waiting", "ended"]
     unplaced: int = 0
     """Number of processes that its minimum requires and that have no node yet."""
 

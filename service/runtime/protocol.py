@@ -60,7 +60,7 @@ class SupervisorState:
 
     job_id: str
     attempt: int
-    phase: Literal["starting", "running", "waiting", "ended"]
+    phase: Literal["starting", "resolving", "running", "waiting", "ended"]
     message: str = ""
     """What it waits for, as a message."""
     placed: tuple[str, ...] | None = None

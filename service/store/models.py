@@ -111,6 +111,8 @@ class JobRow(Base):
     """What runs the newest worker group in Ray (`service.domain.ray_run.RayRun`); None before the
     first.
     """
+    packages: Mapped[dict[str, Any] | None]
+    """`PackagesRecord` of its `pip`, and when that was written; None before."""
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[float]
     started_at: Mapped[float | None]

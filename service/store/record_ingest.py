@@ -44,6 +44,7 @@ from workers.contract import (
     EpochRecord,
     FailureRecord,
     LogLine,
+    PackagesRecord,
     PausedRecord,
     Progress,
     Record,
@@ -119,6 +120,7 @@ class _Intake:
         self._session = session
         self._job = job
         self._takers: dict[type[Any], Callable[[Record, Any], None]] = {
+            PackagesRecord: self._take_packages,
             Started: self._take_started,
             EpochRecord: self._take_epoch,
             DecisionRecord: self._take_decision,
@@ -174,6 +176,11 @@ class _Intake:
             mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
             self._update_overrides(lambda status: overrides.expire(status, progress.epoch), now)
+
+    def _take_packages(self, record: Record, found: PackagesRecord) -> None:
+        content = found.model_dump(mode="json", exclude={"kind"})
+        self._job.packages = {**content, "resolved_at": record.time}
+        self._append_event(record, "packages", content)
 
     def _take_started(self, record: Record, started: Started) -> None:
         self._job.layers = [to_json(layer) for layer in started.layers]

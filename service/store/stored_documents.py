@@ -18,6 +18,7 @@ from accordion.messages import LayerInfo, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.ray_run import RayRun
 from service.store.models import AttemptRow, JobRow, OverrideRow
+from workers.contract import Package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,16 @@ class _Storage:
     seen_at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packages:
+    """A stored `PackagesRecord`, and when it was written."""
+
+    packages: list[Package]
+    size_bytes: int
+    seconds: float
+    resolved_at: float
+
+
 class _Column(NamedTuple):
     type: TypeAdapter[Any]
     empty: Any
@@ -54,6 +65,7 @@ _COLUMNS = {
     "storage": _Column(TypeAdapter(_Storage | None), None),
     "progress": _Column(TypeAdapter(_Place | None), None),
     "ray_run": _Column(TypeAdapter(RayRun | None), None),
+    "packages": _Column(TypeAdapter(_Packages | None), None),
 }
 _OVERRIDE_COLUMNS = {
     "level": _Column(TypeAdapter(str | int | dict[str, OptionValue | None]), "unknown"),
@@ -92,12 +104,13 @@ def layer_names(job: JobRow) -> list[str]:
     return [layer.name for layer in stored_layers(job)]
 
 
-def stored_storage(job: JobRow) -> dict[str, Any] | None:
-    """Where the job's checkpoints are, and which workers verified access; None before its first
-    worker group.
+def stored_reports(job: JobRow) -> dict[str, Any]:
+    """What the workers of a job reported: where its checkpoints are and which of them verified
+    access (`storage`), and the `packages` that they install; None before, or if it is unreadable.
     """
-    readable = _read_column(job, "storage", _COLUMNS["storage"])
-    return None if readable is None else job.storage
+    names = ("storage", "packages")
+    readable = (name for name in names if _read_column(job, name, _COLUMNS[name]) is not None)
+    return dict.fromkeys(names) | {name: getattr(job, name) for name in readable}
 
 
 def stored_ray_run(job: JobRow) -> RayRun | None:

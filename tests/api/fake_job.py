@@ -16,6 +16,8 @@ from workers.contract import (
     EpochRecord,
     Launch,
     LogLine,
+    Package,
+    PackagesRecord,
     Progress,
     Record,
 )
@@ -124,6 +126,13 @@ def _measured(task: str, done: float) -> dict[str, float]:
         if task.startswith("lm-")
         else {"accuracy": 0.1 + 0.87 * done}
     )
+
+
+def packages_record(launch: Launch) -> PackagesRecord:
+    """The packages of a job, resolved to the versions that its requirements name."""
+    pairs = (text.partition("==") for text in launch.spec.pip)
+    packages = tuple(Package(name=name, version=version or "1.0") for name, _, version in pairs)
+    return PackagesRecord(packages=packages, size_bytes=43_200 * len(packages), seconds=2.0)
 
 
 def progress_of(job: FakeJob, *, now: float) -> Progress:

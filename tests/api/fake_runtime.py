@@ -28,6 +28,7 @@ from tests.api.fake_job import (
     controller_of,
     epoch_record,
     lr_of,
+    packages_record,
     progress_of,
     used_cpus,
 )
@@ -339,6 +340,8 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         job.controller = controller_of(job.launch)
         if saved.state:
             job.controller.load_state_dict(saved.state)
+        if job.launch.spec.pip and not job.journal:
+            self._post(job, packages_record(job.launch))
         is_first = job.cause == "start"
         facts = {
             "layers": LAYERS,

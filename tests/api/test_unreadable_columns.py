@@ -35,7 +35,8 @@ def keep(world: World, table: type[Any], **columns: Any) -> None:
 def test_job_with_unreadable_columns_is_shown_overridden_and_cancelled(
     client: TestClient, world: World, document: Any
 ) -> None:
-    columns = dict.fromkeys(("progress", "tally", "layers", "metrics", "storage"), document)
+    names = ("progress", "tally", "layers", "metrics", "storage", "packages")
+    columns = dict.fromkeys(names, document)
     job_id = world.submit(training={"epochs": 300})
     world.train(job_id)
     keep(world, JobRow, **columns)

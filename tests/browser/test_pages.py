@@ -236,3 +236,13 @@ def test_an_ended_job_is_archived_and_taken_back(page, service):
     page.goto(f"/jobs/{job_id}")
     page.get_by_role("button", name="Unarchive").click()
     expect(page.get_by_text("Archived", exact=True)).to_be_hidden()
+
+
+def test_a_job_shows_its_packages_when_they_are_resolved(page, service):
+    job_id = service.submit("packages", pip=["einops==0.8.0"])
+    page.goto(f"/jobs/{job_id}")
+    shown = "einops 0.8.0 (43.2 kB, resolved in 2 s)"
+    expect(page.locator("#packages")).to_have_text(f"Packages: {shown}")
+    row = page.locator("#events tr", has_text="packages")
+    expect(row).to_contain_text(shown)
+    service.wait_for_end(job_id)

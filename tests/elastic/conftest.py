@@ -30,6 +30,7 @@ from workers.contract import (
     JobSpec,
     Launch,
     LogLine,
+    PipIndex,
     Record,
 )
 
@@ -252,7 +253,13 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
     """Give what starts jobs below the folder; remove them at the end."""
     lives: list[Life] = []
 
-    def begin(spec: dict[str, Any], *, workers: int = 2, code: Path | None = None) -> Life:
+    def begin(
+        spec: dict[str, Any],
+        *,
+        workers: int = 2,
+        code: Path | None = None,
+        pip_index: PipIndex | None = None,
+    ) -> Life:
         job_id = uuid.uuid4().hex
         launch = Launch(
             job_id=job_id,
@@ -261,6 +268,7 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
             storage=str(folder / job_id),
             spec=job_spec(spec),
             code=str(code) if code is not None else None,
+            pip_index=pip_index,
         )
         lives.append(Life(backend, launch))
         backend.start(launch)

@@ -20,13 +20,14 @@ from typing import Any
 from workers.checkpoint.shared_storage import write_token
 from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.controller.hang_detection import HEARTBEAT_S, HangDetector
-from workers.controller.member import Member
-from workers.controller.ray_nodes import get_draining_nodes
+from workers.controller.member import Member, Provision, list_provisions
+from workers.controller.ray_nodes import find_nodes, get_draining_nodes
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
 from workers.error_kinds import is_lone_process_death, is_process_death
 from workers.errors import (
     DataFetchError,
+    PackagesError,
     ProcessCrashed,
     ProcessLost,
     StorageError,
@@ -55,8 +56,8 @@ log = logging.getLogger(__name__)
 
 KILLED = "killed"
 """Result recorded for a member that was killed because it did not return."""
-_START_ERRORS = (DataFetchError, StorageError, TaskRaised)
-"""Errors of a process that cannot start, which say why and on which side."""
+_START_ERRORS = (DataFetchError, PackagesError, StorageError, TaskRaised)
+"""Errors by which a starting process reports why it failed."""
 
 
 def send_sigkill(pid: int) -> None:
@@ -93,8 +94,9 @@ class ActorPool:
         self._ray = ray or importlib.import_module("ray")
         self._clock, self._pause = clock, pause
         self._draining_nodes, self._kill_local_process = draining_nodes, kill_process
-        self._launch = launch.model_dump_json()
-        self._has_data = bool(launch.spec.data)
+        # The credentials of the package index are for the supervisor only.
+        self._launch = launch.model_copy(update={"pip_index": None}).model_dump_json()
+        self._provisions = list_provisions(launch.spec)
         self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
         self._options: dict[str, Any] = {
@@ -141,6 +143,13 @@ class ActorPool:
         actor = self._start_actor(options)
         self._members[self._next] = Member(self._next, actor, actor.locate.remote())
         self._next += 1
+
+    def has_other_node(self, nodes: Collection[str]) -> bool:
+        """Ask Ray for its nodes; if it does not answer, there may be one."""
+        try:
+            return not find_nodes(self._ray.nodes(), self._options) <= set(nodes)
+        except self._ray.exceptions.RayError:
+            return True
 
     def _start_actor(self, options: dict[str, Any]) -> Any:
         return self._ray.remote(Worker).options(**options).remote(self._launch, self._token)
@@ -334,19 +343,22 @@ class ActorPool:
             self._advance_start(member, answer)
 
     def _advance_start(self, member: Member, answer: Any) -> None:
-        """Ask a process that starts for what comes next."""
+        """Begin the next step of a starting process."""
         if member.location is None:
-            member.location, member.is_fetching = answer, self._has_data
-            actor = member.actor
-            following = actor.fetch_data if member.is_fetching else actor.prepare
-            member.starting = following.remote()
+            member.location = answer
+            self._provide_next(member, self._provisions)
             self._note_placed(member)
-        elif member.is_fetching:
-            member.is_fetching, member.starting = False, member.actor.prepare.remote()
+        elif member.provision is not None:
+            done = self._provisions.index(member.provision) + 1
+            self._provide_next(member, self._provisions[done:])
         else:
             member.starting, member.silent_s = None, 0.0
             member.has_joined = member.has_joined or not answer
             self._note_ready(member)
+
+    def _provide_next(self, member: Member, left: Sequence[Provision]) -> None:
+        member.provision = left[0] if left else None
+        member.starting = getattr(member.actor, member.provision or "prepare").remote()
 
     def _note_placed(self, member: Member) -> None:
         """React to a process that was placed and begins to prepare; the Ray Train pool lets it join

@@ -168,16 +168,16 @@ class Attempt:
         size = desired.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
         verdict = self._judge_failed_starts()
         avoid = self.launch.avoid if desired.avoid is None else desired.avoid
+        if desired.stop is not None and self._group is None and verdict is None:
+            return self._end_stopped(
+                desired.stop, self.previous_group.step if self.previous_group else None
+            )
         # The replacement of a lost process takes seconds to start, so processes come first.
         plan = self._adjust_processes(size, avoid)
         if self._group is not None:
             return self._watch_group(self._group, plan, size)
         if verdict is not None:
             return self._handle_failure(verdict.failure, progressed=False, fatal=verdict.fatal)
-        if desired.stop is not None:
-            return self._end_stopped(
-                desired.stop, self.previous_group.step if self.previous_group else None
-            )
         if plan.group and self.clock() >= self._not_before:
             return self._start_group(plan, size)
         self._publish_waiting(size)
@@ -398,7 +398,13 @@ class Attempt:
             self._start_not_before = self.clock() + pause_s
         if not self._undecided:
             return None
-        verdict = judge_starts(self._undecided, self.pool.processes, has_trained=self.has_trained)
+        verdict = judge_starts(
+            self._undecided,
+            self.pool.processes,
+            has_trained=self.has_trained,
+            avoided=self._avoided.until.keys(),
+            has_other_node=self.pool.has_other_node,
+        )
         if verdict is None:
             return None
         self._undecided = []

@@ -4,6 +4,7 @@
 | --- | --- |
 | `limits.answer_seconds` | a process leaves a heartbeat unanswered (`HangDetector.check`) |
 | `limits.start_seconds` | a process does not load its task (`check`), or a group its checkpoint |
+| `INSTALL_LIMIT_S` | a process does not install its packages (`check`) |
 | `limits.step_seconds` | no rank of a group that trains makes progress (`describe_hang`) |
 
 The worker pool kills a hung process; the attempt kills a hung group.
@@ -15,15 +16,18 @@ from collections.abc import Iterable, Mapping
 
 from workers.contract import FailureRecord
 from workers.controller.member import Member
-from workers.errors import ProcessLost, TaskNotReady, WorkerError
+from workers.errors import PackagesError, ProcessLost, TaskNotReady, WorkerError
 from workers.spec import LimitsSpec
 from workers.training.context import RankProgress
+from workers.user_code.packages import INSTALL_LIMIT_S
 
 HEARTBEAT_S = 1.0
 """Interval between heartbeat requests to a process."""
 PREPARING_S = 120.0
 """Minimum silence allowed while a process prepares: code that loads data may hold Python's lock for
 minutes, and would do so again in a replacement."""
+INSTALL_MARGIN_S = 60.0
+"""Seconds after the limit for installing packages in which a process must have ended by itself."""
 MAX_SILENCE_S = 960.0
 """Upper bound of the silence limit, which doubles whenever a process is killed for its silence."""
 _MAX_RANKS = 4
@@ -64,7 +68,9 @@ class HangDetector:
             is_silent = member.heartbeat_call is not None
             member.silent_s = member.silent_s + watched_s if is_silent else 0.0
             is_preparing = member.location is not None and member.starting is not None
-            if is_preparing and not member.is_fetching:
+            if is_preparing and member.provision == "install_packages":
+                member.installs_s += watched_s
+            elif is_preparing and member.provision is None:
                 member.prepares_s += watched_s
 
     def check(self, member: Member) -> WorkerError | None:
@@ -83,6 +89,12 @@ class HangDetector:
                 f"the process did not answer for {limit_s:g} s and was killed; raise"
                 " limits.answer_seconds if its code may hold Python's lock that long (limit from"
                 f" now on: {self.silence_limit_s:g} s)"
+            )
+        if member.installs_s >= (limit_s := INSTALL_LIMIT_S + INSTALL_MARGIN_S):
+            return PackagesError(
+                f"the packages of the job were not installed within {limit_s:g} s, and the process"
+                " did not end by itself; is the storage or the temporary directory of this node"
+                " unresponsive?"
             )
         if member.prepares_s >= (limit_s := self._limits.start_seconds):
             sentence = (

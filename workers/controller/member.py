@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from workers.contract import JobSpec
 from workers.worker.memory import MemoryWatch
 from workers.worker.process import Heartbeat, ProcessLocation
+
+Provision = Literal["install_packages", "fetch_data"]
+"""Method of a process that brings something to its node before the process prepares."""
+
+
+def list_provisions(spec: JobSpec) -> tuple[Provision, ...]:
+    """Return what each process of a job must bring to its node, in this order."""
+    packages: tuple[Provision, ...] = ("install_packages",) if spec.pip else ()
+    return (*packages, "fetch_data") if spec.data else packages
 
 
 @dataclass(slots=True, eq=False)
@@ -16,14 +26,16 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Call to `locate`, then to `fetch_data` if the job names some, then to `prepare`; None once
-    the process is prepared.
+    """Call to `locate`, then to `install_packages` and `fetch_data` if the job needs them, then to
+    `prepare`; None once the process is prepared.
     """
     location: ProcessLocation | None = None
-    is_fetching: bool = False
-    """Whether the process fetches the data of the job, or waits for another one that does."""
+    provision: Provision | None = None
+    """What the process brings to its node, or waits for another process to bring."""
+    installs_s: float = 0.0
+    """Seconds spent installing packages."""
     prepares_s: float = 0.0
-    """Seconds spent preparing, after data were fetched."""
+    """Seconds spent preparing, after packages and data were there."""
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None
@@ -44,4 +56,4 @@ class Member:
         ]
 
 
-__all__ = ["Member"]
+__all__ = ["Member", "Provision", "list_provisions"]

@@ -1,6 +1,11 @@
-"""Node states from Ray's private API (2.60); a test fails when Ray changes it."""
+"""Nodes of the cluster; their states are from Ray's private API (2.60), and a test fails when that
+changes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def get_draining_nodes() -> frozenset[str]:
@@ -28,3 +33,26 @@ def get_free_resources() -> dict[str, dict[str, float]]:
     from ray._private.state import available_resources_per_node
 
     return dict(available_resources_per_node())
+
+
+def find_nodes(nodes: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> set[str]:
+    """Return the ids of the live nodes that are large enough for an actor with these options.
+
+    Args:
+        nodes: what `ray.nodes()` returns.
+        options: options of an actor, with plain labels.
+    """
+    needed = {
+        "CPU": options.get("num_cpus", 0),
+        "GPU": options.get("num_gpus", 0),
+        "memory": options.get("memory", 0),
+        **options.get("resources", {}),
+    }
+    labels = options.get("label_selector", {}).items()
+    return {
+        node["NodeID"]
+        for node in nodes
+        if node["Alive"]
+        and all(node["Resources"].get(name, 0) >= amount for name, amount in needed.items())
+        and labels <= node.get("Labels", {}).items()
+    }

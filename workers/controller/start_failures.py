@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
@@ -12,6 +12,7 @@ from workers.error_kinds import is_storage_outage
 from workers.error_text import format_error
 from workers.errors import (
     DataFetchError,
+    PackagesError,
     ProcessCrashed,
     StorageError,
     StorageNotShared,
@@ -89,18 +90,27 @@ class AvoidedNodes:
 
 
 def judge_starts(
-    failed: Sequence[FailedStart], processes: Sequence[Process], *, has_trained: bool
+    failed: Sequence[FailedStart],
+    processes: Sequence[Process],
+    *,
+    has_trained: bool,
+    avoided: Set[str] = frozenset(),
+    has_other_node: Callable[[Set[str]], bool] = lambda _: False,
 ) -> StartVerdict | None:
     """Decide what failed starts mean.
 
     If another process has built the task, now or before, the nodes of those that could not are
     avoided. A task that no process could build ends the job. Returns None while other processes
     still prepare: nothing is known yet. If one of them died, or no process reaches the job's
-    directory, their replacements try again.
+    directory, their replacements try again. Packages that the first node cannot install are tried
+    on another one; `has_other_node` says whether there is a node besides the given ones, and
+    `avoided` are the nodes that failed before.
     """
     ready = {process.node for process in processes if process.ready_since is not None}
     unbuilt = [
-        one for one in failed if isinstance(one.error, TaskRaised | StorageError | DataFetchError)
+        one
+        for one in failed
+        if isinstance(one.error, TaskRaised | StorageError | PackagesError | DataFetchError)
     ]
     if ready:
         # Other processes reach the directory of the job, so the node is to blame.
@@ -116,16 +126,29 @@ def judge_starts(
         return None
     if lost:
         return _judge_loss(lost, ready, has_trained=has_trained)
-    first = unbuilt[0].error
+    return _judge_unbuilt(unbuilt, avoided, has_other_node)
+
+
+def _judge_unbuilt(
+    unbuilt: Sequence[FailedStart],
+    avoided: Set[str],
+    has_other_node: Callable[[Set[str]], bool],
+) -> StartVerdict:
+    """Decide what it means that no process got ready, and none has died."""
+    first, hosts = unbuilt[0].error, _format_hosts(unbuilt)
     if isinstance(first, StorageError):
         message = f"no worker process can keep the job's state: {format_error(first)}"
         return StartVerdict(
             failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED"
         )
-    hosts = _format_hosts(unbuilt)
-    if isinstance(first, DataFetchError):
+    if isinstance(first, PackagesError):
+        nodes = frozenset(one.node for one in unbuilt if one.node)
+        if len(nodes | avoided) == 1 and has_other_node(nodes):
+            return blame_nodes(unbuilt, nodes)
+    if isinstance(first, PackagesError | DataFetchError):
         # Neither the code of the job nor its budget of failures has to do with it.
-        message = f"no worker process could get the data; on {hosts}: {format_error(first)}"
+        task = "install the packages" if isinstance(first, PackagesError) else "get the data"
+        message = f"no worker process could {task}; on {hosts}: {format_error(first)}"
         failure = FailureRecord(cause="infrastructure", rank=None, message=message)
         return StartVerdict(failure=failure, fatal="START_FAILED")
     message = f"no worker process could build the task; on {hosts}: {format_error(first)}"

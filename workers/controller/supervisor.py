@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,14 +21,20 @@ from workers.contract import (
     EndRecord,
     FailureRecord,
     Launch,
+    PackagesRecord,
     PausedRecord,
     Progress,
     Started,
 )
 from workers.controller.attempt import Attempt
 from workers.controller.failure_policy import FailureCounts, safe_step
+from workers.controller.package_resolution import (
+    ResolutionHost,
+    ResolutionStopped,
+    resolve_packages,
+)
 from workers.controller.worker_pool import WorkerPool, create_worker_pool
-from workers.errors import EngineUnavailable
+from workers.errors import EngineUnavailable, PackagesError, WorkerError
 from workers.hub.actor_client import HEAD_NODE, ActorClient, ActorTimeoutError, RayActorClient
 from workers.hub.journal import Journal, claim_generation, read_end, read_records, write_end
 from workers.hub.log_shipper import LogSource, ship_logs
@@ -47,8 +54,10 @@ FLUSH_S = 10.0
 """How long the last records may take to reach the actor; they are in the journal in any case."""
 
 log = logging.getLogger(__name__)
-Phase = Literal["starting", "running", "waiting", "ended"]
-"""`waiting`: a worker group waits for its storage."""
+Phase = Literal["starting", "resolving", "running", "waiting", "ended"]
+"""`resolving`: no worker process is requested before the packages of the job are resolved;
+`waiting`: a worker group waits for its storage.
+"""
 _Kind = TypeVar("_Kind", EndRecord, FailureRecord, PausedRecord)
 
 
@@ -121,8 +130,9 @@ class Supervisor:
         self._watcher.fetch(ASK_TIMEOUT_S)
         try:
             pool = self._create_pool(self._launch)
-        except EngineUnavailable as error:
-            return self._record_missing_engine(error)
+            self._prepare_packages()
+        except (EngineUnavailable, PackagesError) as error:
+            return self._record_failed_start(error)
         log.info("engine: %s", self._launch.spec.workers.engine)
         attempt = Attempt(
             launch=self._launch,
@@ -135,11 +145,28 @@ class Supervisor:
         try:
             end = attempt.run()
         except EngineUnavailable as error:
-            return self._record_missing_engine(error)
+            return self._record_failed_start(error)
         self._open_journal().write(end)
         return end
 
-    def _record_missing_engine(self, error: EngineUnavailable) -> EndRecord:
+    def _prepare_packages(self) -> None:
+        """Resolve the packages of the job; an attempt that is to stop meanwhile stops by itself."""
+        if not self._launch.spec.pip:
+            return
+        host = ResolutionHost(
+            is_stopping=lambda: self.desired_state().stop is not None,
+            publish_status=lambda message: self._publish("resolving", message),
+            write_record=self._write_packages,
+        )
+        with suppress(ResolutionStopped):
+            resolve_packages(self._launch, host)
+
+    def _write_packages(self, record: PackagesRecord) -> None:
+        journal = self._open_journal()
+        journal.write(record)
+        self._send_records(journal)
+
+    def _record_failed_start(self, error: WorkerError) -> EndRecord:
         end = EndRecord(status="FAILED", reason="START_FAILED", message=str(error))
         self._open_journal().write(end)
         return end
@@ -187,8 +214,10 @@ class Supervisor:
 
     def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for."""
-        shown = self._mask.apply(clean_text(message))
-        self._state = ("waiting" if is_waiting else "running", shown)
+        self._publish("waiting" if is_waiting else "running", message)
+
+    def _publish(self, phase: Phase, message: str) -> None:
+        self._state = (phase, self._mask.apply(clean_text(message)))
 
     def desired_state(self) -> DesiredState:
         """Return the newest desired state that was received."""

@@ -35,6 +35,9 @@ class WorkerPool(Protocol):
     def start(self, avoid: Collection[str] = ()) -> None:
         """Request one more process; it starts once a node has room that is not to be avoided."""
 
+    def has_other_node(self, nodes: Collection[str]) -> bool:
+        """Return whether a process fits on a node besides these, once that node has room."""
+
     def stop(self, number: int) -> None:
         """Kill a process; do nothing if it is gone."""
 

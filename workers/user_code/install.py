@@ -102,7 +102,7 @@ def _new_folder() -> tuple[Path, int]:
     """
     # Renamed once locked: other workers look for the final name only.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-    lock = _lock_folder(made)
+    lock = lock_folder(made)
     if lock is None:
         raise OSError(
             f"{made} was created just now, and another process has locked it; start the job again"
@@ -114,12 +114,12 @@ def _remove_abandoned() -> None:
     """Remove the folders of killed processes, as far as permitted."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if (lock := _lock_folder(folder)) is not None:
+            if (lock := lock_folder(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
-def _lock_folder(folder: Path) -> int | None:
+def lock_folder(folder: Path) -> int | None:
     """Lock a folder until the returned descriptor is closed; None if another process has locked it.
 
     Raises:
@@ -134,4 +134,4 @@ def _lock_folder(folder: Path) -> int | None:
     return lock
 
 
-__all__ = ["append_to_path", "install_code"]
+__all__ = ["append_to_path", "install_code", "lock_folder"]

@@ -104,8 +104,8 @@ class Heartbeat:
 
 
 class Worker:
-    """The actor. `fetch_data`, `prepare` and `train` block one of its threads; other methods return
-    at once.
+    """The actor. `install_packages`, `fetch_data`, `prepare` and `train` block one of its threads;
+    other methods return at once.
 
     Args:
         launch: the attempt as JSON.
@@ -142,6 +142,21 @@ class Worker:
             )
             self._has_note = True
         return location
+
+    def install_packages(self) -> None:
+        """Make the packages of the job importable; before `fetch_data` and `prepare`, for a job
+        that names some.
+
+        Raises:
+            PackagesError: they cannot be installed here.
+            StorageError: this process does not see the job's directory.
+        """
+        from workers.user_code.packages import install_packages
+
+        source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        with clean_raised_errors(), self._ship_logs(source) as self._shipper:
+            self._check_storage()
+            install_packages(self._launch)
 
     def fetch_data(self) -> None:
         """Bring the data of the job to this node; before `prepare`, for a job that names some.

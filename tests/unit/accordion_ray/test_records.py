@@ -18,7 +18,7 @@ from accordion_ray.records import (
     make_label,
 )
 from workers.contract import JobSpec
-from workers.spec import Label
+from workers.spec_types import Label
 
 CONFIG = Config(
     method="topk",

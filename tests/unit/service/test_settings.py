@@ -159,3 +159,20 @@ def test_the_token_of_the_command_line_has_a_variable_of_its_own(
     assert load_settings().client_token() == "a-token-of-twenty-chars"
     admin = load_settings(admin_token="the-admin-token-of-the-service")
     assert service_token(admin, "http://127.0.0.1:1") == "a-token-of-twenty-chars"
+
+
+@pytest.mark.parametrize("name", ["pip_index_url", "pip_extra_index_url"])
+def test_a_wrong_package_index_is_not_repeated(name: str) -> None:
+    given = "https://a.example ada:s3cret-of-ada@b.example"
+    with pytest.raises(SettingsError) as caught:
+        load_settings(**{name: given})
+    assert f"ACCORDION_{name.upper()}: it is no URL; give one such as" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_package_index_is_not_shown_when_settings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCORDION_PIP_INDEX_URL", "https://ada:s3cret-of-ada@a.example/simple")
+    monkeypatch.setenv("ACCORDION_PIP_ENABLED", "false")
+    settings = load_settings()
+    assert not settings.pip_enabled
+    assert "s3cret" not in repr(settings)

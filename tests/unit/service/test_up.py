@@ -320,6 +320,7 @@ def environments(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[
     for name in (
         "ACCORDION_ADMIN_TOKEN",
         "ACCORDION_DATABASE_URL",
+        "ACCORDION_PIP_INDEX_URL",
         "AWS_SECRET_ACCESS_KEY",
         "RAY_AUTH_TOKEN",
     ):
@@ -355,6 +356,8 @@ def test_each_part_sees_what_it_needs_and_not_what_is_for_others(
     api, scheduler = environments["api"], environments["scheduler"]
     assert api["ACCORDION_ADMIN_TOKEN"] == scheduler["ACCORDION_DATABASE_URL"] == "secret"
     assert "ACCORDION_ADMIN_TOKEN" not in scheduler
+    assert scheduler["ACCORDION_PIP_INDEX_URL"] == "secret"
+    assert "ACCORDION_PIP_INDEX_URL" not in api
     assert scheduler["RAY_ADDRESS"].startswith("127.0.0.1:")
     assert {name for name in api if name.startswith("RAY_")} == set()
     assert environments["ray"]["RAY_memory_monitor_refresh_ms"] == "0"

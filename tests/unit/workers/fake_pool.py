@@ -79,6 +79,9 @@ class FakePool:
         self.hired_at = self.now
         self.hired_when.append(self.now)
 
+    def has_other_node(self, nodes: Collection[str]) -> bool:
+        return not {"a", *self.nodes.values()} <= set(nodes)
+
     def stop(self, number: int) -> None:
         if self.members.pop(number, None):
             self.dismissed.append(number)

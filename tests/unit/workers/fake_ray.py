@@ -42,6 +42,7 @@ class Actor:
             "locate": place,
             "open_store": ("127.0.0.1", 1),
             "fetch_data": None,
+            "install_packages": None,
             "prepare": None,
             "train": OPEN,
         }
@@ -99,11 +100,15 @@ class FakeRay:
     """Answer of a new controller when a worker is to join its run."""
     options: list[dict[str, Any]] = field(default_factory=list)
     """With which worker actors were made."""
+    launches: list[str] = field(default_factory=list)
+    """Launches that worker actors were given, as JSON."""
     killed: list[Actor] = field(default_factory=list)
     draining: set[str] = field(default_factory=set)
     """Nodes that are being drained; a test adds some."""
     surveys: list[float] = field(default_factory=list)
     """When the pool asked for them."""
+    cluster_nodes: list[dict[str, Any]] = field(default_factory=list)
+    """What Ray tells about the nodes of the cluster."""
     is_away: bool = False
     """Whether the question for draining nodes fails."""
     signals: list[tuple[str, int]] = field(default_factory=list)
@@ -126,6 +131,7 @@ class FakeRay:
             return self.controllers[-1]
         if isinstance(what, type) and issubclass(what, Worker):
             self.options.append(options)
+            self.launches.append(arguments[0])
             self.actors.append(Actor(len(self.actors)))
             self.actors[-1].answers["prepare"] = self.must_join
             return self.actors[-1]
@@ -149,6 +155,9 @@ class FakeRay:
         if isinstance(call.answer, BaseException):
             raise call.answer
         return call.answer
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.cluster_nodes
 
     def kill(self, actor: Actor) -> None:
         self.killed.append(actor)

@@ -132,6 +132,11 @@ export function storageText({ place, workers, hosts, seen_at }) {
   return `Checkpoints in ${place}, shared: verified by ${workers} workers on ${counted(hosts, "host")} at ${when}`;
 }
 
+export function packagesText({ packages, size_bytes: size, seconds }) {
+  if (packages.length === 0) return "none, because the workers have all that pip names";
+  return `${packages.map(({ name, version }) => `${name} ${version}`).join(", ")} (${bytes(size)}, resolved in ${duration(seconds)})`;
+}
+
 export const levelText = (level) => {
   if (typeof level !== "object") return String(level);
   return Object.entries(level).map(([key, value]) => `${key}=${value}`).join(", ");

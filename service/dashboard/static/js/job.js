@@ -4,7 +4,7 @@ import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
   barTone, bytes, cell, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint, swatch, tile,
-  storageText, times, words,
+  packagesText, storageText, times, words,
 } from "./format.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
@@ -39,6 +39,8 @@ function showHead() {
   at("storage").hidden = !job.storage;
   at("model").hidden = !job.storage || !job.progress?.epoch;
   if (job.storage) at("storage").textContent = storageText(job.storage);
+  at("packages").hidden = !job.packages;
+  if (job.packages) at("packages").textContent = `Packages: ${packagesText(job.packages)}`;
   at("ray").hidden = !job.ray_run;
   if (job.ray_run) at("ray").textContent = rayText(job.ray_run);
   const isFixed = hasEnded(job.status) || isGuest(job);
@@ -264,6 +266,7 @@ const TELL = {
   override: ({ number: place, level, state, message }) => `override ${place} (${levelText(level)}): ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
   workers: tellWorkers,
   checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; resumes at epoch ${epoch}`,
+  packages: packagesText,
   end: ({ status, message }) => `${status.toLowerCase()}${message ? `: ${message}` : ""}`,
 };
 
@@ -279,6 +282,7 @@ const REACT = {
     soonEpochs();
   },
   checkpoint: () => {},
+  packages: () => again("job"),
   end: () => { close(); again("job", "epochs", "decisions", "overrides", "why"); },
 };
 
