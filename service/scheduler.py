@@ -102,8 +102,7 @@ class Scheduler:
         self._claim = ClusterClaim(
             runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
         )
-        self._foreign = ForeignJobs()
-        self._cluster = ClusterState()
+        self._foreign, self._cluster = ForeignJobs(), ClusterState()
         self._nodes = NodeAvoidance(database, settings, clock)
         self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
@@ -386,6 +385,7 @@ class Scheduler:
 
     def _start_supervisor(self, job: JobRow, storage: str, token: int) -> None:
         spec = spec_of(job)
+        model = find_initial_model(job, spec, repository=self._repository, settings=self._settings)
         launch = Launch(
             job_id=job.id,
             attempt=job.attempt,
@@ -398,9 +398,7 @@ class Scheduler:
             data_cache=find_data_cache(self._settings),
             avoid=self._repository.unschedulable_nodes(),
             pip_index=find_pip_index(self._settings, spec, is_resolved=job.packages is not None),
-            warm_start=find_initial_model(
-                job, spec, repository=self._repository, settings=self._settings
-            ),
+            warm_start=model,
         )
         self._lease.confirm(token)
         self._runtime.start(launch)
