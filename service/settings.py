@@ -146,8 +146,8 @@ class Settings(BaseSettings):
     Empty: one in their temporary directory.
     """
     data_cache_bytes: int = Field(default=107_374_182_400, ge=0)
-    """Bytes of data that a node keeps there; what was used least recently is removed first. 0: as
-    much as the disk takes.
+    """Bytes of data that a node keeps there; what was used least recently is removed first. 0:
+    limited only by free disk space.
     """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""

@@ -22,6 +22,7 @@ from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
 from workers.contract import (
     Cursor,
+    DataCache,
     DesiredState,
     Drained,
     EndRecord,
@@ -261,6 +262,7 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
             storage=str(folder / job_id),
             spec=job_spec(spec),
             code=str(code) if code is not None else None,
+            data_cache=DataCache(folder=str(folder / "data-cache")),
         )
         lives.append(Life(backend, launch))
         backend.start(launch)
