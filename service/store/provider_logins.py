@@ -34,7 +34,8 @@ class ProviderLogin:
 def store_login(database: Database, login: ProviderLogin, *, now: float) -> None:
     """Store a login: the user at the first one, a changed role, and a token of the user.
 
-    A user without a role is refused, and so are the user's tokens from now on.
+    A user without a role is refused. If the provider names the user's groups, so are the user's
+    tokens from now on.
 
     Raises:
         Forbidden: the user has no role, is disabled, or has no name that is free.
@@ -42,8 +43,9 @@ def store_login(database: Database, login: ProviderLogin, *, now: float) -> None
     """
     role = login.user.role
     if role is None:
-        with database.write() as session:
-            _revoke_tokens(session, login, now)
+        if login.user.has_lost_access:
+            with database.write() as session:
+                _revoke_tokens(session, login, now)
         raise Forbidden(login.user.role_problem)
     try:
         with database.write() as session:
