@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DRAFT_SUFFIX = ".new"
+"""Ending of the name of an entry that a process makes."""
 POLL_S = 0.1
 """Seconds between two calls of `check` while a process waits for a lock."""
 

@@ -10,7 +10,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.domain.access import SERVICE_USERS, Caller, Role, scopes_of_role
+from service.domain.access import Caller, Role, ServiceUser, scopes_of_role
 from service.domain.provider_users import ProviderUser
 from service.errors import Conflict, Forbidden
 from service.security.tokens import UserToken, digest_of
@@ -112,7 +112,7 @@ def _add_user(session: Session, user: ProviderUser, role: Role, *, now: float) -
     """
     if not user.name:
         raise Forbidden(user.name_problem)
-    if user.name in SERVICE_USERS:
+    if user.name in list(ServiceUser):
         raise Forbidden(
             f"{user.name!r} stands for the service itself in the audit log; ask an admin for"
             " another name at the provider"

@@ -346,7 +346,7 @@ def test_a_list_asks_for_the_archive_only_if_it_is_wanted(client_of: ClientOf) -
 
     def serve(request: httpx2.Request) -> httpx2.Response:
         asked.append(request.url.params.get("archived"))
-        return jobs_named("a")(request)
+        return jobs_named("x")(request)
 
     client = client_of(serve)
     for archived in (False, True, None):
