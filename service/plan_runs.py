@@ -13,7 +13,7 @@ from service.job_env import JobEnv
 from service.runtime.protocol import Runtime
 from service.store.models import PlanRow
 from service.store.plan_rows import PlanStore
-from workers.contract import JobSpec, PlanTask
+from workers.contract import JobSpec, PlanTask, name_variable
 
 PLAN_LIMIT_S = 600.0
 """Time limit of a plan in seconds, including the wait for free CPUs."""
@@ -104,13 +104,14 @@ class PlanRuns:
 def _task_of(row: PlanRow, env: JobEnv | None) -> PlanTask:
     """Return the task of a plan, without variables if `env` is None."""
     link, spec = row.request["link"], JobSpec.model_validate(row.request["spec"])
+    paths = {name_variable(name): path for name, path in spec.data.items()}
     return PlanTask(
         id=row.id,
         spec=spec,
         latency_s=link["latency_ms"] / 1e3,
         bytes_per_s=link["mbit_per_s"] * 1e6 / 8,
         measure_s=row.request["measure_s"],
-        env={} if env is None else env.resolve(spec, row.owner),
+        env={} if env is None else env.resolve(spec, row.owner) | paths,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.domain.access import Caller, Scope
+from service.domain.access import Caller, Scope, ServiceUser
 from service.errors import ApiError
 from service.settings import Settings
 from service.store.database import Database
@@ -44,7 +44,7 @@ _BATCH = 50
 """Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
 _ROW_BATCH = 5000
 """Audit entries, tokens or deliveries that are deleted at a time."""
-RETENTION = Caller(user="retention", scopes=frozenset(Scope))
+RETENTION = Caller(user=ServiceUser.RETENTION.value, scopes=frozenset(Scope))
 """User of these deletions in the audit log."""
 _log = structlog.get_logger()
 

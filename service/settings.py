@@ -160,8 +160,8 @@ class Settings(BaseSettings):
     Empty: one in their temporary directory.
     """
     data_cache_bytes: int = Field(default=107_374_182_400, ge=0)
-    """Bytes of data that a node keeps there; what was used least recently is removed first. 0: as
-    much as the disk takes.
+    """Bytes of data that a node keeps there; what was used least recently is removed first. 0:
+    limited only by free disk space.
     """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
@@ -176,12 +176,12 @@ class Settings(BaseSettings):
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     job_retention_s: float = Field(default=0.0, ge=0)
-    """How long an ended job is kept, in seconds since its end; then it is deleted with its history
-    and checkpoints. 0 keeps all.
+    """How long an ended job, archived or not, is kept, in seconds since its end; then it is deleted
+    with its history and checkpoints. 0 keeps all.
     """
     max_ended_jobs: int = Field(default=0, ge=0)
-    """How many ended jobs are kept; those that ended first are deleted. Archived jobs do not count
-    and are not deleted. 0 keeps all.
+    """How many ended jobs are kept; those that ended first are deleted. Archived jobs neither
+    count nor are deleted by this limit. 0 keeps all.
     """
     max_log_bytes: int = Field(default=67_108_864, ge=0)
     """Bytes of output that are kept of each job, counted as JSON; the oldest are removed. 0 keeps

@@ -52,7 +52,7 @@ class DataCache(Strict):
     folder: str = ""
     """Directory on each node; empty for one in the temporary directory of the workers."""
     max_bytes: int = 0
-    """Size up to which data are kept there; 0 for as much as the disk takes."""
+    """Size up to which data are kept there; 0 if only free disk space limits them."""
 
 
 __all__ = ["MAX_LOCATIONS", "DataCache", "DataLocations", "name_variable"]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+DRAFT_SUFFIX = ".new"
+"""Ending of the name of an entry that a process makes."""
 POLL_S = 0.1
 """Seconds between two calls of `check` while a process waits for a lock."""
 
@@ -80,7 +82,7 @@ def remove_unless_used(folder: Path) -> bool:
 
     try:
         with lock_entry(folder, give_up):
-            if folder.is_dir() and not _is_unused(folder):
+            if folder.is_dir() and not is_unused(folder):
                 return False
             for path in (folder, draft_of(folder)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -91,10 +93,11 @@ def remove_unless_used(folder: Path) -> bool:
 
 def draft_of(folder: Path) -> Path:
     """Return where an entry is made."""
-    return folder.with_name(f"{folder.name}.new")
+    return folder.with_name(f"{folder.name}{DRAFT_SUFFIX}")
 
 
-def _is_unused(folder: Path) -> bool:
+def is_unused(folder: Path) -> bool:
+    """Return whether no process keeps the entry in use."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,9 +109,11 @@ def _is_unused(folder: Path) -> bool:
 
 
 __all__ = [
+    "DRAFT_SUFFIX",
     "POLL_S",
     "UnsafeRootError",
     "draft_of",
+    "is_unused",
     "keep_in_use",
     "lock_entry",
     "open_root",

@@ -114,7 +114,10 @@ class ListQuery(QueryParams):
     )
     archived: Archived = Field(
         default=Archived.FALSE,
-        description="`true`: only archived jobs; `any`: these and others (default `false`: others)",
+        description=(
+            "`true`: only archived jobs; `any`: all jobs; `false` (default): only jobs that are not"
+            " archived"
+        ),
     )
     limit: int = Field(default=50, ge=1, le=200, description="jobs per page (default 50)")
     cursor: str | None = Field(

@@ -59,20 +59,19 @@ def add_plan(
             " built-in task or a class of your own",
             "/spec/task/name",
         )
-    if body.spec.data:
-        name, location = next(iter(body.spec.data.items()))
-        raise Invalid(
-            f"data names {name!r} at {location}, which is not fetched to measure a step; leave data"
-            " out and give paths on the workers, or run 'accordion plan' on a machine that has the"
-            " data",
-            "/spec/data",
-        )
     if body.spec.pip:
         raise Invalid(
             f"pip names {body.spec.pip[0]}, and a step is measured with the packages of the workers"
             " alone; leave pip out, or run 'accordion plan' on a machine that has the packages",
             "/spec/pip",
         )
+    for name, location in body.spec.data.items():
+        if not location.startswith("/"):
+            raise Invalid(
+                f"data names {name!r} at {location}, which is not fetched to measure a step; give a"
+                " path on the workers, or run 'accordion plan' on a machine that has the data",
+                f"/spec/data/{name}",
+            )
     check_code(state, body.spec, "/spec/code")
     check_secrets(state, caller, body.spec, pointer="/spec/env")
     row = PlanStore(state.database, state.clock).add(caller, body.model_dump(mode="json"))

@@ -435,7 +435,7 @@ class EventView(Answer):
         "end",
         "archive",
     ]
-    """What happened. `archive`: the job was archived, or taken back, after its end."""
+    """What happened. `archive`: an ended job was archived or unarchived."""
     time: datetime
     """When it happened."""
     data: dict[str, Any]

@@ -178,8 +178,8 @@ def archive(
     if_match: IfMatch = None,
 ) -> JobView:
     """Archive a job or guest run that has ended: lists leave it out from now on. Its history and
-    files stay, and `ACCORDION_MAX_ENDED_JOBS` neither counts nor deletes it. Repeating the request
-    has no effect.
+    files stay until `ACCORDION_JOB_RETENTION_S` deletes them; `ACCORDION_MAX_ENDED_JOBS` neither
+    counts nor deletes it. Repeating the request has no effect.
     """
     jobs = JobArchive(state.database, state.clock, caller)
     return _build_response(jobs.archive(job_id, _match_condition(if_match)), response)
@@ -194,7 +194,7 @@ def unarchive(
     caller: CallerDep,
     if_match: IfMatch = None,
 ) -> JobView:
-    """Take an archived job back into the lists. Repeating the request has no effect."""
+    """Unarchive a job: lists show it again. Repeating the request has no effect."""
     jobs = JobArchive(state.database, state.clock, caller)
     return _build_response(jobs.unarchive(job_id, _match_condition(if_match)), response)
 

@@ -19,7 +19,12 @@ PAGE_JOBS = 200
 """Maximum number of jobs per page."""
 MAX_NAME = 63
 """Maximum length of a job name, in characters."""
-_ARCHIVED: Mapping[bool | None, str] = {False: "false", True: "true", None: "any"}
+_ARCHIVED: Mapping[bool | None, Mapping[str, str]] = {
+    False: {},
+    True: {"archived": "true"},
+    None: {"archived": "any"},
+}
+"""Parameter of a list; none for the default, so that services without an archive accept it."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
 
 
@@ -76,7 +81,8 @@ class JobRequests(RequestSender):
     ) -> JobPage:
         """Get one page of jobs, newest first; labels have the form `key:value`.
 
-        `archived` chooses only archived jobs, or only others; None both.
+        `archived`: True for only archived jobs, False for only jobs that are not archived, None for
+        all.
         """
         params: dict[str, Any] = {
             "status": list(status),
@@ -85,9 +91,8 @@ class JobRequests(RequestSender):
             "id": id_prefix,
             "label": list(label),
             "owner": owner,
-            "archived": _ARCHIVED[archived],
         }
-        params |= {"limit": limit, "cursor": cursor}
+        params |= {"limit": limit, "cursor": cursor, **_ARCHIVED[archived]}
         return await self._request(
             JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value}
         )
@@ -95,7 +100,7 @@ class JobRequests(RequestSender):
     @shared_iterator
     async def all_jobs(self, *, archived: bool | None = False) -> AsyncGenerator[JobView, None]:
         """Iterate over all jobs, newest first; `archived` as in `jobs`."""
-        params = {"limit": PAGE_JOBS, "archived": _ARCHIVED[archived]}
+        params = {"limit": PAGE_JOBS, **_ARCHIVED[archived]}
         async for page in self._read_pages(JobPage, "/jobs", params):
             for job in page.items:
                 yield job
@@ -150,8 +155,8 @@ class JobRequests(RequestSender):
         }
         found: dict[str, JobView] = {}
         for field in (field for field, may_match in asked.items() if may_match):
-            params = {field: reference, "status": list(status), "limit": PAGE_JOBS}
-            params["archived"] = _ARCHIVED[archived]
+            params: dict[str, Any] = {field: reference, "status": list(status), "limit": PAGE_JOBS}
+            params |= _ARCHIVED[archived]
             page = await self._request(JobPage, "GET", "/jobs", params=params)
             found |= {job.id: job for job in page.items}
         return list(found.values())
@@ -204,7 +209,7 @@ class JobRequests(RequestSender):
 
     @shared_method
     async def unarchive(self, job_id: str) -> JobView:
-        """Take an archived job back into the lists; repeating is harmless."""
+        """Unarchive a job: lists show it again; repeating is harmless."""
         return await self._request(JobView, "POST", f"/jobs/{job_id}/unarchive", repeatable=True)
 
     @shared_method

@@ -203,7 +203,7 @@ def _summarize_queueing(job: JobView) -> list[str]:
     if limit_s:
         lines.append(f"limit      {format_duration(limit_s)} of training")
     if job.archived:
-        lines.append(f"archived   'accordion unarchive {job.id}' takes it back into the lists")
+        lines.append(f"archived   'accordion unarchive {job.id}' lists it again")
     return lines
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -124,8 +124,8 @@ def archive(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Archive ended jobs, or all with some labels: 'accordion list' leaves them out, and nothing is
-    deleted.
+    """Archive ended jobs, or all with some labels: 'accordion list' leaves them out. They are kept
+    until ACCORDION_JOB_RETENTION_S deletes them.
     """
     chosen = _choose_several(jobs, labels, dry_run=dry_run)
     with connect_client(url) as client:
@@ -133,7 +133,7 @@ def archive(
             _act_on_chosen(client, client.archive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job) for job in chosen]
-            _print_jobs([client.archive(job.id) for job in found], json=json)
+            _act_on_each(client.archive, found, json=json)
 
 
 def unarchive(
@@ -144,14 +144,14 @@ def unarchive(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Take archived jobs, or all with some labels, back into the lists."""
+    """Unarchive jobs, or all with some labels: 'accordion list' shows them again."""
     chosen = _choose_several(jobs, labels, dry_run=dry_run)
     with connect_client(url) as client:
         if isinstance(chosen, dict):
             _act_on_chosen(client, client.unarchive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job, archived=True) for job in chosen]
-            _print_jobs([client.unarchive(job.id) for job in found], json=json)
+            _act_on_each(client.unarchive, found, json=json)
 
 
 def _choose_several(
@@ -220,6 +220,23 @@ def _act_on_chosen(
             raise typer.Exit(FAILED)
 
 
+def _act_on_each(act: Callable[[str], JobView], jobs: list[JobView], *, json: bool) -> None:
+    """Apply a method of the client to jobs one by one, and print each that is done, also if a later
+    one fails.
+    """
+    done: list[dict[str, Any]] = []
+    try:
+        for job in jobs:
+            changed = act(job.id)
+            done.append(changed.model_dump(mode="json"))
+            if not json:
+                state = "archived" if changed.archived else "not archived"
+                typer.echo(f"{changed.name} ({changed.id}) is {state}")
+    finally:
+        if json:
+            print_json({"items": done})
+
+
 def _print_job(job: JobView, *, json: bool) -> None:
     if json:
         print_json(job)
@@ -227,15 +244,6 @@ def _print_job(job: JobView, *, json: bool) -> None:
         typer.echo(
             f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}"
         )
-
-
-def _print_jobs(jobs: list[JobView], *, json: bool) -> None:
-    if json:
-        print_json({"items": [job.model_dump(mode="json") for job in jobs]})
-        return
-    for job in jobs:
-        state = "archived" if job.archived else "not archived"
-        typer.echo(f"{job.name} ({job.id}) is {state}")
 
 
 def _print_plan(found: BatchView, action: str) -> None:

@@ -81,7 +81,7 @@ async def finish_login(request: Request) -> Response:
     try:
         provider = _find_provider(state)
         begun = _read_cookie(request, state, provider)
-        token_id = await _log_in(request, state, begun)
+        token_id = await _log_in(request, state, begun, provider=provider)
     except ApiError as error:
         _log.warning("a login through the provider is refused", reason=str(error))
         response = _show_error(request, error)
@@ -94,13 +94,15 @@ async def finish_login(request: Request) -> Response:
     return response
 
 
-async def _log_in(request: Request, state: AppState, begun: _BegunLogin) -> str:
+async def _log_in(
+    request: Request, state: AppState, begun: _BegunLogin, *, provider: OidcProvider
+) -> str:
     """Return the ID of the session's token.
 
     Raises:
         ApiError: the login is refused.
     """
-    provider, query = _find_provider(state), request.query_params
+    query = request.query_params
     if not compare_digest(query.get("state", "").encode(), begun.state.encode()):
         raise Unauthorized("this is not the newest login of this browser; log in again")
     if query.get("iss", provider.config.issuer) != provider.config.issuer:  # RFC 9207

@@ -8,10 +8,19 @@ from enum import StrEnum
 
 USER_NAME = r"^[a-z0-9][a-z0-9._@-]{0,62}$"
 """Names of users; an e-mail address is one, because some providers have no other name."""
-SERVICE_USERS = frozenset({"metrics", "retention", "webhook-delivery"})
-"""Users as whom the service itself acts, in the audit log for example."""
 ADMIN_USER = "admin"
 """User of the admin token in the settings, and of a service without authentication."""
+
+
+class ServiceUser(StrEnum):
+    """User as whom the service itself acts, in the audit log for example."""
+
+    METRICS = "metrics"
+    """Reads metrics with the metrics token of the settings."""
+    RETENTION = "retention"
+    """Deletes old jobs."""
+    WEBHOOK_DELIVERY = "webhook-delivery"
+    """Disables webhooks."""
 
 
 class Scope(StrEnum):

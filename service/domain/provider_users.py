@@ -29,6 +29,8 @@ class ProviderUser:
     """Role by the groups; None if the user may not use the service."""
     role_problem: str = ""
     """Why there is no role."""
+    has_lost_access: bool = False
+    """Whether the provider names the user's groups, and none of them has a role."""
 
 
 def read_claims(
@@ -41,7 +43,9 @@ def read_claims(
     default_role: Role | None,
 ) -> ProviderUser:
     """Return the user in the claims of a valid ID token."""
-    role = choose_role(claims.get(groups_claim), roles, default_role)
+    groups = claims.get(groups_claim)
+    has_groups = isinstance(groups, str | list)
+    role = choose_role(groups, roles, default_role)
     name, name_problem = "", ""
     try:
         name = choose_name(claims, user_claim)
@@ -53,11 +57,20 @@ def read_claims(
         name=name,
         name_problem=name_problem,
         role=role,
-        role_problem="" if role is not None else _describe_missing_role(groups_claim),
+        role_problem=(
+            "" if role is not None else _describe_missing_role(groups_claim, has_groups=has_groups)
+        ),
+        has_lost_access=role is None and has_groups,
     )
 
 
-def _describe_missing_role(claim: str) -> str:
+def _describe_missing_role(claim: str, *, has_groups: bool) -> str:
+    if not has_groups:
+        return (
+            f"the provider does not name your groups (claim {claim!r}), so you have no role; ask an"
+            " admin to add the claim at the provider, or to set ACCORDION_OIDC_GROUPS_CLAIM or"
+            " ACCORDION_OIDC_SCOPES"
+        )
     return (
         f"you are in no group that may use this service (claim {claim!r}); ask an admin to add you"
         " to one at the provider, or to set ACCORDION_OIDC_ROLES"

@@ -10,7 +10,7 @@ from http.cookies import CookieError, SimpleCookie
 
 from starlette.concurrency import run_in_threadpool
 
-from service.domain.access import FULL_ACCESS, Caller, Scope
+from service.domain.access import FULL_ACCESS, Caller, Scope, ServiceUser
 from service.errors import Unauthorized
 from service.security.guards import Access
 from service.security.sessions import session_token, session_valid
@@ -34,7 +34,7 @@ _OPEN_FOLDERS = ("/static/",)
 _METRICS = "/metrics"
 USE_NOTED_S = 60.0
 """Smallest interval, in seconds, between two updates of a token's newest use."""
-_METRICS_READER = Caller(user="metrics", scopes=frozenset({Scope.METRICS}))
+_METRICS_READER = Caller(user=ServiceUser.METRICS.value, scopes=frozenset({Scope.METRICS}))
 """Caller with the metrics token of the settings."""
 
 

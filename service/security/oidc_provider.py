@@ -5,8 +5,8 @@ Authlib sends the requests, joserfc checks signatures. Waiting for the provider 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,8 @@ LEEWAY_S = 60
 """How far the provider's clock may differ, in seconds."""
 _ALGORITHMS = [f"{family}{bits}" for family in ("RS", "PS", "ES") for bits in (256, 384, 512)]
 """Accepted signatures: only those that need the provider's private key."""
-_WRONG_DOCUMENTS = (ValueError, KeyError, TypeError, AttributeError)
-"""Errors of reading a document of the provider that has another form than it should."""
+_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+"""Addresses that the discovery document must have."""
 _SECRET_LENGTH = 48
 """Characters of state, nonce and verifier: 285 random bits."""
 _log = structlog.get_logger()
@@ -48,6 +48,10 @@ class LoginSecrets:
     state: str
     nonce: str
     verifier: str
+
+
+class WrongDocumentError(Exception):
+    """A document of the provider has another form than it should."""
 
 
 class OidcProvider:
@@ -93,14 +97,16 @@ class OidcProvider:
         """
         async with self._connect() as client:
             metadata = await self._read_metadata(client)
-            client.token_endpoint_auth_method = _choose_auth_method(metadata)
-            token = await client.fetch_token(
-                metadata["token_endpoint"],
-                grant_type="authorization_code",
-                code=code,
-                redirect_uri=redirect_uri,
-                code_verifier=secrets.verifier,
-            )
+            with _reading("the discovery document"):
+                client.token_endpoint_auth_method = _choose_auth_method(metadata)
+            with _reading("the answer with the token"):
+                token = await client.fetch_token(
+                    metadata["token_endpoint"],
+                    grant_type="authorization_code",
+                    code=code,
+                    redirect_uri=redirect_uri,
+                    code_verifier=secrets.verifier,
+                )
             claims = await self._read_id_token(client, token, secrets.nonce)
             claims = await self._add_user_info(client, claims)
         config = self.config
@@ -137,7 +143,7 @@ class OidcProvider:
             ) from error
         except JoseError as error:
             raise self._unacceptable(str(error)) from error
-        except (httpx2.HTTPError, httpx2.InvalidURL, *_WRONG_DOCUMENTS) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, WrongDocumentError) as error:
             # Addresses of the provider are for the log only: anybody can open the login page.
             reason = f"{type(error).__name__}: {error}"
             _log.warning("the OpenID Connect provider fails", reason=reason)
@@ -151,11 +157,13 @@ class OidcProvider:
         age_s = self._clock() - self._metadata_read_at
         if not self._metadata or not 0 <= age_s < METADATA_KEPT_S:
             metadata = await _get_json(client, get_well_known_url(self.config.issuer, True))
-            if metadata["issuer"] != self.config.issuer:
-                raise ValueError(f"it names itself {metadata['issuer']!r}")
+            if metadata.get("issuer") != self.config.issuer:
+                raise WrongDocumentError(f"it names itself {metadata.get('issuer')!r}")
+            if missing := [key for key in _ENDPOINTS if key not in metadata]:
+                raise WrongDocumentError(f"the discovery document lacks {', '.join(missing)}")
             ends = [key for key in metadata if key.endswith("_endpoint") or key == "jwks_uri"]
             if unsafe := [key for key in ends if not is_protected_url(str(metadata[key]))]:
-                raise ValueError(f"{', '.join(unsafe)} is not https")
+                raise WrongDocumentError(f"{', '.join(unsafe)} is not https")
             self._metadata, self._metadata_read_at = metadata, self._clock()
         return self._metadata
 
@@ -164,7 +172,9 @@ class OidcProvider:
     ) -> Mapping[str, Any]:
         """Return the claims of a valid ID token (OpenID Connect Core 1.0, section 3.1.3.7)."""
         config = self.config
-        decoded = await self._check_signature(client, str(token["id_token"]))
+        with _reading("the answer with the token"):
+            text = str(token["id_token"])
+        decoded = await self._check_signature(client, text)
         claims = CodeIDToken(
             decoded.claims,
             decoded.header,
@@ -178,7 +188,8 @@ class OidcProvider:
                 "access_token": token.get("access_token"),
             },
         )
-        claims.validate(now=int(self._clock()), leeway=LEEWAY_S)
+        with _reading("the ID token"):
+            claims.validate(now=int(self._clock()), leeway=LEEWAY_S)
         return dict(claims)
 
     async def _check_signature(self, client: Any, text: str) -> jwt.Token:
@@ -188,12 +199,15 @@ class OidcProvider:
         registry = JWSRegistry(algorithms=_ALGORITHMS, strict_check_header=False)
         if self._keys is not None:
             try:
-                return jwt.decode(text, self._keys, registry=registry)
+                with _reading("the ID token"):
+                    return jwt.decode(text, self._keys, registry=registry)
             except JoseError:
                 _log.info("the keys of the OpenID Connect provider are read again")
         found = await _get_json(client, self._metadata["jwks_uri"])
-        self._keys = KeySet.import_key_set(found)  # type: ignore[arg-type]
-        return jwt.decode(text, self._keys, registry=registry)
+        with _reading("the keys"):
+            self._keys = KeySet.import_key_set(found)  # type: ignore[arg-type]
+        with _reading("the ID token"):
+            return jwt.decode(text, self._keys, registry=registry)
 
     async def _add_user_info(self, client: Any, claims: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ask for claims that the ID token does not have."""
@@ -215,10 +229,27 @@ class OidcProvider:
 
 async def _get_json(client: Any, url: str, *, withhold_token: bool = True) -> dict[str, Any]:
     response = await client.request("GET", url, withhold_token=withhold_token)
-    found = response.raise_for_status().json()
+    response.raise_for_status()
+    with _reading(url):
+        found = response.json()
     if isinstance(found, dict):
         return found
-    raise ValueError(f"{url} returned no JSON object")
+    raise WrongDocumentError(f"{url} returned no JSON object")
+
+
+@contextmanager
+def _reading(document: str) -> Iterator[None]:
+    """Translate what a library raises on a document of another form than it should have.
+
+    Raises:
+        WrongDocumentError: it has another form.
+    """
+    try:
+        yield
+    except (ApiError, AuthlibBaseError, JoseError, httpx2.HTTPError, httpx2.InvalidURL):
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WrongDocumentError(f"{document}: {type(error).__name__}: {error}") from error
 
 
 def _choose_auth_method(metadata: Mapping[str, Any]) -> str:

@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 
 from service.domain.access import (
     ADMIN_USER,
-    SERVICE_USERS,
     Caller,
     Role,
     Scope,
+    ServiceUser,
     scopes_of_role,
 )
 from service.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized
@@ -56,7 +56,7 @@ class AccountStore:
         Raises:
             Conflict: the name is taken, also by a disabled user or by the service itself.
         """
-        if name in SERVICE_USERS:
+        if name in list(ServiceUser):
             raise Conflict(
                 f"{name!r} stands for the service itself in the audit log; choose another name"
             )

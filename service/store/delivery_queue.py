@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from sqlalchemy import ColumnElement, CursorResult, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.domain.access import SCOPES_OF_ROLE, Caller, Scope
+from service.domain.access import SCOPES_OF_ROLE, Caller, Scope, ServiceUser
 from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState, retry_delay_s
 from service.store.audit_log import append_audit
 from service.store.database import Database
@@ -29,7 +29,7 @@ MAX_DUE = 1000
 """Maximum number of webhooks that one look for due messages returns."""
 GONE = 410
 """HTTP status "Gone": the receiver wants no more messages, and its webhook is disabled."""
-DELIVERY = Caller(user="webhook-delivery", scopes=frozenset())
+DELIVERY = Caller(user=ServiceUser.WEBHOOK_DELIVERY.value, scopes=frozenset())
 """User of disabled webhooks in the audit log."""
 
 

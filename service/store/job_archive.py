@@ -18,7 +18,7 @@ from service.store.models import JobRow
 
 
 class JobArchive:
-    """Archives jobs for a caller, and takes them back; repeating a request changes nothing.
+    """Archives and unarchives jobs for a caller; repeating a request changes nothing.
 
     Raises (every method): NotFound, if there is no such job, or the caller may not see it;
     Forbidden, if the caller may not change it.
@@ -47,7 +47,7 @@ class JobArchive:
             return job
 
     def unarchive(self, job_id: str, check: CheckJob) -> JobRow:
-        """Take a job back into the lists."""
+        """Unarchive a job: lists show it again."""
         with self._database.write() as session:
             job = lock_job(session, job_id, self._caller)
             check(job)

@@ -206,7 +206,10 @@ class JobLifecycle:
             reopen_loggers(session, job, now=now)
             job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
-            job.archived = False
+            if job.archived:
+                job.archived = False
+                data = {"archived": False, "by": self._caller.user}
+                append_event(session, job, "archive", data=data, now=now)
             _queue_again(session, job, Reason.RETRIED, what="retried", now=now)
             self._append_audit(session, job, "retried", before=before, now=now)
             return job

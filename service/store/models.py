@@ -118,7 +118,7 @@ class JobRow(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     archived: Mapped[bool] = mapped_column(default=False)
-    """Whether a user archived it after its end; a retry takes it back."""
+    """Whether a user archived it after its end; a retry unarchives it."""
 
 
 class DeletedJobRow(Base):

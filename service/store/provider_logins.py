@@ -10,7 +10,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.domain.access import SERVICE_USERS, Caller, Role, scopes_of_role
+from service.domain.access import Caller, Role, ServiceUser, scopes_of_role
 from service.domain.provider_users import ProviderUser
 from service.errors import Conflict, Forbidden
 from service.security.tokens import UserToken, digest_of
@@ -34,7 +34,8 @@ class ProviderLogin:
 def store_login(database: Database, login: ProviderLogin, *, now: float) -> None:
     """Store a login: the user at the first one, a changed role, and a token of the user.
 
-    A user without a role is refused, and so are the user's tokens from now on.
+    A user without a role is refused. If the provider names the user's groups, so are the user's
+    tokens from now on.
 
     Raises:
         Forbidden: the user has no role, is disabled, or has no name that is free.
@@ -42,8 +43,9 @@ def store_login(database: Database, login: ProviderLogin, *, now: float) -> None
     """
     role = login.user.role
     if role is None:
-        with database.write() as session:
-            _revoke_tokens(session, login, now)
+        if login.user.has_lost_access:
+            with database.write() as session:
+                _revoke_tokens(session, login, now)
         raise Forbidden(login.user.role_problem)
     try:
         with database.write() as session:
@@ -110,7 +112,7 @@ def _add_user(session: Session, user: ProviderUser, role: Role, *, now: float) -
     """
     if not user.name:
         raise Forbidden(user.name_problem)
-    if user.name in SERVICE_USERS:
+    if user.name in list(ServiceUser):
         raise Forbidden(
             f"{user.name!r} stands for the service itself in the audit log; ask an admin for"
             " another name at the provider"

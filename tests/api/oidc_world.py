@@ -38,6 +38,8 @@ class Provider:
     issuer: str = ""
     change_claims: Callable[[dict[str, Any]], object] = lambda _: None
     """Changes the claims of the ID tokens from now on."""
+    change_answer: Callable[[Any], Any] = lambda answer: answer
+    """Replaces the answer with the tokens from now on."""
     foreign_key: bool = False
     """Sign ID tokens with a key that is not published."""
     is_rotating: bool = False
@@ -70,7 +72,7 @@ class Provider:
         answer = response.get_json()
         key = flask.g.oidc_provider_mock_storage.jwk.as_dict(is_private=True)
         answer["id_token"] = self._sign(answer["id_token"], key)
-        response.set_data(json.dumps(answer))
+        response.set_data(json.dumps(self.change_answer(answer)))
         return response
 
     def _sign(self, token: str, published: dict[str, Any]) -> str:

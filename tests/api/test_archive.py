@@ -37,7 +37,7 @@ def change(client: TestClient, job_id: str, what: str) -> Any:
     return answer.json()
 
 
-def test_an_archived_job_is_left_out_of_lists_until_it_is_taken_back(
+def test_an_archived_job_is_left_out_of_lists_until_it_is_unarchived(
     client: TestClient, world: World
 ) -> None:
     kept, gone = ended(world), ended(world)
@@ -120,12 +120,14 @@ def test_another_value_of_the_filter_is_refused(client: TestClient) -> None:
     assert (answer.status_code, "query/archived" in answer.text) == (422, True)
 
 
-def test_a_retry_takes_a_job_back(client: TestClient, world: World) -> None:
+def test_a_retry_unarchives_a_job(client: TestClient, world: World) -> None:
     job_id = world.submit(training={"epochs": 400})
     world.cancel(job_id)
     change(client, job_id, "archive")
     assert client.post(f"{JOBS}/{job_id}/retry").json()["archived"] is False
     assert listed(client) == [job_id]
+    changes = [event.data for event in world.events(job_id, "archive")]
+    assert [change["archived"] for change in changes] == [True, False]
 
 
 def test_the_history_says_who_archived_a_job(team: Team) -> None:

@@ -52,12 +52,18 @@ def test_a_plan_is_measured_on_the_cluster_and_answered(client: TestClient, worl
 
 
 def test_a_plan_for_a_job_with_data_is_refused_with_the_way_out(client: TestClient) -> None:
-    spec = {**body()["spec"], "data": {"train": "s3://bucket/train"}}
+    spec = {**body()["spec"], "data": {"words": "/mnt/words", "train": "s3://bucket/train"}}
     answer = client.post(PLANS, json=body(spec=spec))
     [error] = answer.json()["errors"]
-    assert (answer.status_code, error["pointer"]) == (422, "/spec/data")
+    assert (answer.status_code, error["pointer"]) == (422, "/spec/data/train")
     assert "data names 'train' at s3://bucket/train, which is not fetched" in error["detail"]
     assert "run 'accordion plan' on a machine that has the data" in error["detail"]
+
+
+def test_a_plan_gets_the_paths_of_data_on_the_workers(client: TestClient, world: World) -> None:
+    add(client, spec={**body()["spec"], "data": {"words": "/mnt/words"}})
+    world.turn(2)
+    assert world.runtime.measured[0].env == {"ACCORDION_DATA_WORDS": "/mnt/words"}
 
 
 def test_plans_run_one_at_a_time_in_the_order_of_their_requests(

@@ -121,6 +121,14 @@ def test_a_user_who_has_lost_all_roles_is_logged_out_everywhere(browser: Browser
     assert browser.client.get("/api/v1/me", headers=ci).status_code == 401, "it stays revoked"
 
 
+def test_a_provider_that_names_no_groups_revokes_no_token(browser: Browser) -> None:
+    browser.log_in()
+    browser.provider.set_user("1", preferred_username="ada")
+    answer = browser.log_in()
+    assert (answer.status_code, "does not name your groups" in answer.text) == (403, True)
+    assert browser.whoami().status_code == 200
+
+
 def test_a_user_without_a_mapped_group_gets_the_default_role(
     tmp_path: Path, provider: Provider
 ) -> None:
@@ -231,6 +239,23 @@ def test_new_keys_of_the_provider_are_read(browser: Browser) -> None:
 def test_documents_of_another_form_are_reported(browser: Browser) -> None:
     browser.provider.app.view_functions["oidc-provider-mock.jwks"] = lambda: {"keys": 7}
     assert_refused(browser, browser.log_in(), 503, "Example does not respond as it should")
+
+
+@pytest.mark.parametrize("document", [{}, []])
+def test_a_token_response_of_another_form_is_reported(browser: Browser, document: Any) -> None:
+    browser.provider.change_answer = lambda _: document
+    assert_refused(browser, browser.log_in(), 503, "Example does not respond as it should")
+
+
+def test_a_mistake_of_the_service_is_not_reported_as_the_providers(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr("service.security.oidc_provider.get_well_known_url", fail)
+    answer = browser.client.get("/login/oidc")
+    assert (answer.status_code, "Example does not respond" in answer.text) == (500, False)
 
 
 def test_a_wrong_state_is_refused(browser: Browser) -> None:

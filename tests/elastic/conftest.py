@@ -22,6 +22,7 @@ from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
 from workers.contract import (
     Cursor,
+    DataCache,
     DesiredState,
     Drained,
     EndRecord,
@@ -269,6 +270,7 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
             spec=job_spec(spec),
             code=str(code) if code is not None else None,
             pip_index=pip_index,
+            data_cache=DataCache(folder=str(folder / "data-cache")),
         )
         lives.append(Life(backend, launch))
         backend.start(launch)

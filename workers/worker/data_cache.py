@@ -1,35 +1,40 @@
 """The data of a job on one node: a path is used where it is; a URL is fetched once, by one process,
 and then used by all worker processes there.
 
-    CACHE/KEY/        the fetched files; KEY stands for the URL, and names and versions of its files
-    CACHE/KEY.json    what belongs there, written before it is fetched
+    CACHE/KEY/files/    the fetched files; KEY stands for URL, names and versions of the files
+    CACHE/KEY/note.json which files belong there
+    CACHE/KEY.new/      an entry while it is fetched; its note is written first
     STORAGE/data-NAME.key   the job's KEY: all of its nodes and attempts use the same files
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from workers.contract import DataCache, Launch
 from workers.data_spec import name_variable
 from workers.errors import DataFetchError
 from workers.node_cache import (
+    DRAFT_SUFFIX,
     UnsafeRootError,
     draft_of,
+    is_unused,
     keep_in_use,
     lock_entry,
     open_root,
     remove_unless_used,
 )
+from workers.spec_types import Strict
 from workers.worker.data_source import (
+    LOG_S,
     Listing,
     Pace,
     fetch_files,
@@ -37,11 +42,29 @@ from workers.worker.data_source import (
     list_files,
 )
 
-STALLED_S = 6 * 3600.0
-"""How long a process waits for another one that completes no file meanwhile."""
 SPARE_BYTES = 1 << 30
 """Bytes of the disk that are left free."""
+_FILES, _NOTE = "files", "note.json"
 log = logging.getLogger(__name__)
+
+
+class _Note(Strict):
+    """Content of an entry."""
+
+    location: str
+    file: str | None
+    """Name of the only file, if the location is a file."""
+    sizes: dict[str, int]
+    """Bytes of each file by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Usage:
+    """Space that an entry takes."""
+
+    size_bytes: int
+    missing_bytes: int = 0
+    """Bytes of it that are still to be fetched."""
 
 
 def provide_data(launch: Launch, pace: Pace | None = None) -> dict[str, str]:
@@ -56,60 +79,118 @@ def provide_data(launch: Launch, pace: Pace | None = None) -> dict[str, str]:
         if location.startswith("/"):
             path = _find_path(name, location)
         else:
-            listing = list_files(name, location, pace)
-            check_unchanged(Path(launch.storage), name, listing)
-            path = fetch(name, listing, launch.data_cache, pace=pace)
+            path = _provide_url(name, location, launch=launch, pace=pace)
         variables[name_variable(name)] = str(path)
         log.info("data %r of %s is %s", name, location, path)
     return variables
 
 
-def check_unchanged(storage: Path, name: str, listing: Listing) -> None:
-    """Check that the files are those with which the job began; the first process notes them.
+def _provide_url(name: str, location: str, *, launch: Launch, pace: Pace) -> Path:
+    """Return where the files of a URL are on this node. The location is not asked if the node has
+    the files with which the job began.
 
     Raises:
-        DataFetchError: they are not.
+        DataFetchError: they cannot be fetched, or have changed since the job began.
         OSError: the job's directory cannot be read or written.
     """
-    note = storage / f"data-{name}.key"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with suppress(FileExistsError), os.fdopen(os.open(note, flags, 0o644), "w") as file:
-        file.write(listing.key)
-    # Another process may have created the file and not yet written it.
-    for _ in range(50):
-        if known := note.read_text():
-            break
-        time.sleep(0.1)
-    if known != listing.key:
-        raise DataFetchError(
-            f"data {name!r}: the files at {listing.location} have changed since the job began; put"
-            " new files at a new location, or clone the job to train with these"
-        )
+    note, cache, known = Path(launch.storage) / f"data-{name}.key", launch.data_cache, ""
+    with suppress(FileNotFoundError):
+        known = note.read_text()
+    if known and (path := find_fetched(name, known, cache, pace=pace)):
+        return path
+    listing = list_files(name, location, pace)
+    if known in {"", listing.key}:
+        path = fetch_once(name, listing, cache, pace=pace)
+        known = known or note_key(note, listing.key)
+        if known == listing.key:
+            return path
+    raise DataFetchError(
+        f"data {name!r}: the files at {location} have changed since the job began; put new files at"
+        " a new location, or clone the job to train with these"
+    )
 
 
-def fetch(name: str, listing: Listing, cache: DataCache, *, pace: Pace) -> Path:
+def note_key(note: Path, key: str) -> str:
+    """Note the key of the files with which the job began, unless another process was first; return
+    the key that is noted.
+
+    Raises:
+        OSError: the job's directory cannot be read or written.
+    """
+    draft = note.with_name(f"{note.name}.{uuid4().hex}")
+    try:
+        draft.write_text(key)
+        with suppress(FileExistsError):
+            os.link(draft, note)
+    finally:
+        draft.unlink(missing_ok=True)
+    return note.read_text()
+
+
+def find_fetched(name: str, key: str, cache: DataCache, *, pace: Pace) -> Path | None:
+    """Return where the files of an entry are if this node has all of them, and keep them there
+    until this process ends.
+
+    Raises:
+        DataFetchError: the cache cannot be read.
+    """
+    with _translate_errors(name):
+        entry = _open_cache(cache) / key
+        if not entry.is_dir():
+            return None
+        with lock_entry(entry, _log_wait(name, pace)):
+            note = _read_note(entry)
+            if note is None or not _is_complete(entry, note):
+                return None
+            keep_in_use(entry)
+        return _find_files(entry, note)
+
+
+def fetch_once(name: str, listing: Listing, cache: DataCache, *, pace: Pace) -> Path:
     """Return where the files of a listing are on this node, and keep them there until this process
     ends. The first process fetches them, the others wait.
 
     Raises:
         DataFetchError: they cannot be fetched, or there is no room for them.
     """
-    root = _open_cache(name, cache)
-    folder = root / listing.key
-    with lock_entry(folder, _watch_progress(name, folder, pace)):
-        if not _is_complete(folder, listing):
-            shutil.rmtree(draft_of(folder), ignore_errors=True)
-            _reserve_room(name, listing, root, max_bytes=cache.max_bytes)
-            try:
-                fetch_files(name, listing, draft_of(folder), pace=pace)
-            except DataFetchError:
-                shutil.rmtree(draft_of(folder), ignore_errors=True)
-                _note_of(folder).unlink(missing_ok=True)
-                raise
-            shutil.rmtree(folder, ignore_errors=True)  # an incomplete one
-            draft_of(folder).rename(folder)
-        keep_in_use(folder)
-    return folder / listing.files[0].name if listing.is_file else folder
+    with _translate_errors(name):
+        root = _open_cache(cache)
+        entry = root / listing.key
+        with lock_entry(entry, _log_wait(name, pace)):
+            note = _read_note(entry)
+            if note is None or not _is_complete(entry, note):
+                _remove_incomplete(name, entry)
+                note = _describe(listing)
+                _reserve_room(name, listing, root, max_bytes=cache.max_bytes)
+                _fetch_entry(name, listing, entry, pace=pace)
+            keep_in_use(entry)
+        return _find_files(entry, note)
+
+
+def _fetch_entry(name: str, listing: Listing, entry: Path, *, pace: Pace) -> None:
+    draft = draft_of(entry)
+    try:
+        fetch_files(name, listing, draft / _FILES, pace=pace)
+    except (DataFetchError, OSError):
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    draft.rename(entry)
+
+
+def _remove_incomplete(name: str, entry: Path) -> None:
+    """Remove what is left of an entry: some systems remove old temporary files.
+
+    Raises:
+        DataFetchError: processes use it.
+    """
+    if entry.is_dir():
+        if not is_unused(entry):
+            raise DataFetchError(
+                f"data {name!r}: files of {entry} were removed or changed while other workers of"
+                " this node use them; end the jobs that use them, and they are fetched again"
+            )
+        shutil.rmtree(entry)
+    shutil.rmtree(draft_of(entry), ignore_errors=True)
 
 
 def _find_path(name: str, location: str) -> Path:
@@ -134,42 +215,58 @@ def _find_path(name: str, location: str) -> Path:
     return path
 
 
-def _open_cache(name: str, cache: DataCache) -> Path:
+def _open_cache(cache: DataCache) -> Path:
     default = Path(tempfile.gettempdir(), f"accordion-data-{os.getuid()}")
+    return open_root(Path(cache.folder) if cache.folder else default)
+
+
+@contextmanager
+def _translate_errors(name: str) -> Iterator[None]:
+    """Raise errors of the cache's own disk as those of this node.
+
+    Raises:
+        DataFetchError: the cache cannot be read or written.
+    """
     try:
-        return open_root(Path(cache.folder) if cache.folder else default)
+        yield
     except (UnsafeRootError, OSError) as error:
         raise DataFetchError(f"data {name!r}: the cache of this node fails: {error}") from error
 
 
-def _watch_progress(name: str, folder: Path, pace: Pace) -> Callable[[], None]:
-    """Return a check that fails once the process that fetches has stalled."""
-    newest, changed_s = 0.0, pace.clock()
+def _log_wait(name: str, pace: Pace) -> Callable[[], None]:
+    """Return a function that logs every `LOG_S` that this process waits for another one."""
+    logged_s = pace.clock()
 
-    def check() -> None:
-        nonlocal newest, changed_s
-        with suppress(OSError):
-            found = draft_of(folder).stat().st_mtime
-            if found != newest:
-                newest, changed_s = found, pace.clock()
-        if pace.clock() - changed_s >= STALLED_S:
-            raise DataFetchError(
-                f"data {name!r}: another worker of this node has completed no file for"
-                f" {STALLED_S / 3600:g} hours; see the log of the job that it belongs to"
-            )
+    def log_wait() -> None:
+        nonlocal logged_s
+        if pace.clock() - logged_s >= LOG_S:
+            logged_s = pace.clock()
+            log.info("data %r: waiting for another worker of this node, which fetches them", name)
 
-    return check
+    return log_wait
 
 
-def _note_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.json")
-
-
-def _is_complete(folder: Path, listing: Listing) -> bool:
-    """Return whether all files are there: some systems remove old temporary files."""
-    return folder.is_dir() and all(
-        _has_size(folder / file.name, file.size_bytes) for file in listing.files
+def _describe(listing: Listing) -> _Note:
+    return _Note(
+        location=listing.location,
+        file=listing.files[0].name if listing.is_file else None,
+        sizes={file.name: file.size_bytes for file in listing.files},
     )
+
+
+def _read_note(folder: Path) -> _Note | None:
+    with suppress(OSError, ValueError):
+        return _Note.model_validate_json((folder / _NOTE).read_bytes())
+    return None
+
+
+def _find_files(entry: Path, note: _Note) -> Path:
+    return entry / _FILES / note.file if note.file else entry / _FILES
+
+
+def _is_complete(entry: Path, note: _Note) -> bool:
+    files = entry / _FILES
+    return all(_has_size(files / name, size) for name, size in note.sizes.items())
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:
@@ -180,8 +277,8 @@ def _has_size(path: Path, size_bytes: int) -> bool:
 
 
 def _reserve_room(name: str, listing: Listing, root: Path, *, max_bytes: int) -> None:
-    """Make room for the files, and note how much they take; entries that no process uses are
-    removed, those first that were used least recently.
+    """Make room for the files, and note how much they take; unused entries are evicted, least
+    recently used first.
 
     Raises:
         DataFetchError: there is no room.
@@ -194,37 +291,55 @@ def _reserve_room(name: str, listing: Listing, root: Path, *, max_bytes: int) ->
             " ACCORDION_DATA_CACHE_BYTES, or mount the data on the nodes and give their path"
         )
     with lock_entry(root / "all", lambda: None):
-        sizes = _read_sizes(root, without=listing.key)
-        for key in _oldest_first(root, sizes):
-            if _has_room(root, needed, used=sum(sizes.values()), max_bytes=max_bytes):
+        entries = _measure_entries(root, without=listing.key)
+        for key in _oldest_first(root, entries):
+            if _has_room(root, needed, entries, max_bytes=max_bytes):
                 break
             if remove_unless_used(root / key):
                 log.info("removed %s, fetched earlier, from the cache of this node", key)
-                _note_of(root / key).unlink(missing_ok=True)
-                del sizes[key]
-        if not _has_room(root, needed, used=sum(sizes.values()), max_bytes=max_bytes):
-            free, used = shutil.disk_usage(root).free, sum(sizes.values())
+                del entries[key]
+        if not _has_room(root, needed, entries, max_bytes=max_bytes):
+            free, used = _count_free(root, entries), _count_used(entries)
             limit = f", which may hold {format_gigabytes(max_bytes)}" if max_bytes else ""
             raise DataFetchError(
                 f"{what}, and this node has no room: {format_gigabytes(free)} of the disk of {root}"
                 f" are free, and jobs use {format_gigabytes(used)} of the cache{limit}; free some"
                 " space there, or set ACCORDION_DATA_CACHE to a directory on a larger disk"
             )
-        note = {"location": listing.location, "bytes": needed}
-        _note_of(root / listing.key).write_text(json.dumps(note))
+        draft = draft_of(root / listing.key)
+        draft.mkdir()
+        (draft / _NOTE).write_text(_describe(listing).model_dump_json())
 
 
-def _read_sizes(root: Path, *, without: str) -> dict[str, int]:
-    """Return the sizes of the entries, also of those that are being fetched."""
-    sizes = {}
-    for note in root.glob("*.json"):
-        if note.stem != without:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                sizes[note.stem] = int(json.loads(note.read_text())["bytes"])
-    return sizes
+def _measure_entries(root: Path, *, without: str) -> dict[str, _Usage]:
+    """Return the space of the entries by key, also of those that are being fetched."""
+    folders = (path.name for path in root.iterdir() if path.is_dir())
+    keys = {folder.removesuffix(DRAFT_SUFFIX) for folder in folders}
+    return {key: _measure_entry(root / key) for key in keys - {without}}
 
 
-def _oldest_first(root: Path, keys: Mapping[str, int]) -> list[str]:
+def _measure_entry(entry: Path) -> _Usage:
+    folder = entry if entry.is_dir() else draft_of(entry)
+    note = _read_note(folder)
+    noted = sum(note.sizes.values()) if note is not None else 0
+    if folder == entry and note is not None:
+        return _Usage(size_bytes=noted)
+    arrived = _sum_sizes(folder if note is None else folder / _FILES)
+    return _Usage(size_bytes=max(noted, arrived), missing_bytes=max(noted - arrived, 0))
+
+
+def _sum_sizes(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).stat().st_size
+    return total
+
+
+def _oldest_first(root: Path, keys: Mapping[str, _Usage]) -> list[str]:
+    """Return the keys by the time of their last use; entries that were not completed come first."""
+
     def used_at(key: str) -> float:
         with suppress(OSError):
             return (root / key).stat().st_mtime
@@ -233,10 +348,20 @@ def _oldest_first(root: Path, keys: Mapping[str, int]) -> list[str]:
     return sorted(keys, key=used_at)
 
 
-def _has_room(root: Path, needed: int, *, used: int, max_bytes: int) -> bool:
-    if max_bytes and used + needed > max_bytes:
+def _has_room(root: Path, needed: int, entries: Mapping[str, _Usage], *, max_bytes: int) -> bool:
+    if max_bytes and _count_used(entries) + needed > max_bytes:
         return False
-    return shutil.disk_usage(root).free >= needed + SPARE_BYTES
+    return _count_free(root, entries) >= needed + SPARE_BYTES
 
 
-__all__ = ["check_unchanged", "fetch", "provide_data"]
+def _count_used(entries: Mapping[str, _Usage]) -> int:
+    return sum(entry.size_bytes for entry in entries.values())
+
+
+def _count_free(root: Path, entries: Mapping[str, _Usage]) -> int:
+    """Return the free bytes of the disk that no fetch in progress needs."""
+    missing = sum(entry.missing_bytes for entry in entries.values())
+    return max(shutil.disk_usage(root).free - missing, 0)
+
+
+__all__ = ["fetch_once", "find_fetched", "note_key", "provide_data"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,15 @@ from workers.errors import DataFetchError
 RETRY_S = 10.0
 """Seconds between two attempts to reach a location."""
 RETRY_LIMIT_S = 600.0
-"""How long a location that does not respond is tried."""
+"""How long a request is repeated after it failed for the first time."""
 LOG_S = 30.0
 """Seconds between two log lines about how much was fetched."""
 _BATCH = 32
 """Files that are requested at a time; filesystems of object stores fetch them concurrently."""
 _VERSION_FIELDS = (
-    *("ETag", "etag", "md5Hash", "content_md5", "checksum", "mtime", "LastModified"),
-    *("last_modified", "updated", "modified", "created"),
+    *("ETag", "etag", "md5Hash", "content_md5", "checksum", "blob_id", "xet_hash", "sha"),
+    *("mtime", "modificationTime", "LastModified", "last_modified", "updated", "modified"),
+    *("modify", "created"),
 )
 """Fields of a file's description, by filesystem, that change with its content; the first counts."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -93,12 +93,18 @@ def list_files(name: str, location: str, pace: Pace) -> Listing:
 
         filesystem, root = url_to_fs(location)
         filesystem.invalidate_cache()
-        found = filesystem.find(root, detail=True)
-        # Links count as files.
-        infos = {path: info for path, info in found.items() if info["type"] != "directory"}
+        infos = _find_files(filesystem, root)
         root = root.rstrip("/")
         is_file = list(infos) == [root]
-        files = (_describe(path, info, root, is_file=is_file) for path, info in infos.items())
+        files = [_describe(path, info, root, is_file=is_file) for path, info in infos.items()]
+        for file in files:
+            if not file.version:
+                raise DataFetchError(
+                    f"data {name!r}: {location} is on a storage that gives neither a version nor a"
+                    f" time of change for {file.path}, so that changed files would go unnoticed;"
+                    " copy the files to another storage, or mount them on the nodes and give their"
+                    " path"
+                )
         return Listing(
             location=location,
             filesystem=filesystem,
@@ -115,6 +121,52 @@ def list_files(name: str, location: str, pace: Pace) -> Listing:
     return listing
 
 
+def _find_files(filesystem: Any, root: str) -> dict[str, Mapping[str, Any]]:
+    """Return what is known of each file below the root, or of the root if it is a file; links count
+    as files.
+    """
+    if _finds_by_walking(filesystem):
+        found = _walk(filesystem, root)
+    else:
+        found = {
+            path: info or filesystem.info(path)
+            for path, info in filesystem.find(root, detail=True).items()
+        }
+    # Object stores keep an empty object `train/` for a folder that somebody has created.
+    return {
+        path: info
+        for path, info in found.items()
+        if info["type"] != "directory" and not path.endswith("/")
+    }
+
+
+def _finds_by_walking(filesystem: Any) -> bool:
+    """Return whether `find` is that of fsspec, which omits folders that it cannot read."""
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    kind = type(filesystem)
+    if isinstance(filesystem, AsyncFileSystem):
+        return bool(kind._find is AsyncFileSystem._find)
+    return bool(kind.find is AbstractFileSystem.find)
+
+
+def _walk(filesystem: Any, root: str) -> dict[str, Mapping[str, Any]]:
+    info = filesystem.info(root)
+    if info["type"] != "directory":
+        return {root: info}
+    found: dict[str, Mapping[str, Any]] = {}
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        for info in filesystem.ls(folder, detail=True):
+            if info["type"] != "directory":
+                found[info["name"]] = info
+            elif info["name"].rstrip("/") != folder.rstrip("/"):
+                folders.append(info["name"])
+    return found
+
+
 def _describe(path: str, info: Mapping[str, Any], root: str, *, is_file: bool) -> RemoteFile:
     name = PurePosixPath(path).name if is_file else path.removeprefix(f"{root}/")
     version = next((info[field] for field in _VERSION_FIELDS if info.get(field)), "")
@@ -122,7 +174,7 @@ def _describe(path: str, info: Mapping[str, Any], root: str, *, is_file: bool) -
 
 
 def fetch_files(name: str, listing: Listing, draft: Path, *, pace: Pace) -> None:
-    """Fetch all files into a directory, whose time of change moves on meanwhile.
+    """Fetch all files into a directory, where they are read-only.
 
     Raises:
         DataFetchError: they cannot be fetched.
@@ -130,9 +182,8 @@ def fetch_files(name: str, listing: Listing, draft: Path, *, pace: Pace) -> None
     fetched, logged_s = 0, pace.clock()
     total = f"{format_gigabytes(listing.size_bytes)} in {len(listing.files)} files"
     log.info("fetching data %r from %s: %s", name, listing.location, total)
-    for batch in _cut(listing.files):
+    for batch in _split_batches(listing.files):
         _fetch_batch(name, listing, batch, draft=draft, pace=pace)
-        os.utime(draft)  # seen by the processes that wait
         fetched += sum(file.size_bytes for file in batch)
         if pace.clock() - logged_s >= LOG_S:
             logged_s = pace.clock()
@@ -142,20 +193,27 @@ def fetch_files(name: str, listing: Listing, draft: Path, *, pace: Pace) -> None
 def _fetch_batch(
     name: str, listing: Listing, batch: Sequence[RemoteFile], *, draft: Path, pace: Pace
 ) -> None:
-    targets = [_place(draft, file) for file in batch]
+    targets = [_resolve_target(name, draft, file) for file in batch]
     for target in targets:
         target.parent.mkdir(parents=True, exist_ok=True)
 
     def get() -> None:
         listing.filesystem.get([file.path for file in batch], [str(target) for target in targets])
         for file, target in zip(batch, targets, strict=True):
-            if target.stat().st_size != file.size_bytes:
+            if target.is_dir():
+                raise DataFetchError(
+                    f"data {name!r}: {file.path} is a link to a directory, which is not followed;"
+                    " put the files themselves there, and clone the job"
+                )
+            if not target.is_file() or target.stat().st_size != file.size_bytes:
                 raise OSError(f"{file.path} has arrived in part")
 
     _try_repeatedly(name, listing.location, get, pace=pace)
+    for target in targets:
+        target.chmod(0o444)
 
 
-def _place(draft: Path, file: RemoteFile) -> Path:
+def _resolve_target(name: str, draft: Path, file: RemoteFile) -> Path:
     """Return where a file is fetched to.
 
     Raises:
@@ -163,24 +221,30 @@ def _place(draft: Path, file: RemoteFile) -> Path:
     """
     parts = file.name.split("/")
     if any(part in {"", ".", ".."} for part in parts):
-        raise DataFetchError(f"{file.path} has a name that no file can have; rename it")
+        raise DataFetchError(
+            f"data {name!r}: the object name {file.path!r} is not a valid relative path; rename the"
+            " object"
+        )
     return draft.joinpath(*parts)
 
 
 def _try_repeatedly(
     name: str, location: str, request: Callable[[], _Result], *, pace: Pace
 ) -> _Result:
-    """Return the result of a request, which is repeated while the location does not respond.
+    """Return the result of a request, which is repeated at least once if it fails.
 
     Raises:
         DataFetchError: repeating does not help, or has not helped for `RETRY_LIMIT_S`.
     """
-    began = pace.clock()
+    failed_s: float | None = None
     while True:
         try:
             return request()
+        except DataFetchError:
+            raise
         except Exception as error:  # each library has its own errors of the network
-            if _is_permanent(error) or pace.clock() - began >= RETRY_LIMIT_S:
+            failed_s = pace.clock() if failed_s is None else failed_s
+            if _is_permanent(error) or pace.clock() - failed_s >= RETRY_LIMIT_S:
                 raise DataFetchError(_explain(name, location, error)) from error
             log.warning("data %r: %s; trying again", name, _explain_short(error))
             pace.pause(RETRY_S)
@@ -216,7 +280,7 @@ def _explain_short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _cut(files: Sequence[RemoteFile]) -> Iterator[Sequence[RemoteFile]]:
+def _split_batches(files: Sequence[RemoteFile]) -> Iterator[Sequence[RemoteFile]]:
     for first in range(0, len(files), _BATCH):
         yield files[first : first + _BATCH]
 
@@ -226,4 +290,12 @@ def format_gigabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.3g} GB"
 
 
-__all__ = ["Listing", "Pace", "RemoteFile", "fetch_files", "format_gigabytes", "list_files"]
+__all__ = [
+    "LOG_S",
+    "Listing",
+    "Pace",
+    "RemoteFile",
+    "fetch_files",
+    "format_gigabytes",
+    "list_files",
+]

@@ -38,7 +38,7 @@ def test_a_job_that_has_not_ended_is_not_deleted(accordion: Accordion, spec: Pat
     accordion("cancel", job_id)
 
 
-def test_ended_jobs_are_archived_and_taken_back(accordion: Accordion, spec: Path) -> None:
+def test_ended_jobs_are_archived_and_unarchived(accordion: Accordion, spec: Path) -> None:
     jobs = {cancelled(accordion, spec), cancelled(accordion, spec)}
     said = accordion("archive", *jobs)
     assert (said.code, [line.rpartition(") is ")[2] for line in said.out.splitlines()]) == (
@@ -52,9 +52,21 @@ def test_ended_jobs_are_archived_and_taken_back(accordion: Accordion, spec: Path
 
     assert (listed(), listed("--archived"), listed("--all")) == (set(), jobs, jobs)
     one = sorted(jobs)[0]
-    assert f"'accordion unarchive {one}' takes it back" in accordion("show", one).out
+    assert f"'accordion unarchive {one}' lists it again" in accordion("show", one).out
     assert accordion("unarchive", *jobs).out.count(") is not archived\n") == 2
     assert listed() == jobs
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_jobs_that_were_archived_before_one_fails_are_named(
+    accordion: Accordion, spec: Path, options: tuple[str, ...]
+) -> None:
+    ended, going = cancelled(accordion, spec), accordion("submit", spec, *LONG, "--json").json()
+    said = accordion("archive", ended, going["id"], *options)
+    assert said.code == 2
+    assert (ended in said.out, going["id"] in said.out) == (True, False)
+    assert "cancel it, or wait until it has ended" in said.err
+    accordion("cancel", going["id"])
 
 
 def test_a_job_that_has_not_ended_is_not_archived(accordion: Accordion, spec: Path) -> None:

@@ -329,7 +329,7 @@ def test_an_archived_job_is_found_by_name_only_if_no_other_matches(
 ) -> None:
     def serve(request: httpx2.Request) -> httpx2.Response:
         answer = json.loads(jobs_named("a", "a")(request).text)
-        asked = request.url.params["archived"] == "true"
+        asked = request.url.params.get("archived") == "true"
         answer["items"] = [job for job in answer["items"] if (job["id"] in archived) == asked]
         return httpx2.Response(200, json=answer)
 
@@ -339,6 +339,21 @@ def test_an_archived_job_is_found_by_name_only_if_no_other_matches(
     else:
         with pytest.raises(AmbiguousJob, match="fits 2 jobs"):
             client.find("a", archived=archive_first)
+
+
+def test_a_list_asks_for_the_archive_only_if_it_is_wanted(client_of: ClientOf) -> None:
+    asked: list[str | None] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.params.get("archived"))
+        return jobs_named("x")(request)
+
+    client = client_of(serve)
+    for archived in (False, True, None):
+        client.jobs(archived=archived)
+        list(client.all_jobs(archived=archived))
+    client.find("x")
+    assert asked == [None, None, "true", "true", "any", "any", None]
 
 
 def test_events_after_the_end_do_not_open_the_stream_again(client_of: ClientOf) -> None:

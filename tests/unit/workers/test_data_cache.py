@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +18,16 @@ import pytest
 from tests.unit.workers.world import launch as launch_of
 from workers.contract import DataCache, Launch
 from workers.errors import DataFetchError
-from workers.node_cache import UnsafeRootError, open_root
+from workers.node_cache import UnsafeRootError, lock_entry, open_root
 from workers.worker import data_cache
-from workers.worker.data_cache import check_unchanged, fetch, provide_data
-from workers.worker.data_source import RETRY_LIMIT_S, Listing, Pace, RemoteFile, list_files
+from workers.worker.data_cache import fetch_once, note_key, provide_data
+from workers.worker.data_source import (
+    RETRY_LIMIT_S,
+    Listing,
+    Pace,
+    RemoteFile,
+    list_files,
+)
 
 
 @dataclass
@@ -114,7 +123,7 @@ def test_other_filesystems_of_fsspec_are_read(cache: DataCache) -> None:
     memory.pipe({"/data-cache/x/1": b"1", "/data-cache/y": b"22"})
     try:
         listing = list_files("train", "memory://data-cache", Time().pace())
-        folder = fetch("train", listing, cache, pace=Time().pace())
+        folder = fetch_once("train", listing, cache, pace=Time().pace())
         assert ((folder / "x/1").read_bytes(), (folder / "y").read_bytes()) == (b"1", b"22")
     finally:
         memory.rm("/data-cache", recursive=True)
@@ -123,9 +132,9 @@ def test_other_filesystems_of_fsspec_are_read(cache: DataCache) -> None:
 def test_files_are_fetched_once_for_all_jobs(cache: DataCache) -> None:
     remote = Remote()
     listing = remote.listing("a", "b")
-    places = {fetch("train", listing, cache, pace=Time().pace()) for _ in range(3)}
+    places = {fetch_once("train", listing, cache, pace=Time().pace()) for _ in range(3)}
     assert (len(places), remote.fetched) == (1, ["b/a", "b/b"])
-    fetch("train", remote.listing("a", "b", version="2"), cache, pace=Time().pace())
+    fetch_once("train", remote.listing("a", "b", version="2"), cache, pace=Time().pace())
     assert len(remote.fetched) == 4, "another version is fetched"
 
 
@@ -140,14 +149,13 @@ def test_workers_of_a_node_wait_for_the_one_that_fetches(cache: DataCache) -> No
     places: list[Path] = []
 
     def get() -> None:
-        places.append(fetch("train", remote.listing("a"), cache, pace=Pace()))
+        places.append(fetch_once("train", remote.listing("a"), cache, pace=Pace()))
 
     threads = [threading.Thread(target=get) for _ in range(3)]
     threads[0].start()
     assert started.wait(60)
     for thread in threads[1:]:
         thread.start()
-    assert places == []
     finish.set()
     for thread in threads:
         thread.join(60)
@@ -164,19 +172,74 @@ def test_a_fetch_that_was_interrupted_is_made_anew(cache: DataCache) -> None:
     remote.before = die
     names = [f"{number:03}" for number in range(40)]  # two requests
     with pytest.raises(KeyboardInterrupt):
-        fetch("train", remote.listing(*names), cache, pace=Time().pace())
+        fetch_once("train", remote.listing(*names), cache, pace=Time().pace())
     listing = remote.listing(*names)
     assert not (Path(cache.folder) / listing.key).exists(), "complete or not there"
     remote.before = lambda: None
-    folder = fetch("train", listing, cache, pace=Time().pace())
+    folder = fetch_once("train", listing, cache, pace=Time().pace())
     assert len(list(folder.iterdir())) == 40
 
 
-def test_a_file_that_was_removed_meanwhile_is_fetched_again(cache: DataCache) -> None:
+def test_a_worker_waits_and_logs_it_however_long_another_one_fetches(
+    cache: DataCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    time, remote = Time(), Remote()
+
+    def pass_hours() -> float:
+        time.wait(8 * 3600.0)
+        return time.now
+
+    waiter = threading.Thread(
+        target=fetch_once,
+        args=("train", remote.listing("a"), cache),
+        kwargs={"pace": Pace(clock=pass_hours)},
+    )
+    entry = open_root(Path(cache.folder)) / remote.listing("a").key
+    with caplog.at_level("INFO"), lock_entry(entry, lambda: None):
+        waiter.start()
+        deadline = monotonic() + 60
+        while caplog.text.count("data 'train': waiting for another worker") < 2:
+            assert monotonic() < deadline
+            sleep(0.01)
+    waiter.join(60)
+    assert remote.fetched == ["b/a"]
+
+
+def test_a_file_that_was_removed_meanwhile_is_fetched_again(
+    cache: DataCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_cache, "keep_in_use", lambda folder: None)  # as if processes had ended
     remote = Remote()
-    folder = fetch("train", remote.listing("a", "b"), cache, pace=Time().pace())
+    folder = fetch_once("train", remote.listing("a", "b"), cache, pace=Time().pace())
     (folder / "a").unlink()
-    assert (fetch("train", remote.listing("a", "b"), cache, pace=Time().pace()) / "a").exists()
+    assert (fetch_once("train", remote.listing("a", "b"), cache, pace=Time().pace()) / "a").exists()
+
+
+def test_files_that_other_jobs_use_are_not_replaced(cache: DataCache) -> None:
+    remote = Remote()
+    folder = fetch_once("train", remote.listing("a", "b"), cache, pace=Time().pace())
+    (folder / "a").unlink()
+    with pytest.raises(DataFetchError, match="removed or changed while other workers"):
+        fetch_once("train", remote.listing("a", "b"), cache, pace=Time().pace())
+    assert (folder / "b").exists()
+
+
+def test_fetched_files_cannot_be_written_by_mistake(cache: DataCache) -> None:
+    folder = fetch_once("train", Remote().listing("a"), cache, pace=Time().pace())
+    assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o444
+
+
+def test_a_long_transfer_that_fails_is_repeated(cache: DataCache) -> None:
+    time, remote = Time(), Remote()
+
+    def fail_late() -> None:
+        time.wait(2 * RETRY_LIMIT_S)
+        if time.now < 3 * RETRY_LIMIT_S:
+            raise ConnectionResetError("reset by peer")
+
+    remote.before = fail_late
+    fetch_once("train", remote.listing("a"), cache, pace=time.pace())
+    assert remote.fetched == ["b/a"]
 
 
 def test_a_location_that_does_not_respond_is_tried_for_a_while(cache: DataCache) -> None:
@@ -187,7 +250,7 @@ def test_a_location_that_does_not_respond_is_tried_for_a_while(cache: DataCache)
             raise ConnectionResetError("reset by peer")
 
     remote.before = fail
-    fetch("train", remote.listing("a"), cache, pace=time.pace())
+    fetch_once("train", remote.listing("a"), cache, pace=time.pace())
     assert (remote.fetched, time.now >= 60.0) == (["b/a"], True)
 
     def stay_away() -> None:
@@ -196,7 +259,7 @@ def test_a_location_that_does_not_respond_is_tried_for_a_while(cache: DataCache)
     remote.before = stay_away
     began = time.now
     with pytest.raises(DataFetchError, match="cannot be fetched: ConnectionResetError"):
-        fetch("train", remote.listing("b"), cache, pace=time.pace())
+        fetch_once("train", remote.listing("b"), cache, pace=time.pace())
     assert time.now - began >= RETRY_LIMIT_S
 
 
@@ -209,7 +272,7 @@ def test_a_file_that_arrives_in_part_is_fetched_again(cache: DataCache) -> None:
             remote.content = b"12345678"
 
     remote.before = complete
-    folder = fetch("train", remote.listing("a"), cache, pace=time.pace())
+    folder = fetch_once("train", remote.listing("a"), cache, pace=time.pace())
     assert (folder / "a").read_bytes() == b"12345678"
 
 
@@ -237,7 +300,7 @@ def test_an_error_that_stays_is_reported_at_once(
 
     remote.before = fail
     with pytest.raises(DataFetchError, match=f"data 'train': .*{sentence}"):
-        fetch("train", remote.listing("a"), cache, pace=time.pace())
+        fetch_once("train", remote.listing("a"), cache, pace=time.pace())
     assert time.now == 0.0
     assert [path.suffix for path in Path(cache.folder).iterdir() if path.suffix != ".lock"] == []
 
@@ -251,29 +314,56 @@ def test_a_missing_location_is_named(tmp_path: Path, cache: DataCache) -> None:
 
 def test_names_that_lead_out_of_the_directory_are_refused(cache: DataCache) -> None:
     for name in ("../x", "a//b", "a/../../b", "/etc/x", "."):
-        with pytest.raises(DataFetchError, match="a name that no file can have"):
-            fetch("train", Remote().listing(name), cache, pace=Time().pace())
+        with pytest.raises(
+            DataFetchError, match=r"data 'train': the object name .* is not a valid rel"
+        ):
+            fetch_once("train", Remote().listing(name), cache, pace=Time().pace())
 
 
 def test_a_job_gets_the_same_files_in_all_attempts(
     tmp_path: Path, cache: DataCache, source: Path
 ) -> None:
     launch = job(tmp_path, cache, train=f"file://{source}")
-    provide_data(launch)
-    provide_data(launch)
+    found = provide_data(launch)
     (source / "a.txt").write_text("changed")
+    assert provide_data(launch) == found
+    node = DataCache(folder=str(tmp_path / "another-node"))
     with pytest.raises(DataFetchError, match=r"have changed since the job began.*clone the job"):
+        provide_data(launch.model_copy(update={"data_cache": node}))
+
+
+def test_all_processes_note_the_same_key(tmp_path: Path) -> None:
+    note = tmp_path / "data-train.key"
+    assert [note_key(note, key) for key in ("1", "2")] == ["1", "1"]
+    assert list(tmp_path.iterdir()) == [note]
+
+
+def test_data_that_could_not_be_fetched_may_be_repaired(
+    tmp_path: Path, cache: DataCache, source: Path
+) -> None:
+    (source / "b").symlink_to(source / "deep")
+    launch = job(tmp_path, cache, train=f"file://{source}")
+    with pytest.raises(DataFetchError, match="b is a link to a directory"):
         provide_data(launch)
-    listing = list_files("train", f"file://{source}", Time().pace())
-    other = tmp_path / "other"
-    other.mkdir()
-    check_unchanged(other, "train", listing)
+    (source / "b").unlink()
+    (source / "a.txt").write_text("repaired")
+    folder = Path(provide_data(launch)["ACCORDION_DATA_TRAIN"])
+    assert (folder / "a.txt").read_text() == "repaired"
+
+
+def test_a_node_that_has_the_data_needs_no_remote(
+    tmp_path: Path, cache: DataCache, source: Path
+) -> None:
+    launch = job(tmp_path, cache, train=f"file://{source}", word=f"file://{source}/a.txt")
+    found = provide_data(launch)
+    shutil.rmtree(source)
+    assert provide_data(launch) == found
 
 
 def test_data_that_are_larger_than_the_limit_are_refused(cache: DataCache) -> None:
     small = cache.model_copy(update={"max_bytes": 10})
     with pytest.raises(DataFetchError, match="ACCORDION_DATA_CACHE_BYTES"):
-        fetch("train", Remote().listing("a", "b"), small, pace=Time().pace())
+        fetch_once("train", Remote().listing("a", "b"), small, pace=Time().pace())
 
 
 def test_what_was_used_least_recently_makes_room(
@@ -282,29 +372,68 @@ def test_what_was_used_least_recently_makes_room(
     monkeypatch.setattr(data_cache, "keep_in_use", lambda folder: None)  # as if processes had ended
     small, remote = cache.model_copy(update={"max_bytes": 20}), Remote()
     first, second = (
-        fetch("train", remote.listing(name), small, pace=Time().pace()) for name in ("a", "b")
+        fetch_once("train", remote.listing(name), small, pace=Time().pace()) for name in ("a", "b")
     )
-    os.utime(first, (2, 2))
-    os.utime(second, (1, 1))
-    third = fetch("train", remote.listing("c"), small, pace=Time().pace())
+    os.utime(first.parent, (2, 2))
+    os.utime(second.parent, (1, 1))
+    third = fetch_once("train", remote.listing("c"), small, pace=Time().pace())
     assert (first.exists(), second.exists(), third.exists()) == (True, False, True)
 
 
 def test_what_processes_use_is_not_removed(cache: DataCache) -> None:
     small, remote = cache.model_copy(update={"max_bytes": 10}), Remote()
-    used = fetch("train", remote.listing("a"), small, pace=Time().pace())
+    used = fetch_once("train", remote.listing("a"), small, pace=Time().pace())
     with pytest.raises(DataFetchError, match=r"this node has no room.*jobs use 8e-09 GB"):
-        fetch("train", remote.listing("b"), small, pace=Time().pace())
+        fetch_once("train", remote.listing("b"), small, pace=Time().pace())
     assert used.exists()
+
+
+def test_what_other_fetches_still_need_is_not_free(
+    cache: DataCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=20))
+    remote, errors = Remote(), list[str]()
+
+    def fetch_another() -> None:
+        remote.before = lambda: None
+        try:
+            fetch_once("eval", remote.listing("c"), cache, pace=Time().pace())
+        except DataFetchError as error:
+            errors.append(str(error))
+
+    remote.before = fetch_another
+    fetch_once("train", remote.listing("a", "b"), cache, pace=Time().pace())
+    assert len(errors) == 1
+    assert "has no room: 4e-09 GB of the disk" in errors[0]
+
+
+def test_what_has_no_note_is_counted_and_removed(cache: DataCache) -> None:
+    small = cache.model_copy(update={"max_bytes": 10})
+    old = open_root(Path(cache.folder)) / "old"
+    old.mkdir()
+    (old / "x").write_bytes(b"12345678")
+    fetch_once("train", Remote().listing("a"), small, pace=Time().pace())
+    assert not old.exists()
+
+
+def test_an_error_of_the_own_disk_is_that_of_the_node(
+    cache: DataCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(data_cache, "keep_in_use", fail)
+    with pytest.raises(DataFetchError, match=r"cache of this node fails: .*Input"):
+        fetch_once("train", Remote().listing("a"), cache, pace=Time().pace())
 
 
 def test_a_full_disk_is_noticed_before_anything_is_fetched(
     cache: DataCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
     remote = Remote()
     with pytest.raises(DataFetchError, match="has no room: 7e-09 GB of the disk"):
-        fetch("train", remote.listing("a"), cache, pace=Time().pace())
+        fetch_once("train", remote.listing("a"), cache, pace=Time().pace())
     assert remote.fetched == []
 
 
@@ -315,6 +444,6 @@ def test_a_cache_that_others_can_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsafeRootError, match="only user"):
         open_root(open_folder)
     with pytest.raises(DataFetchError, match="the cache of this node fails"):
-        fetch(
+        fetch_once(
             "train", Remote().listing("a"), DataCache(folder=str(open_folder)), pace=Time().pace()
         )
