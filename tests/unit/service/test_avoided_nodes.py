@@ -136,6 +136,9 @@ def test_jobs_with_workers_get_new_orders_when_these_nodes_change(here: World) -
     for _ in range(3):
         here.mark(node(7))
         assert orders_version(here, running.id) == before + 1
+    here.store.cordon(FULL_ACCESS, "10.0.0.7", "new GPUs")
+    here.mark(node(7))
+    assert orders_version(here, running.id) == before + 1, "only the reason is another one"
     here.mark(node(7, id="another"))
     assert orders_version(here, running.id) == before + 2, "its ID is another one"
     assert orders_version(here, queued.id) == queued.orders_version

@@ -48,6 +48,7 @@ def test_postgresql_gets_its_driver() -> None:
         ({"database_url": "nonsense"}, "it is no database URL; give one such as sqlite"),
         ({"log_level": "LOUD"}, "ACCORDION_LOG_LEVEL is 'LOUD': known are DEBUG"),
         ({"node_failures": 1}, "ACCORDION_NODE_FAILURES is 1: .*give at least 2, or 0 for never"),
+        ({"node_avoid_s": 1e9}, "ACCORDION_NODE_AVOID_S is .*less than or equal to 31536000"),
         ({"prot": 1}, "ACCORDION_PROT is 1: Extra inputs are not permitted"),
     ],
 )

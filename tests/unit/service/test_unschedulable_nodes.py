@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 
 from service.allocator import ClusterState
+from service.domain import queue
 from service.domain.allocation import find_stranded, plan_allocations
 from service.domain.cluster_snapshot import find_available_nodes, list_unschedulable
 from service.domain.jobs import Reason
@@ -71,6 +73,19 @@ def test_many_such_nodes_are_counted() -> None:
     assert message.endswith(
         "node 0 is cordoned; node 1 is cordoned; 3 more: 'accordion nodes' lists them"
     )
+
+
+def test_jobs_of_one_size_that_wait_for_such_nodes_are_explained_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    explained = []
+    explain = queue._describe_unschedulable
+    monkeypatch.setattr(
+        queue, "_describe_unschedulable", lambda *given: (explained.append(1), explain(*given))[1]
+    )
+    waiting = [PendingJob(id=str(n), request=asked(5)) for n in range(40)]
+    assert len(plan_queue(waiting, [OPEN, CORDONED], [])) == 40
+    assert len(explained) == 1
 
 
 def test_workers_on_such_a_node_stay_and_their_job_does_not_grow_there() -> None:
