@@ -77,9 +77,7 @@ def test_a_job_requests_the_nodes_that_it_lacks_and_starts_when_they_join(
     assert scaling.runtime.capacity_requests[-1] == ()
 
 
-def test_nothing_is_requested_where_there_is_no_autoscaler(
-    world: World, client: TestClient
-) -> None:
+def test_nothing_is_requested_without_an_autoscaler(world: World, client: TestClient) -> None:
     job = world.submit(**PAIR)
     world.turn(5)
     assert world.runtime.capacity_requests == []
