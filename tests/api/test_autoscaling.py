@@ -86,14 +86,14 @@ def test_nothing_is_requested_without_an_autoscaler(world: World, client: TestCl
     assert (entry["reason"], entry["requested_at"], entry["autoscaler"]) == ("NEVER_FITS", None, "")
 
 
-def test_nothing_is_requested_while_no_job_waits(scaling: World) -> None:
-    scaling.turn(5)
-    running = scaling.submit(**LONG, workers={"min": 1, "max": 1})
-    scaling.runtime.placed[running] = ("node-0",)
-    scaling.train(running)
-    scaling.kill_scheduler()
-    scaling.turn(5)
-    assert scaling.runtime.capacity_requests == []
+def test_nothing_is_requested_while_no_job_waits(world: World) -> None:
+    running = world.submit(**LONG, workers={"min": 1, "max": 1})
+    world.runtime.placed[running] = ("node-0",)
+    world.train(running)
+    world.runtime.has_autoscaler = True
+    world.kill_scheduler()
+    world.turn(5)
+    assert world.runtime.capacity_requests == []
 
 
 def test_a_new_scheduler_repeats_the_request_of_the_one_before(scaling: World) -> None:
