@@ -136,16 +136,17 @@ def test_a_scheduler_that_was_replaced_leaves_the_request_of_its_successor(scali
 def test_a_job_still_awaits_its_nodes_when_the_scheduler_restarts(scaling: World) -> None:
     scaling.runtime.cpus = [2.0]
     elastic = scaling.submit(**LONG, workers={"min": 1, "max": 4})
+    scaling.runtime.placed[elastic] = ("node-0", "node-0")
     scaling.train(elastic, workers=2)
-    large = scaling.submit(**LARGE)
-    wait_for_nodes(scaling, large)
+    pair = scaling.submit(**PAIR)
+    wait_for_nodes(scaling, pair)
     since = AutoscalerRows(scaling.database).read().awaited_since
     scaling.runtime.serves = lambda _: None
     scaling.kill_scheduler()
-    scaling.runtime.cpus.append(2.0)
+    scaling.runtime.cpus.append(4.0)
     for _ in range(20):
         scaling.turn()
-        assert scaling.job(large).reason == Reason.WAITING_FOR_ROOM
+        assert scaling.job(pair).reason == Reason.WAITING_FOR_ROOM
     assert scaling.job(elastic).world_size == 2
     assert AutoscalerRows(scaling.database).read().awaited_since == since
 
@@ -235,10 +236,11 @@ def test_a_running_job_does_not_grow_into_nodes_that_a_job_awaits(
     scaling.runtime.reports_feasibility = reports_feasibility
     scaling.runtime.cpus = [2.0]
     elastic = scaling.submit(**LONG, workers={"min": 1, "max": 4})
+    scaling.runtime.placed[elastic] = ("node-0", "node-0")
     scaling.train(elastic, workers=2)
-    scaling.submit(**LARGE)
+    scaling.submit(**PAIR)
     scaling.turn(5)
-    scaling.runtime.cpus.append(2.0)
+    scaling.runtime.cpus.append(4.0)
     scaling.turn(20)
     assert scaling.job(elastic).world_size == 2
     scaling.clock.now += AWAIT_NODES_S
