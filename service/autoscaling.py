@@ -179,13 +179,12 @@ class Autoscaling:
         queued = request.waiting
         requested_at = {k: at for k, at in before.requested_at.items() if k in queued}
         awaited_since = {k: at for k, at in before.awaited_since.items() if k in queued}
+        unmade = dict.fromkeys(request.groups, report.problem) if report.problem else {}
         record = replace(
             before,
             requested_at=requested_at,
             awaited_since=awaited_since,
-            obstacles=request.obstacles | dict.fromkeys(request.groups, report.problem)
-            if report.problem
-            else request.obstacles,
+            obstacles={**request.obstacles, **unmade},
         )
         if report.request != request.bundles:
             return record

@@ -140,8 +140,8 @@ def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
     cluster = repository.cluster()
     reachable = float(cluster is not None and cluster.reachable)
     yield Sample("accordion_cluster_reachable", reachable, {})
-    asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
-    for kind, number in {"waiting": asked.num_waiting, "held": asked.num_held}.items():
+    record = read_autoscaler_record(cluster.autoscaler if cluster else None)
+    for kind, number in {"waiting": record.num_waiting, "held": record.num_held}.items():
         yield Sample("accordion_autoscaler_bundles", number, {"kind": kind})
     yield from _node_samples(repository.database, cluster.nodes if cluster else [], now)
     yield from _scheduler_samples(repository)

@@ -207,13 +207,14 @@ class Settings(BaseSettings):
     up workers only to one that is more important and ahead of it in this order.
     """
     autoscaler: Literal["auto", "on", "off"] = "auto"
-    """Whether Ray's autoscaler is asked for the nodes that waiting jobs need: with `auto` if
+    """Whether the nodes that waiting jobs need are requested from Ray's autoscaler: with `auto` if
     the cluster has one, as the node types of its nodes show; with `on` in any case. A cluster has
     one such request, so use `off` where another program makes it, such as a second installation.
     """
     autoscaler_max_workers: int = Field(default=256, ge=1)
-    """Maximum number of workers of waiting jobs that the autoscaler is asked for at a time. Jobs
-    further back in the queue ask later, those with a larger minimum never.
+    """Maximum number of workers of waiting jobs for which nodes are requested at a time. Nodes for
+    later jobs are requested once earlier jobs have started; none are requested for a job whose
+    minimum is larger.
     """
     node_failures: int = Field(default=3, ge=0)
     """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of

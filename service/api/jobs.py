@@ -340,8 +340,8 @@ def _parse_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotenc
 
 def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
     cluster, now = state.repository.cluster(), state.clock()
-    asked = read_autoscaler_record(cluster.autoscaler if cluster else None)
-    reader = QueueReader(state.repository, state.settings, asked.list_awaiting(now))
+    record = read_autoscaler_record(cluster.autoscaler if cluster else None)
+    reader = QueueReader(state.repository, state.settings, record.list_awaiting(now))
     rules, new = reader.rules, _build_pending(reader, now, caller, spec=spec)
     ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
     snapshot = cluster.nodes if cluster else []

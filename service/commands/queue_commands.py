@@ -48,7 +48,7 @@ _LabelOption = Annotated[
 
 def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
     """List the waiting jobs in the order of the queue, why each one waits, what would help, and
-    what the autoscaler was asked for.
+    which nodes were requested.
     """
     with connect_client(url) as client:
         found = client.queue()
@@ -92,8 +92,8 @@ def name_jobs(ids: Sequence[str], names: Mapping[str, str]) -> str:
 
 
 def describe_wait(client: Client, job_id: str) -> list[str]:
-    """Return lines that say which jobs a queued job waits for, what would help, and what the
-    autoscaler was asked for.
+    """Return lines that say which jobs a queued job waits for, what would help, and which
+    nodes were requested.
     """
     entries = [entry for entry in client.queue().items if entry.id == job_id]
     lines = []

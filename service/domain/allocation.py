@@ -209,8 +209,9 @@ class _Plan:
         }
         self._without_nodes: list[PendingJob] = []
         """Waiting jobs that need more nodes, which the autoscaler is adding."""
-        self._reserved = Backfill(nodes)
-        """What these jobs can use of the present nodes."""
+        self._reserved, self._reserved_in_empty = Backfill(nodes), Backfill(nodes)
+        """What these jobs can use of the present nodes: beside the workers there, and of empty nodes.
+        """
         self._num_fitting_by_size: dict[Resources, int] = {}
         """Number of additional workers that fit, by worker size; cached for all jobs of that size.
         """
@@ -245,16 +246,17 @@ class _Plan:
         self._without_nodes = [job for job in large if job.id in self._rules.awaiting_nodes]
         for job in self._without_nodes:
             self._reserved.add_ahead(job.request)
+            self._reserved_in_empty.add_ahead(job.request)
         return [job for job in allowed if job not in large or job in self._without_nodes]
 
     def reclaim_for_first(self, waiting: Sequence[PendingJob]) -> bool:
         """Let the first job start that can by taking workers from less important ones, as far as
         the first one that waits for capacity; return whether there is one of either kind. Jobs that
-        need more nodes than there are do not count.
+        cannot start before nodes are added do not count.
         """
         usage, tried = self._measure_usage(self._jobs), set()
         for job in waiting:
-            if job in self._without_nodes:
+            if not self._may_start_beside(job):
                 continue
             kind = (job.request, job.priority, job.accounts)
             if kind not in tried and self._reclaim_workers(job):
@@ -414,6 +416,15 @@ class _Plan:
                 size, self._nodes, [*self._list_workers(), *self._foreign]
             )
         return self._num_fitting_by_size[size]
+
+    def _may_start_beside(self, job: PendingJob) -> bool:
+        """Return whether an empty cluster has room for a job beside what is reserved."""
+        if not self._without_nodes:
+            return True
+        if job in self._without_nodes:
+            return False
+        empty = Packing((), self._nodes)
+        return self._reserved_in_empty.count_harmless(job.request, empty) >= job.request.min
 
     def _count_harmless(self, job: AllocatedJob, wanted: int) -> int:
         """Return how many more workers take nothing from the jobs that need more nodes."""

@@ -162,7 +162,7 @@ class RayAutoscaler:
             self._report,
             exists=status.exists,
             node_types=status.node_types,
-            reports_feasibility=status.standing is not None,
+            reports_feasibility=status.standing is not None and status.exists,
             problem="",
         )
         if bundles is None:

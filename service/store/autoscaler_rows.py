@@ -1,4 +1,4 @@
-"""What the scheduler asked Ray's autoscaler for, in the row of the cluster."""
+"""What the scheduler requested from Ray's autoscaler, in the row of the cluster."""
 
 from __future__ import annotations
 

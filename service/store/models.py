@@ -495,4 +495,4 @@ class ClusterRow(Base):
     """Address of Ray's dashboard as the scheduler reaches it; None if none answers."""
     nodes: Mapped[list[Any]]
     autoscaler: Mapped[dict[str, Any] | None]
-    """What Ray's autoscaler was asked for (`service.domain.autoscaler_record.AutoscalerRecord`)."""
+    """Request to Ray's autoscaler (`service.domain.autoscaler_record.AutoscalerRecord`)."""

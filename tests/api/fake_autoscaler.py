@@ -11,7 +11,7 @@ from service.runtime.protocol import AutoscalerReport
 
 
 class FakeAutoscaler:
-    """The part of `FakeRuntime` that is asked for capacity."""
+    """The part of `FakeRuntime` from which capacity is requested."""
 
     def __init__(self) -> None:
         self.has_autoscaler = False

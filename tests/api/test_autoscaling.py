@@ -72,14 +72,13 @@ def test_a_job_requests_the_nodes_that_it_lacks_and_starts_when_they_join(
     assert 40 <= int(said[1]) < 60
     assert entry["requested_at"].startswith("2027-01-15T")
     scaling.runtime.cpus.append(4.0)
+    scaling.runtime.placed[job] = ("node-0", "node-1")
     scaling.train(job, workers=2)
     scaling.turn(3)
     assert scaling.runtime.capacity_requests[-1] == ()
 
 
-def test_nothing_is_requested_where_there_is_no_autoscaler(
-    world: World, client: TestClient
-) -> None:
+def test_nothing_is_requested_without_an_autoscaler(world: World, client: TestClient) -> None:
     job = world.submit(**PAIR)
     world.turn(5)
     assert world.runtime.capacity_requests == []
@@ -87,12 +86,14 @@ def test_nothing_is_requested_where_there_is_no_autoscaler(
     assert (entry["reason"], entry["requested_at"], entry["autoscaler"]) == ("NEVER_FITS", None, "")
 
 
-def test_nothing_is_requested_while_no_job_waits(scaling: World) -> None:
-    running = scaling.submit(**LONG, workers={"min": 1, "max": 1})
-    scaling.train(running)
-    scaling.kill_scheduler()
-    scaling.turn(5)
-    assert () not in scaling.runtime.capacity_requests
+def test_nothing_is_requested_while_no_job_waits(world: World) -> None:
+    running = world.submit(**LONG, workers={"min": 1, "max": 1})
+    world.runtime.placed[running] = ("node-0",)
+    world.train(running)
+    world.runtime.has_autoscaler = True
+    world.kill_scheduler()
+    world.turn(5)
+    assert world.runtime.capacity_requests == []
 
 
 def test_a_new_scheduler_repeats_the_request_of_the_one_before(scaling: World) -> None:
@@ -135,16 +136,17 @@ def test_a_scheduler_that_was_replaced_leaves_the_request_of_its_successor(scali
 def test_a_job_still_awaits_its_nodes_when_the_scheduler_restarts(scaling: World) -> None:
     scaling.runtime.cpus = [2.0]
     elastic = scaling.submit(**LONG, workers={"min": 1, "max": 4})
+    scaling.runtime.placed[elastic] = ("node-0", "node-0")
     scaling.train(elastic, workers=2)
-    large = scaling.submit(**LARGE)
-    wait_for_nodes(scaling, large)
+    pair = scaling.submit(**PAIR)
+    wait_for_nodes(scaling, pair)
     since = AutoscalerRows(scaling.database).read().awaited_since
     scaling.runtime.serves = lambda _: None
     scaling.kill_scheduler()
-    scaling.runtime.cpus.append(2.0)
+    scaling.runtime.cpus.append(4.0)
     for _ in range(20):
         scaling.turn()
-        assert scaling.job(large).reason == Reason.WAITING_FOR_ROOM
+        assert scaling.job(pair).reason == Reason.WAITING_FOR_ROOM
     assert scaling.job(elastic).world_size == 2
     assert AutoscalerRows(scaling.database).read().awaited_since == since
 
@@ -234,10 +236,11 @@ def test_a_running_job_does_not_grow_into_nodes_that_a_job_awaits(
     scaling.runtime.reports_feasibility = reports_feasibility
     scaling.runtime.cpus = [2.0]
     elastic = scaling.submit(**LONG, workers={"min": 1, "max": 4})
+    scaling.runtime.placed[elastic] = ("node-0", "node-0")
     scaling.train(elastic, workers=2)
-    scaling.submit(**LARGE)
+    scaling.submit(**PAIR)
     scaling.turn(5)
-    scaling.runtime.cpus.append(2.0)
+    scaling.runtime.cpus.append(4.0)
     scaling.turn(20)
     assert scaling.job(elastic).world_size == 2
     scaling.clock.now += AWAIT_NODES_S

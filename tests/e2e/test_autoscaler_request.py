@@ -129,8 +129,10 @@ def test_a_request_is_judged_by_the_next_report_of_version_2(
     assert exchange() is is_feasible
 
 
-def test_the_backend_asks_the_autoscaler_of_its_cluster(cluster: str) -> None:
+def test_the_backend_makes_and_clears_the_request_of_its_cluster(cluster: str) -> None:
     backend = RayBackend(address=cluster)
     assert all(node.alive for node in backend.nodes())
-    wait_for(lambda: backend.request_capacity(WORKERS, sender=1, always=True).sent == WORKERS)
+    wait_for(lambda: backend.request_capacity(WORKERS, sender=1, always=True).request == WORKERS)
     assert read_version_1(cluster) == [LARGE, SMALL, SMALL]
+    assert backend.clear_capacity_request(sender=1, timeout_s=WAIT_S)
+    assert read_version_1(cluster) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from service.domain.allocation import plan_allocations
 from service.domain.jobs import Reason
 from service.domain.queue import PendingJob, QueueRules, plan_queue
@@ -54,12 +56,16 @@ def test_a_running_job_grows_where_a_job_that_awaits_nodes_cannot_run() -> None:
     assert {job_id: change.workers for job_id, change in grown.items()} == {"r": 2}
 
 
-def test_a_job_that_awaits_nodes_keeps_no_later_one_from_taking_workers() -> None:
-    running = replace(running_job("r", "a", cpus=1), request=asked(1, 4), allocated_workers=4)
-    running = replace(running, placed=("a",) * 4)
-    urgent = PendingJob(id="urgent", request=asked(2, 2), priority=5)
-    changes = plan_allocations([running], [LARGE, urgent], NODES, rules=AWAITED)
-    assert {job_id: change.workers for job_id, change in changes.items()} == {"r": 2}
+@pytest.mark.parametrize(("cpus", "left"), [(2.0, {"r": 1}), (4.0, {})])
+def test_a_later_job_takes_workers_only_where_one_that_awaits_nodes_cannot_run(
+    cpus: float, left: dict[str, int]
+) -> None:
+    nodes = [Resources(cpus=cpus, gpus=0, node="a")]
+    running = replace(running_job("r", "a", cpus=1), request=asked(1, 4), allocated_workers=2)
+    running = replace(running, placed=("a", "a"))
+    urgent = PendingJob(id="urgent", request=asked(1, 1, cpus=cpus - 1), priority=5)
+    changes = plan_allocations([running], [LARGE, urgent], nodes, rules=AWAITED)
+    assert {job_id: change.workers for job_id, change in changes.items()} == left
 
 
 def test_a_job_behind_one_that_awaits_nodes_waits_for_it() -> None:

@@ -104,7 +104,7 @@ def test_the_queue_and_a_job_say_what_nodes_were_requested(
     monkeypatch.setattr(service.runtime, "has_autoscaler", True)
     group = ("--set", "workers.min=2", "--set", "workers.max=2", "--set", "workers.cpus=4")
     job = accordion("submit", spec, *group, "--json").json()
-    while not any(entry["asked_at"] for entry in queue_of(accordion, job["id"])):
+    while not any(entry["requested_at"] for entry in queue_of(accordion, job["id"])):
         pass  # pytest's time limit ends it
     [line] = [text for text in accordion("queue").out.splitlines() if job["name"] in text]
     assert "; nodes for 2 workers" in line

@@ -1,4 +1,4 @@
-"""what Ray's autoscaler was asked for"""
+"""what was requested from Ray's autoscaler"""
 
 import sqlalchemy as sa
 from alembic import op
