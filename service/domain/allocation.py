@@ -170,8 +170,7 @@ class _Plan:
         self._without_nodes: list[PendingJob] = []
         """Waiting jobs that need more nodes, which the autoscaler is adding."""
         self._reserved, self._reserved_in_empty = Backfill(nodes), Backfill(nodes)
-        """What these jobs can use of the present nodes: beside the workers there, and of empty nodes.
-        """
+        """What these jobs can use of the nodes: beside the workers there, and of empty ones."""
         self._num_fitting_by_size: dict[Resources, int] = {}
         """Number of additional workers that fit, by worker size; cached for all jobs of that size.
         """
