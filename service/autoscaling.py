@@ -54,8 +54,8 @@ class Autoscaling:
         self._report = AutoscalerReport()
         self._request = NOTHING
         self._trials = NO_TRIALS
-        self._planned_at = 0.0
-        """Time of the plan that changed the request."""
+        self._planned_at: float | None = None
+        """Time of the plan that changed the request; None while it is not made."""
         self._is_judged = False
         """Whether the autoscaler has judged the present request."""
         self._num_judged = 0
@@ -131,12 +131,13 @@ class Autoscaling:
     def _waits_for_judgement(self) -> bool:
         """Return whether the request is kept until the autoscaler has judged it."""
         may_come = self._report.reports_feasibility and bool(self._request.bundles)
-        is_recent = 0.0 <= self._clock() - self._planned_at < JUDGE_S
-        return may_come and is_recent and not self._is_judged
+        if self._planned_at is None or self._is_judged or not may_come:
+            return False
+        return 0.0 <= self._clock() - self._planned_at < JUDGE_S
 
     def _take_plan(self, cluster: ClusterState) -> None:
         request = self._plan(cluster)
-        if request.bundles != self._request.bundles:
+        if request.bundles != self._request.bundles or self._planned_at is None:
             self._planned_at, self._is_judged = self._clock(), False
         self._request = request
 
@@ -165,6 +166,7 @@ class Autoscaling:
         before, bundles = self._report, self._request.bundles
         is_ours = self._record.is_standing or bool(before.request)
         is_poll = before.exists is None or not (bundles or is_ours)
+        self._planned_at = None if is_poll else self._planned_at
         self._report = self._runtime.request_capacity(
             None if is_poll else bundles, sender=token, always=always
         )

@@ -207,11 +207,10 @@ class _Plan:
             )
             for job in jobs
         }
-        self._without_nodes: list[PendingJob] = []
-        """Waiting jobs that need more nodes, which the autoscaler is adding."""
+        self._without_nodes: set[str] = set()
+        """IDs of waiting jobs that need more nodes, which the autoscaler is adding."""
         self._reserved, self._reserved_in_empty = Backfill(nodes), Backfill(nodes)
-        """What these jobs can use of the nodes: beside the workers there, and if they were empty.
-        """
+        """What these jobs can use of the nodes: beside the workers there, and of empty ones."""
         self._num_fitting_by_size: dict[Resources, int] = {}
         """Number of additional workers that fit, by worker size; cached for all jobs of that size.
         """
@@ -240,14 +239,16 @@ class _Plan:
         }
         unused = QuotaUsage(self._rules.quotas)
         allowed = [job for job in pending if not unused.list_exhausted(job.accounts, job.request)]
-        large = [
-            job for job in allowed if capacity[worker_resources(job.request)] < job.request.min
-        ]
-        self._without_nodes = [job for job in large if job.id in self._rules.awaiting_nodes]
-        for job in self._without_nodes:
-            self._reserved.add_ahead(job.request)
-            self._reserved_in_empty.add_ahead(job.request)
-        return [job for job in allowed if job not in large or job in self._without_nodes]
+        large = {
+            job.id for job in allowed if capacity[worker_resources(job.request)] < job.request.min
+        }
+        self._without_nodes = large & self._rules.awaiting_nodes
+        for job in allowed:
+            if job.id in self._without_nodes:
+                self._reserved.add_ahead(job.request)
+                self._reserved_in_empty.add_ahead(job.request)
+        never_fit = large - self._without_nodes
+        return [job for job in allowed if job.id not in never_fit]
 
     def reclaim_for_first(self, waiting: Sequence[PendingJob]) -> bool:
         """Let the first job start that can by taking workers from less important ones, as far as
@@ -421,7 +422,7 @@ class _Plan:
         """Return whether an empty cluster has room for a job beside what is reserved."""
         if not self._without_nodes:
             return True
-        if job in self._without_nodes:
+        if job.id in self._without_nodes:
             return False
         empty = Packing((), self._nodes)
         return self._reserved_in_empty.count_harmless(job.request, empty) >= job.request.min

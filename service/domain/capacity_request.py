@@ -99,8 +99,8 @@ def plan_capacity(
         job: limits.find_obstacle(job) for job in list_within_quotas(pending, allocated, quotas)
     }
     able = [job for job, why in found.items() if why is None]
-    infeasible = [job for job in able if _is_infeasible(job, trials)]
-    chosen = _choose_jobs([job for job in able if job not in infeasible], trials, max_workers)
+    infeasible = {job.id: job for job in able if _is_infeasible(job, trials)}
+    chosen = _choose_jobs([job for job in able if job.id not in infeasible], trials, max_workers)
     unplaced = _list_unplaced(allocated, nodes)
     in_use = _list_in_use(allocated, nodes, foreign, waiting=chosen, ties_use=ties_use)
     is_needed = bool(able or unplaced) and not trials.leaves_out_use
@@ -108,7 +108,7 @@ def plan_capacity(
         held=(*in_use, *unplaced) if is_needed else (),
         groups={job.id: _list_group(job) for job in chosen},
         obstacles={job.id: why for job, why in found.items() if why is not None}
-        | {job.id: _describe_infeasible(job) for job in infeasible},
+        | {job_id: _describe_infeasible(job) for job_id, job in infeasible.items()},
         waiting=frozenset(job.id for job in pending),
     )
 

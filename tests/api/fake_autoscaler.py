@@ -48,6 +48,10 @@ class FakeAutoscaler:
         self._capacity_report = report
         return before
 
+    def add_autoscaler(self) -> None:
+        """Let the cluster have an autoscaler, of which nothing is known yet."""
+        self.has_autoscaler, self._capacity_report = True, AutoscalerReport()
+
     def clear_capacity_request(self, *, sender: int, timeout_s: float) -> bool:
         """Take an empty request."""
         self.request_capacity((), sender=sender, always=True)

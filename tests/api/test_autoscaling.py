@@ -90,10 +90,22 @@ def test_nothing_is_requested_while_no_job_waits(world: World) -> None:
     running = world.submit(**LONG, workers={"min": 1, "max": 1})
     world.runtime.placed[running] = ("node-0",)
     world.train(running)
-    world.runtime.has_autoscaler = True
+    world.runtime.add_autoscaler()
     world.kill_scheduler()
     world.turn(5)
     assert world.runtime.capacity_requests == []
+
+
+def test_the_first_request_to_version_2_has_only_what_is_used(world: World) -> None:
+    running = world.submit(**LONG, workers={"min": 1, "max": 1})
+    world.runtime.placed[running] = ("node-0",)
+    world.train(running)
+    world.submit(**PAIR)
+    world.runtime.add_autoscaler()
+    world.kill_scheduler()
+    world.turn(5)
+    requests = [[part.cpus for part in one] for one in world.runtime.capacity_requests]
+    assert requests == [[1.0, 4.0, 4.0]]
 
 
 def test_a_new_scheduler_repeats_the_request_of_the_one_before(scaling: World) -> None:

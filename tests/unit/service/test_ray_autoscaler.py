@@ -213,6 +213,7 @@ def test_a_failure_is_reported_counted_and_logged_when_it_changes(version_2: Exc
     problem = "the request to the autoscaler failed (TimeoutError: GCS took 10 s)"
     assert report.problem == problem
     assert [line["problem"] for line in logs] == [problem, "solved"]
+    assert isinstance(logs[0]["exc_info"], TimeoutError)
     assert version_2.gcs.requests == [([{"CPU": 1.0}], [{}])]
 
 
