@@ -34,11 +34,15 @@ def test_the_charts_are_drawn(page, service, running):
     expect(link).to_have_attribute("href", f"/api/v1/jobs/{running}/model")
 
 
-def test_the_page_says_what_holds_the_job_up(page, running):
-    page.goto(f"/jobs/{running}")
+def test_the_page_says_what_holds_the_job_up(page, service):
+    job_id = service.submit("slow-network", epochs=LONG, compression={"method": "none"})
+    service.wait_for_epochs(job_id, 2)
+    page.goto(f"/jobs/{job_id}")
     expect(page.locator("#why-sentence")).to_contain_text("The network holds this job up")
     expect(page.locator("#why-change")).to_contain_text("times as many samples per second")
     expect(page.locator("#parts tr", has_text="Link")).to_contain_text("%")
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    service.wait_for_end(job_id)
 
 
 def test_the_override_form_adds_and_cancels_an_override(page, running):
