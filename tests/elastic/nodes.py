@@ -47,6 +47,8 @@ _GIVEN_UP = "timed out during startup"
 _HEAD_HOST = 1
 _PORTS = range(20_000, 32_000)
 """Where nobody listens by chance: below those that Linux picks by itself."""
+_given: set[int] = set()
+"""Ports that `_free_port` has returned; Ray refuses a node that is given one twice."""
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the child gets a signal when its parent dies."""
 
@@ -410,10 +412,13 @@ def _end_with_parent() -> None:
 
 
 def _free_port() -> int:
-    """A port that nobody listens on now, and that nobody but a caller of this function is given
-    before it is used.
+    """A port that nobody listens on now, that no other call in this process returned, and that
+    nobody but a caller of this function is given before it is used.
     """
     while True:
         with suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", secrets.choice(_PORTS)))
-            return int(probe.getsockname()[1])
+            port = secrets.choice(_PORTS)
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port

@@ -151,5 +151,5 @@ def test_alert_rules_select_exactly_the_active_or_training_statuses() -> None:
     rows = STATUS_TABLE.items()
     active = "|".join(status for status, traits in rows if traits.is_active)
     training = "|".join(status for status, traits in rows if traits.phase is Phase.TRAINING)
-    assert set(re.findall(r'state=~"([^"]+)"', rules)) == {active, training}
+    assert set(re.findall(r'job\w*\{state=~"([^"]+)"', rules)) == {active, training}
     assert not LIST.search(rules.replace(active, "").replace(training, ""))
