@@ -223,7 +223,7 @@ class _QueuePlan:
         if any(node.unschedulable for node in self._nodes):
             most = count_fitting(worker_resources(request), _as_schedulable(self._nodes), ())
         if most >= request.min:
-            names = _describe_unschedulable(request, self._nodes)
+            names = describe_unschedulable(request, self._nodes)
             message = f"needs {describe_group(request)}; {names}"
             return Admission(reason=Reason.WAITING_FOR_NODE, workers=0, message=message)
         message = _describe_misfit(request, self._nodes, most)
@@ -309,7 +309,7 @@ class _QueuePlan:
         schedulable, taken = _as_schedulable(self._nodes), [*self._taken, *self._foreign]
         if count_placeable(request, schedulable, taken) < request.min:
             return message
-        return f"{message}; {_describe_unschedulable(request, self._nodes)}"
+        return f"{message}; {describe_unschedulable(request, self._nodes)}"
 
     def _describe_use(self, request: ResourceRequest, now: int) -> str:
         """Explain which jobs and programs use what a job needs."""
@@ -334,7 +334,7 @@ def _as_schedulable(nodes: Sequence[Resources]) -> list[Resources]:
     return [replace(node, unschedulable="") for node in nodes]
 
 
-def _describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
+def describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
     """Name the unschedulable nodes that could hold a worker of a job, and how to use them again."""
     size = worker_resources(request)
     unschedulable = [node for node in nodes if node.unschedulable]

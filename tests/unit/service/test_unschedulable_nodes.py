@@ -79,9 +79,9 @@ def test_jobs_of_one_size_that_wait_for_such_nodes_are_explained_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     explained = []
-    explain = queue._describe_unschedulable
+    explain = queue.describe_unschedulable
     monkeypatch.setattr(
-        queue, "_describe_unschedulable", lambda *given: (explained.append(1), explain(*given))[1]
+        queue, "describe_unschedulable", lambda *given: (explained.append(1), explain(*given))[1]
     )
     waiting = [PendingJob(id=str(n), request=asked(5)) for n in range(40)]
     assert len(plan_queue(waiting, [OPEN, CORDONED], [])) == 40
