@@ -11,20 +11,18 @@ An environment is renamed into place, so it is complete or not there.
 from __future__ import annotations
 
 import csv
-import fcntl
 import hashlib
 import importlib
 import itertools
 import logging
 import os
 import shutil
-import stat
 import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -33,8 +31,9 @@ from packaging.utils import canonicalize_name
 
 from workers.contract import Launch
 from workers.errors import PackagesError
+from workers.node_cache import UnsafeRootError, keep_in_use, lock_entry, open_root
 from workers.user_code.install import lock_folder
-from workers.user_code.pip_process import POLL_S, run_pip
+from workers.user_code.pip_process import run_pip
 from workers.user_code.resolution import WHEELS, Resolution, packages_folder, read_resolution
 
 INSTALL_LIMIT_S = 1800.0
@@ -104,7 +103,7 @@ def ensure_environment(
         OSError: the folder cannot be written.
     """
     first = root / _make_key(resolution)
-    with _locked(_lock_file(first), raise_if_stopped) as lock:
+    with lock_entry(first, raise_if_stopped) as lock:
         folder = next(
             one for one in _list_names(first) if _is_complete(one, resolution) or _is_free(one)
         )
@@ -114,9 +113,7 @@ def ensure_environment(
             )
             _replace(folder, draft)
             _remove_unused(root, kept=folder)
-        # Never closed: whoever removes folders skips those that are locked.
-        fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
-        os.utime(folder)
+        keep_in_use(folder)
     return folder
 
 
@@ -191,16 +188,10 @@ def _open_root() -> Path:
     Raises:
         PackagesError: another user could write there.
     """
-    root = Path(tempfile.gettempdir(), f"accordion-packages-{os.getuid()}")
-    with suppress(FileExistsError):
-        root.mkdir(mode=0o700)
-    found = root.lstat()
-    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
-    if not is_private or found.st_uid != os.getuid():
-        raise PackagesError(
-            f"{root} is not a folder that only user {os.getuid()} can write to; remove it"
-        )
-    return root
+    try:
+        return open_root(Path(tempfile.gettempdir(), f"accordion-packages-{os.getuid()}"))
+    except UnsafeRootError as error:
+        raise PackagesError(str(error)) from error
 
 
 def build_environment(
@@ -287,32 +278,12 @@ def _remove_unless_locked(folder: Path) -> None:
     def give_up() -> None:
         raise BlockingIOError
 
-    with _locked(_lock_file(folder), give_up):
+    # All names of an environment share the lock of the first one.
+    with lock_entry(folder.with_suffix(""), give_up):
         lock = lock_folder(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
-
-
-def _lock_file(folder: Path) -> Path:
-    return folder.with_suffix(".lock")
-
-
-@contextmanager
-def _locked(file: Path, raise_if_stopped: Callable[[], None]) -> Iterator[int]:
-    """Hold a lock; `raise_if_stopped` is called while another process holds it."""
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                raise_if_stopped()
-                time.sleep(POLL_S)
-        yield lock
-    finally:
-        os.close(lock)
 
 
 __all__ = [

@@ -337,7 +337,7 @@ def test_a_folder_that_others_could_write_to_is_refused(tmp_path: Path, storage:
     planted.mkdir(parents=True)
     planted.chmod(0o777)
     done = run_install(launch(storage, pip=("acc-alpha",)), tmp_path / "temporary")
-    assert f"{planted} is not a folder that only user {os.getuid()} can write to" in done.stderr
+    assert f"{planted} is not a directory that only user {os.getuid()} can write to" in done.stderr
 
 
 def test_a_job_without_a_resolution_says_so(tmp_path: Path, storage: Path) -> None:
