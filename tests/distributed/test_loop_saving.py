@@ -356,7 +356,7 @@ def begin_on_its_own_disk(rank: int, folder: Path) -> str:
 
 def test_a_rank_that_does_not_see_the_storage_of_the_others_does_not_train(run_group, tmp_path):
     here, there = run_group(2, begin_on_its_own_disk, tmp_path)
-    assert there.startswith("StorageError: node ")
+    assert there.startswith("StorageNotShared: node ")
     assert (
         "node-1/checkpoints: a checkpoint would lose the part that is saved there; mount the same"
         in there
