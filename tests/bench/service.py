@@ -48,10 +48,10 @@ def main(arguments: Sequence[str]) -> None:
                 outcome = row.measure(stage)
                 found.setdefault(row.name, {})[database] = outcome
                 print(f"{database} {row.name}: {outcome.text}", flush=True)
-    rows = [row for row in chosen if row.name in found]
-    print(f"\n{table(rows, found)}")
+                if asked.out is not None:
+                    write(asked.out, [row for row in chosen if row.name in found], found, around)
+    print(f"\n{table([row for row in chosen if row.name in found], found)}")
     if asked.out is not None:
-        write(asked.out, rows, found, around)
         print(f"\nwritten to {asked.out}")
 
 
