@@ -98,7 +98,8 @@ def main() -> None:
         measured.turns.append(time.perf_counter() - started - (runtime.own_s - own))
         if told.is_set():
             told.clear()
-            print(json.dumps(asdict(measured)), flush=True)
+            # The mark tells the figures from the lines of the log.
+            print(f"@{json.dumps(asdict(measured))}", flush=True)
             measured.turns.clear()
             measured.lags.clear()
         stop.wait(settings.drain_interval_s)

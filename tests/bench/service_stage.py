@@ -156,10 +156,17 @@ class SchedulerProcess:
         self._process = process
 
     def take_measured(self) -> dict[str, list[float]]:
-        """Return what the process measured since the last call."""
+        """Return what the process measured since the last call.
+
+        Raises:
+            RuntimeError: the process ended.
+        """
         assert self._process.stdout is not None
         self._process.send_signal(signal.SIGUSR1)
-        return dict(json.loads(self._process.stdout.readline()))
+        for line in self._process.stdout:
+            if line.startswith(b"@"):
+                return dict(json.loads(line[1:]))
+        raise RuntimeError(f"the scheduler ended with status {self._process.wait()}")
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
