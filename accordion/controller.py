@@ -160,7 +160,8 @@ class Controller:
             for layer, share in told.sent_share_by_layer.items()
             if layer not in self.decision.override_by_layer
         }
-        told = replace(told, sent_share_by_layer=own)
+        levels = {name: level.name for name, level in self.decision.level_by_layer.items()}
+        told = replace(told, sent_share_by_layer=own, level_by_layer=levels)
         state = policy.observe_report(told)
         self.policy_levels = self._decide_levels(replace(bare, state=state))
         explanation = policy.explain_levels(replace(told, state=state))
@@ -422,6 +423,8 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
     return replace(
         bare,
         cause=result.cause,
+        world_size=report.world_size,
+        global_batch=report.global_batch,
         change_by_layer=result.change_by_layer,
         statistic_by_layer=report.statistic_by_layer,
         rms_by_layer=report.rms_by_layer,

@@ -1,7 +1,7 @@
 """The fastest level that the regime allows, by measured costs.
 
-    cost(choice) = seconds for which a step waits for its exchanges, summed over the layers
-                   + seconds by which the choice slowed the rest of the step down
+    cost(choice) = predicted seconds for which a step waits for its exchanges
+                   + measured seconds by which the choice slowed the rest of the step down
 
 The choices are `none`, `half` and the levels of the ladders, the same for all stable layers; a
 critical layer takes the lightest level of its ladder in place of a stronger one, as in
@@ -10,8 +10,11 @@ cost. Before costs are measured, and where they cannot be, the levels are those 
 
 The waits cover encoding, decoding, and communication that the backward pass does not hide
 (`Report.cost_s_by_layer`). What it hides is not free where it takes a processor from the backward
-pass. No model knows how much, so it is measured: when a choice comes into force, the rest of its
-steps is compared with that of the choice before. The result is kept until the link changes.
+pass of some worker. No model knows how much, so it is measured: the rest of a step is the measured
+step without the predicted wait, and when a choice comes into force, its rest is compared with that
+of the choice before. An error of the prediction thus counts as a slowdown too. One window may be
+wrong, and circumstances change, so a choice that was left is tried again after `RETRY_REPORTS`
+reports, and when the batch, the number of workers or the link has changed.
 
 "On the Utility of Gradient Compression in Distributed Training
 Systems" (MLSys 2022) found that compression is faster in few set-ups of data centres, so the answer
@@ -21,18 +24,21 @@ may well be not to compress.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from accordion.link_model import format_link
 from accordion.policies import two_level
 from accordion.policies.policy_input import PolicyInput
 
-NOISE = 0.03
-"""Fraction by which the medians of two windows of equal steps differ on a quiet machine."""
+NOISE = 0.05
+"""Fraction by which the medians of two windows of equal jobs differ on a quiet machine."""
+RETRY_REPORTS = 30
+"""Reports after which a choice that slowed steps down is tried again."""
 LINK_CHANGE_FACTOR = 2.0
-"""Factor by which the bandwidth must change before what other choices took is forgotten; two probes
-of a fast link may differ by a third.
+"""Factor by which the bandwidth must change, in two reports running, before what was measured of
+other choices is dropped; two probes of a fast link may differ by a third.
 """
 UNCOMPRESSED_CHOICES = ("none", "half")
 """Choices beside the ladders' levels; every regime allows them."""
@@ -48,26 +54,40 @@ def decide_levels(policy_input: PolicyInput) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rests:
+    """Measured seconds of a step without the predicted wait, by choice; comparable."""
+
+    seconds: Mapping[str, float]
+    world_size: int
+    global_batch: int
+    bytes_per_s: float | None
+    """Bandwidth when the first choice was measured."""
+    last_bytes_per_s: float | None
+    """Bandwidth in the last report."""
+    reports: int = 0
+    """Reports since the first choice was measured."""
+
+
 def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
     """Return the choice in force, and what is known of every choice, after a report."""
     waits = _sum_waits(policy_input)
     if not waits:
         return policy_input.state
-    before = policy_input.state.get("choice")
-    bytes_per_s = policy_input.link.get("bytes_per_s")
-    rest_s = _measure_rest(policy_input, bytes_per_s)
-    slowdowns = _slowdowns(rest_s)
+    state = policy_input.state
+    measured = _measured_choice(policy_input, waits)
+    rests = _add_rest(policy_input, measured, waits)
+    slowdowns = _slowdowns(rests.seconds)
     costs = {name: wait_s + slowdowns.get(name, 0.0) for name, wait_s in waits.items()}
-    choice = min(costs, key=lambda name: costs[name])
+    before, choice = state.get("choice"), min(costs, key=lambda name: costs[name])
     saving = float(policy_input.options["saving"])
     if before in costs and costs[choice] > (1.0 - saving) * costs[before]:
         choice = before
     return {
         "choice": choice,
         "cost_s": waits,
-        "rest_s": rest_s,
-        "bytes_per_s": bytes_per_s,
-        "last_predicted_s": policy_input.state.get("cost_s", {}).get(before),
+        "rests": asdict(rests),
+        "last_predicted_s": state.get("cost_s", {}).get(measured),
         "last_measured_s": policy_input.exchange_wait_s,
     }
 
@@ -90,7 +110,7 @@ def explain_levels(policy_input: PolicyInput) -> str:
     if "latency_s" in policy_input.link:
         bytes_per_s = policy_input.link.get("bytes_per_s", math.inf)
         text += f" at {format_link(policy_input.link['latency_s'], bytes_per_s)}"
-    for name, seconds in _slowdowns(state.get("rest_s", {})).items():
+    for name, seconds in _slowdowns(state.get("rests", {}).get("seconds", {})).items():
         text += f"; {name} slowed the rest of the step down by {_format_ms(seconds)}"
     predicted_s, measured_s = state["last_predicted_s"], state["last_measured_s"]
     if predicted_s is not None and measured_s is not None:
@@ -98,24 +118,65 @@ def explain_levels(policy_input: PolicyInput) -> str:
     return text
 
 
-def _measure_rest(policy_input: PolicyInput, bytes_per_s: float | None) -> dict[str, float]:
-    """Return the seconds of a step beside its wait, by the choices that were in force.
-
-    Whatever changes this of the choice in force, such as the batch, changes it alike for the
-    others, so two choices are compared as they were when one followed the other.
+def _measured_choice(policy_input: PolicyInput, choices: Iterable[str]) -> str | None:
+    """Return the choice whose levels were in force in the reported steps; None if none was, for
+    example under an override.
     """
-    state = policy_input.state
-    # Before the first choice, jobs are at their lightest level.
-    choice = state.get("choice") or next(iter(policy_input.ladder_by_layer.values()))[0].name
-    known: dict[str, float] = dict(state.get("rest_s", {}))
-    if _has_changed(state.get("bytes_per_s"), bytes_per_s):
-        known = {name: seconds for name, seconds in known.items() if name == choice}
-    if policy_input.step_s is None or policy_input.exchange_wait_s is None:
-        return known
-    rest_s = max(0.0, policy_input.step_s - policy_input.exchange_wait_s)
-    before_s = known.get(choice, 0.0)
-    factor = rest_s / before_s if before_s > 0.0 else 1.0
-    return {**{name: factor * seconds for name, seconds in known.items()}, choice: rest_s}
+    levels = policy_input.level_by_layer
+    # Several choices may give the same levels; the one that was made comes first.
+    own = [policy_input.state["choice"]] if "choice" in policy_input.state else []
+    return next(
+        (
+            choice
+            for choice in (*own, *choices)
+            if levels
+            and all(
+                levels.get(layer) == _allowed_level(policy_input, layer, choice)
+                for layer in policy_input.regime_by_layer
+            )
+        ),
+        None,
+    )
+
+
+def _add_rest(policy_input: PolicyInput, choice: str | None, waits: Mapping[str, float]) -> _Rests:
+    """Return what is known of each choice, after a report of steps at `choice`.
+
+    Where the rest of a step at a choice differs from the one measured before, circumstances have
+    changed, and those of the other choices are shifted alike.
+    """
+    rests = _comparable_rests(policy_input)
+    if choice is None or policy_input.step_s is None:
+        return rests
+    rest_s = max(0.0, policy_input.step_s - waits[choice])
+    shift_s = rest_s - rests.seconds.get(choice, rest_s)
+    shifted = {name: max(0.0, seconds + shift_s) for name, seconds in rests.seconds.items()}
+    return replace(rests, seconds={**shifted, choice: rest_s})
+
+
+def _comparable_rests(policy_input: PolicyInput) -> _Rests:
+    """Return what earlier reports measured; without choices if it is too old, or if batch, workers
+    or link have changed.
+    """
+    now = policy_input.link.get("bytes_per_s")
+    fresh = _Rests(
+        seconds={},
+        world_size=policy_input.world_size,
+        global_batch=policy_input.global_batch,
+        bytes_per_s=now,
+        last_bytes_per_s=now,
+    )
+    saved = policy_input.state.get("rests")
+    if saved is None:
+        return fresh
+    rests = _Rests(**saved)
+    is_same = (rests.world_size, rests.global_batch) == (fresh.world_size, fresh.global_batch)
+    has_new_link = all(
+        _has_changed(rests.bytes_per_s, speed) for speed in (rests.last_bytes_per_s, now)
+    )
+    if not is_same or has_new_link or rests.reports + 1 >= RETRY_REPORTS:
+        return fresh
+    return replace(rests, last_bytes_per_s=now, reports=rests.reports + 1)
 
 
 def _has_changed(before: float | None, now: float | None) -> bool:
@@ -125,9 +186,13 @@ def _has_changed(before: float | None, now: float | None) -> bool:
 
 
 def _slowdowns(rest_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds, beyond noise, by which choices slow the rest of a step down."""
-    least_s = (1.0 + NOISE) * min(rest_s.values(), default=0.0)
-    return {name: seconds - least_s for name, seconds in rest_s.items() if seconds > least_s}
+    """Return the seconds by which choices slow the rest of a step down, if it is beyond noise."""
+    least_s = min(rest_s.values(), default=0.0)
+    return {
+        name: seconds - least_s
+        for name, seconds in rest_s.items()
+        if seconds > (1.0 + NOISE) * least_s
+    }
 
 
 def _sum_waits(policy_input: PolicyInput) -> dict[str, float]:

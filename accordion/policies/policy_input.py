@@ -40,6 +40,11 @@ class PolicyInput:
     """Fraction of each layer's energy that compression sent, as in the report, without layers with
     an override; empty while the window is open.
     """
+    level_by_layer: Mapping[str, str] = field(default_factory=dict)
+    """Names of the levels in force in the reported steps, overrides included."""
+    world_size: int = 0
+    global_batch: int = 0
+    """Samples per step over all workers, as in the report; 0 if unknown."""
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Measured seconds per step by layer and level, as in the report."""
     exchange_wait_s: float | None = None

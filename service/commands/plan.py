@@ -35,6 +35,10 @@ POLL_S = 0.5
 """Seconds between two requests for the status of a plan."""
 MAX_WORKERS = 1024
 """Largest number of workers of a job."""
+MIN_LEAD = 1.1
+"""Factor within which two predicted steps are about as fast: half of the predictions are that far
+from the measured step.
+"""
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -298,8 +302,8 @@ def _wait_for_result(client: Client, plan: PlanView) -> PlanView:
 
 
 def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> str:
-    """Return in one line how many steps the spec's method and 16 bits take, against no compression;
-    empty without a prediction for it.
+    """Return in one line how many times as fast the spec's method and 16 bits are as no
+    compression; empty without a prediction for it.
 
     `shortest_s` are the seconds that a step of the job takes at least.
     """
@@ -320,8 +324,13 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
         if row["method"] != "none"
     ]
     text = f"steps per second, against none: {', '.join(gains)}"
-    if predictions[0]["method"] == "none":
+    others = [row["step_s"] for row in predictions if row["method"] != "none"]
+    if others and none_s < min(others) / MIN_LEAD:
         text += "; none is the fastest"
+    elif others and none_s < min(others) * MIN_LEAD:
+        text += (
+            "; none is about as fast as the fastest; the policy cost_aware finds out by measuring"
+        )
     if any(row["step_s"] <= shortest_s for row in rows.values()):
         text += f"; min_step_s makes all steps last at least {format_milliseconds(shortest_s)}"
     return text

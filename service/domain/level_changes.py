@@ -18,6 +18,7 @@ from service.domain.step_profile import (
 )
 
 _UNCOMPRESSED = frozenset({"none", "half"})
+_LIGHTEST = "low"
 _COST_AWARE = "cost_aware"
 _MEASURES_OTHERS = "start the job with policy.name cost_aware, which measures what each level costs"
 
@@ -35,7 +36,7 @@ def change_levels(
     if profile.settings.policy == _COST_AWARE:
         text = _get_costs(profile)
     elif cause == Cause.ENCODING:
-        return _lighten(seconds, profile)
+        return None if profile.methods == {"none"} else _lighten(seconds, profile)
     elif profile.settings.method in _UNCOMPRESSED:
         text = (
             "Start the job with compression.method powersgd and policy.name cost_aware, which"
@@ -51,25 +52,44 @@ def change_levels(
 
 
 def _change_by_costs(seconds: Mapping[Cause, float], profile: StepProfile) -> Change | None:
-    """Return the change to the level with the shortest predicted wait, or to a larger batch if the
-    layers are at the fastest level; None if the levels in force have no prediction.
+    """Return the change to the level with the shortest predicted wait, or to a larger batch if no
+    level is better; None if the levels in force have no prediction.
     """
     waits, step_s = profile.wait_s_by_level, sum(seconds.values())
     in_force = [waits[level] for level in profile.levels if level in waits]
-    best = min(waits, key=lambda name: waits[name])
     if not in_force:
         return None
-    # The policy also knows which levels slow the rest of a step down.
-    is_chosen = profile.settings.policy == _COST_AWARE and not profile.is_held
-    speedup = predict_speedup(step_s, step_s - max(in_force) + waits[best])
-    if is_chosen or speedup < MIN_SPEEDUP:
-        return _double_batch(seconds, "The layers are at the fastest level for this link")
-    what = _start_at(best) if profile.has_ended else f"Override the layers to {_name_level(best)}"
+    candidates = _candidates(profile)
+    best = min(candidates, key=lambda name: waits[name], default="")
+    speedup = predict_speedup(step_s, step_s - max(in_force) + waits[best]) if best else 1.0
+    if speedup < MIN_SPEEDUP:
+        return _double_batch(seconds, "No level is known to be faster on this link")
     return Change(
-        text=f"{what}, where a step waits {format_s(waits[best])}",
+        text=f"{_take_level(best, profile)}, where a step waits {format_s(waits[best])}",
         speedup=speedup,
         is_upper_bound=len(in_force) > 1,
     )
+
+
+def _candidates(profile: StepProfile) -> set[str]:
+    """Return the levels that may be better than those in force.
+
+    The policy `cost_aware` also knows which levels slow the rest of a step down. So only what it
+    may not choose is left: the stronger levels while layers are critical, or all under an override.
+    """
+    names = set(profile.wait_s_by_level)
+    if profile.settings.policy != _COST_AWARE or profile.is_overridden:
+        return names
+    return names - _UNCOMPRESSED - {_LIGHTEST} if profile.is_critical else set()
+
+
+def _take_level(level: str, profile: StepProfile) -> str:
+    if profile.has_ended:
+        return _start_at(level)
+    text = f"Override the layers to {_name_level(level)}"
+    if profile.is_critical and level not in _UNCOMPRESSED | {_LIGHTEST}:
+        text += " although some are critical, so that accuracy may fall"
+    return text
 
 
 def _get_costs(profile: StepProfile) -> str:

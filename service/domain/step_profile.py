@@ -70,10 +70,10 @@ class StepProfile:
     """Names of the levels in force."""
     methods: frozenset[str] = frozenset()
     """Compression methods in force."""
-    is_held: bool = False
-    """Whether something besides the policy's costs decides on a level: an override, or a critical
-    regime.
-    """
+    is_overridden: bool = False
+    """Whether an override decides on a level."""
+    is_critical: bool = False
+    """Whether a layer is in a critical regime, in which no policy takes a stronger level."""
     has_ended: bool = False
     """Whether the job has ended, so that only a new one can be different."""
     settings: JobSettings = field(default_factory=JobSettings)

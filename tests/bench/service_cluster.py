@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from service.logs import configure_logs
 from service.runtime.protocol import Node, SupervisorState
 from service.scheduler import Scheduler
 from service.settings import load_settings
@@ -90,6 +91,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGUSR1, lambda *_: told.set())
     settings, measured = load_settings(), Measured()
+    # On standard error: standard output has the figures alone.
+    configure_logs(settings.log_level, "scheduler")
     runtime, database = PacedRuntime(measured), Database(settings.database)
     scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=time.time)
     while not stop.is_set():
@@ -98,8 +101,7 @@ def main() -> None:
         measured.turns.append(time.perf_counter() - started - (runtime.own_s - own))
         if told.is_set():
             told.clear()
-            # The mark tells the figures from the lines of the log.
-            print(f"@{json.dumps(asdict(measured))}", flush=True)
+            print(json.dumps(asdict(measured)), flush=True)
             measured.turns.clear()
             measured.lags.clear()
         stop.wait(settings.drain_interval_s)

@@ -158,6 +158,17 @@ def test_the_last_line_names_the_fastest_method_beside_a_spec_without_compressio
     assert describe_gain(slow, shortest_s=0.0).endswith(": half 0.5 times; none is the fastest")
 
 
+@pytest.mark.parametrize("step_s", [0.36, 0.4, 0.42])
+def test_a_lead_that_the_predictions_cannot_resolve_is_none(step_s: float) -> None:
+    rows = sorted(
+        [row("half", "", 0.39), row("none", "", step_s, is_own_method=True)],
+        key=lambda line: line["step_s"],
+    )
+    said = describe_gain(rows, shortest_s=0.0)
+    assert "none is about as fast as the fastest" in said
+    assert "none is the fastest" not in said
+
+
 def test_plan_asks_the_cluster_of_the_service(
     accordion: Accordion, spec: Path, service: Live
 ) -> None:
