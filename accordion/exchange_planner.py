@@ -31,6 +31,10 @@ from accordion.link_model import (
 )
 from accordion.messages import Decision
 
+_LEAST_ENCODE_SHARE = 0.25
+"""Share of the slowest level's encoding below which a level tells nothing about how much longer
+encoding takes beside training: handing a bucket over would count as a multiple of it.
+"""
 SETTLING_STEPS = 3
 """Steps after a change of plan or levels that are not measured: they allocate buffers."""
 WINDOW_STEPS = 20
@@ -218,10 +222,12 @@ class ExchangePlanner:
         if link is None or any(len(costs) != len(measured) for costs in levels.values()):
             return {}
         if in_force is not None:
-            alone_s = sum(cost.encode_s for cost in levels[in_force])
+            alone_s = {
+                name: sum(cost.encode_s for cost in costs) for name, costs in levels.items()
+            }
             training_s = sum(cost.encode_s for cost in measured)
-            if alone_s > 0.0 and training_s > 0.0:
-                self._encode_factor = training_s / alone_s
+            if alone_s[in_force] > _LEAST_ENCODE_SHARE * max(alone_s.values()) and training_s > 0.0:
+                self._encode_factor = training_s / alone_s[in_force]
         waits = {}
         for name, costs in levels.items():
             expected = [

@@ -36,12 +36,12 @@ def _slow_link():
 
 
 @contextmanager
-def _slow_encoders():
-    """Whatever is not sent as it is takes 20 ms a bucket."""
+def _slow_encoders(bucket_s=0.02):
+    """Whatever is not sent as it is takes longer by bucket."""
     original = Engine.build_stacks
 
     def build_stacks(engine, layers):
-        time.sleep(0.02)
+        time.sleep(bucket_s)
         return original(engine, layers)
 
     with patch.object(Engine, "build_stacks", build_stacks):
@@ -73,6 +73,35 @@ def test_the_choice_follows_what_is_slow_and_gives_the_figures(run_group, slow, 
     for other_decision, _, other_parameters in others:
         assert other_decision == decision
         assert all(torch.equal(a, b) for a, b in zip(parameters, other_parameters, strict=True))
+
+
+def _compute(seconds):
+    """Keep the processor busy: after a sleep, encoding would take longer."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        torch.ones(1000).sum()
+
+
+def _train_where_none_takes_longer(rank):
+    """Return the decisions after the first level, and after `none`, whose steps take 0.2 s longer
+    outside their exchanges.
+    """
+    worker = trial(rank, WAY, "powersgd", policy="cost_aware", buckets_per_exchange="auto")
+    decisions = []
+    with _slow_encoders(0.002):
+        for first in (0, STEPS):
+            for step in range(first, first + STEPS):
+                _compute(0.2 if decisions else 0.0)
+                worker.step(step)
+            decisions.append(worker.session.end_epoch(lr=0.1, next_lr=0.1).decision)
+    return decisions
+
+
+def test_a_level_whose_whole_steps_take_longer_is_left_again(run_group):
+    chosen, left = run_group(2, _train_where_none_takes_longer)[0]
+    assert {level.name for level in chosen.level_by_layer.values()} == {"none"}
+    assert {level.name for level in left.level_by_layer.values()} != {"none"}
+    assert "none slowed the rest of the step down by" in left.reason
 
 
 def _probe(rank, seconds_per_byte):

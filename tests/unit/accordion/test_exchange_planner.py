@@ -403,6 +403,19 @@ def test_encoding_beside_training_takes_as_much_longer_at_every_level():
     assert again == waits
 
 
+def test_a_level_that_hardly_encodes_does_not_tell_how_long_others_take():
+    """Handing a bucket over takes 2 ms where its encoding takes 0.1 ms; it is not 20 times that."""
+    training = Training(FAST, backward_s=0.001, encode_s=0.002)
+    training.train(ONE_LOOK)
+    alone = {
+        "now": costs(encode_s=0.0001, payload=training.payload),
+        "other": costs(encode_s=0.01, payload=training.payload),
+    }
+    waits = training.planner.predict_waits(alone, in_force="now")
+    assert waits == training.planner.predict_waits(alone, in_force=None)
+    assert waits["other"] < 9 * 0.02
+
+
 def test_nothing_is_predicted_before_a_window_or_for_other_buckets():
     training = Training(LATE)
     levels = {"now": costs(encode_s=0.001, payload=1)}
