@@ -98,8 +98,8 @@ class GuestRuns:
         if end is not None:
             self._finish_run(job, end, token)
             return
-        if has_news and self._writes.ingest(job, token, drained):
-            self._reports.mark_stored(job.id)
+        if has_news:
+            self._reports.store(job, token, drained)
         match next_guest_action(seen, self._limits):
             case Follow():
                 self._orders.deliver(job, drained.orders_version, token)

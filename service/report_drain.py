@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 
 import structlog
 
+from service.domain.job_status import HELD
+from service.domain.jobs import Kind, Reason, Status
 from service.errors import RuntimeUnavailable
 from service.pending_logs import PendingLogs
-from service.runtime.protocol import Runtime
+from service.runtime.protocol import Runtime, SupervisorState
 from service.store.models import JobRow
-from service.store.record_ingest import cursor_of, record_position
+from service.store.record_ingest import cursor_of, has_new_data, record_position
+from service.store.report_writes import ReportWrites
 from service.store.scheduler_counts import SchedulerCounts
-from workers.contract import Cursor, Drained
+from workers.contract import Drained, EndRecord, PausedRecord
 
+_JOBS_PER_WRITE = 50
+"""Jobs whose rows a transaction locks; requests that change them wait until it ends."""
 _log = structlog.get_logger()
 
 
@@ -25,12 +30,14 @@ class ReportDrain:
         self,
         runtime: Runtime,
         storage_of: Callable[[str], str],
+        writes: ReportWrites,
         *,
         counts: SchedulerCounts,
         clock: Callable[[], float],
     ) -> None:
         self._runtime = runtime
         self._storage_of = storage_of
+        self._writes = writes
         self._counts = counts
         self._clock = clock
         self._unstored = PendingLogs()
@@ -39,10 +46,13 @@ class ReportDrain:
         self.answered: frozenset[str] = frozenset()
         """Ids of the jobs that the cluster answered for in this turn."""
 
-    def drain_all(self, cursors: Mapping[str, Cursor]) -> None:
-        """Drain these jobs in one call; a call per job saturates the Accordion actor at 240
+    def drain_all(self, jobs: Iterable[JobRow], supervisors: Mapping[str, SupervisorState]) -> None:
+        """Drain the jobs that run in one call; a call per job saturates the Accordion actor at 240
         jobs.
         """
+        cursors = {
+            job.id: cursor_of(job) for job in jobs if _is_followed(job, supervisors.get(job.id))
+        }
         for job_id, drained in self._drained.items():
             # Output is delivered only once; the job was not processed because the lease was lost.
             self._unstored.add(job_id, drained)
@@ -57,6 +67,47 @@ class ReportDrain:
             return
         self._drained |= found
         self.answered = frozenset(found)
+
+    def store_running(
+        self,
+        jobs: Iterable[JobRow],
+        supervisors: Mapping[str, SupervisorState],
+        token: int,
+    ) -> None:
+        """Store what jobs report that only train, many in a transaction; what cannot be stored so
+        is left to `take`.
+        """
+        waiting = [job for job in jobs if self._only_trains(job, supervisors.get(job.id))]
+        for start in range(0, len(waiting), _JOBS_PER_WRITE):
+            batch = waiting[start : start + _JOBS_PER_WRITE]
+            reports = {job.id: self._unstored.add(job.id, self._drained[job.id]) for job in batch}
+            # `take` adds what is kept.
+            self._drained |= {
+                job_id: report.model_copy(update={"logs": (), "logs_dropped": 0})
+                for job_id, report in reports.items()
+            }
+            try:
+                stored = self._writes.ingest(token, reports)
+            except Exception:  # noqa: BLE001  # each job is tried by itself afterwards
+                self._counts.count_error("job")
+                _log.exception("jobs", job_ids=list(reports))
+                continue
+            for job_id in stored:
+                self.mark_stored(job_id)
+                self._drained[job_id] = Drained(orders_version=reports[job_id].orders_version)
+
+    def _only_trains(self, job: JobRow, state: SupervisorState | None) -> bool:
+        """Whether a job has new reports, and none that changes more than its history."""
+        drained = self._drained.get(job.id)
+        return (
+            drained is not None
+            and state is not None
+            and job.kind == Kind.JOB
+            and (job.status, job.reason) == (Status.RUNNING, Reason.TRAINING)
+            and (state.attempt, state.phase, state.message) == (job.attempt, "running", "")
+            and not any(isinstance(r.payload, EndRecord | PausedRecord) for r in drained.records)
+            and has_new_data(job, drained)
+        )
 
     def take(self, job: JobRow) -> Drained:
         """Return what the job reports, after the output that could not be stored the last time."""
@@ -85,6 +136,13 @@ class ReportDrain:
         records = {record_position(record): record for record in (*history.records, *kept.records)}
         return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
 
+    def store(self, job: JobRow, token: int, drained: Drained) -> bool:
+        """Store what `take` returned; False if the job or the lease has ended."""
+        if not self._writes.ingest(token, {job.id: drained}):
+            return False
+        self.mark_stored(job.id)
+        return True
+
     def mark_stored(self, job_id: str) -> None:
         """Forget what was kept of the job: it is in the database now."""
         now = self._clock()
@@ -96,3 +154,10 @@ class ReportDrain:
     def keep_only(self, job_ids: Container[str]) -> None:
         """Forget what was kept of all other jobs."""
         self._unstored.keep_only(job_ids)
+
+
+def _is_followed(job: JobRow, state: SupervisorState | None) -> bool:
+    if job.kind == Kind.GUEST:
+        return True
+    runs = state is not None and state.attempt == job.attempt and state.phase != "ended"
+    return runs and Status(job.status) not in HELD

@@ -57,7 +57,8 @@ from service.store.leases import Lease, LeaseLost
 from service.store.migrations import upgrade
 from service.store.models import JobRow
 from service.store.plan_rows import PlanStore
-from service.store.record_ingest import cursor_of, has_new_data
+from service.store.record_ingest import has_new_data
+from service.store.report_writes import ReportWrites
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import UnreadableSpec, spec_of
@@ -110,7 +111,10 @@ class Scheduler:
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
         self._housekeeping = self._build_housekeeping(database, clock)
-        self._reports = ReportDrain(runtime, settings.storage_of, counts=self._counts, clock=clock)
+        report_writes = ReportWrites(database, clock, limits)
+        self._reports = ReportDrain(
+            runtime, settings.storage_of, report_writes, counts=self._counts, clock=clock
+        )
         self._scaling = Autoscaling(database, runtime, settings, counts=self._counts, clock=clock)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
@@ -177,7 +181,8 @@ class Scheduler:
             self._record_unreachable(token, str(error))
             return
         jobs = self._repository.unfinished()
-        self._reports.drain_all({job.id: cursor_of(job) for job in jobs if self._is_followed(job)})
+        self._reports.drain_all(jobs, self._cluster.supervisors)
+        self._reports.store_running(jobs, self._cluster.supervisors, token)
         self._times.stop_overdue(jobs, token)
         for job in jobs:
             self._reconcile_job(job, token, fresh=fresh)
@@ -343,21 +348,13 @@ class Scheduler:
         ):
             self._finish_pause(job, token)
             return
-        if has_new_data(job, drained) and self._writes.ingest(job, token, drained):
-            self._reports.mark_stored(job.id)
+        if has_new_data(job, drained) and self._reports.store(job, token, drained):
             self._clear_message(state, drained)
         elif state is not None:
             self._writes.record_wait_message(
                 job, token, state.message, waits=state.phase == "waiting"
             )
         self._orders.deliver(job, drained.orders_version, token)
-
-    def _is_followed(self, job: JobRow) -> bool:
-        if job.kind == Kind.GUEST:
-            return True
-        state = self._cluster.supervisors.get(job.id)
-        runs = state is not None and state.attempt == job.attempt and state.phase != "ended"
-        return runs and Status(job.status) not in HELD
 
     def _clear_message(self, state: SupervisorState | None, drained: Drained) -> None:
         """A supervisor's report that is older than its records does not show the current state of

@@ -9,14 +9,21 @@ from sqlalchemy.orm import Session
 
 from service.store.models import EventRow, JobRow
 
+_NEWEST = "times of the newest events"
+"""Key of the session's memory of them, by job; a transaction holds the locks of the jobs."""
+
 
 def append_event(
     session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float
 ) -> None:
     """Append an event, dated `now` but never earlier than the previous event of the job."""
-    before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
+    newest: dict[str, float] = session.info.setdefault(_NEWEST, {})
+    if job.id not in newest:
+        with session.no_autoflush:
+            before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
+        newest[job.id] = before.time if before is not None else now
     job.event_seq += 1
-    time = max(now, before.time) if before is not None else now
+    newest[job.id] = time = max(now, newest[job.id])
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 

@@ -35,6 +35,7 @@ def trim_history(session: Session, job: JobRow, limits: HistoryLimits) -> None:
 
 def _trim_events(session: Session, job: JobRow, kept: int) -> None:
     job.events_removed = job.event_seq - kept
+    session.flush()  # the events of this transaction may be more than are kept
     session.execute(
         delete(EventRow).where(EventRow.job_id == job.id, EventRow.seq <= job.events_removed)
     )

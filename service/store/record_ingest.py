@@ -5,8 +5,9 @@ transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import delete, select, tuple_
@@ -28,12 +29,14 @@ from service.store.models import (
     EventRow,
     JobRow,
     LogChunkRow,
+    OverrideRow,
 )
 from service.store.node_rows import record_node_failures
 from service.store.override_changes import load_override_statuses, store_override_status
 from service.store.status_changes import change_status
 from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
 from service.store.stored_spec import spec_value
+from service.store.upserts import Upserts
 from workers.contract import (
     AcksRecord,
     CheckpointRecord,
@@ -66,6 +69,10 @@ _REASONS = {
 """Reasons of worker changes, by the cause in the record."""
 
 
+JobReport = tuple[JobRow, Drained]
+"""The row of a job, which is locked, and what the job reported."""
+
+
 def cursor_of(job: JobRow) -> Cursor:
     """The newest record that the database holds."""
     return Cursor(attempt=job.cursor_attempt, generation=job.cursor_generation, seq=job.cursor_seq)
@@ -80,13 +87,19 @@ def has_new_data(job: JobRow, drained: Drained) -> bool:
     return drained.progress is not None and _is_newer(drained.progress, stored_progress(job))
 
 
-def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
+def ingest_records(session: Session, reports: Sequence[JobReport], *, now: float) -> None:
     """Store drained reports; records at or below the cursor change nothing.
 
     Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later
     record.
     """
-    intake = _Intake(session, job)
+    upserts = Upserts(session)
+    for job, drained in reports:
+        _ingest_report(_Intake(session, job, upserts), job, drained, now=now)
+    upserts.write()
+
+
+def _ingest_report(intake: _Intake, job: JobRow, drained: Drained, *, now: float) -> None:
     if job.status == Status.LOST:
         intake.end_silence(drained, now=now)
     intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
@@ -116,9 +129,10 @@ def update_overrides(
 class _Intake:
     """Stores one job's reports within one transaction."""
 
-    def __init__(self, session: Session, job: JobRow) -> None:
+    def __init__(self, session: Session, job: JobRow, upserts: Upserts) -> None:
         self._session = session
         self._job = job
+        self._upserts = upserts
         self._takers: dict[type[Any], Callable[[Record, Any], None]] = {
             PackagesRecord: self._take_packages,
             Started: self._take_started,
@@ -132,6 +146,13 @@ class _Intake:
             PausedRecord: self._take_end,
             EndRecord: self._take_end,
         }
+
+    @cached_property
+    def _has_overrides(self) -> bool:
+        """Whether the job has overrides; none is added while its row is locked."""
+        query = select(OverrideRow.id).where(OverrideRow.job_id == self._job.id).limit(1)
+        with self._session.no_autoflush:
+            return self._session.scalar(query) is not None
 
     def end_silence(self, drained: Drained, *, now: float) -> None:
         """Return a LOST guest run to RUNNING."""
@@ -229,6 +250,7 @@ class _Intake:
 
     def _delete_repeated_work(self, record: Record, started: Started) -> None:
         """Remove decisions and epochs of repeated work from the history; their events remain."""
+        self._upserts.write()
         tables: tuple[type[DecisionRow | EpochRow], ...] = (DecisionRow, EpochRow)
         for table in tables:
             condition = (
@@ -243,11 +265,8 @@ class _Intake:
 
     def _take_epoch(self, record: Record, epoch: EpochRecord) -> None:
         content = epoch.model_dump(mode="json")
-        self._session.merge(
-            EpochRow(
-                job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin_columns(record)
-            )
-        )
+        row = {"epoch": epoch.epoch, "record": content, **_origin_columns(record)}
+        self._upserts.add(EpochRow, {"job_id": self._job.id, **row})
         self._job.metrics = dict(epoch.metrics)
         progress = stored_progress(self._job)
         if progress is not None and progress["step"] <= epoch.step:
@@ -266,15 +285,16 @@ class _Intake:
     def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
         where = {"epoch": taken.decision.epoch, "step": taken.decision.step}
         decision = to_json(taken.decision)
-        self._session.merge(
-            DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin_columns(record))
-        )
+        row = {"decision": decision, **where, **_origin_columns(record)}
+        self._upserts.add(DecisionRow, {"job_id": self._job.id, **row})
         self._append_event(record, "decision", {"decision": decision})
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
         switched = SwitchReport(
             **{name: getattr(acks, name) for name in SwitchReport.__dataclass_fields__}
         )
+        if not self._has_overrides:
+            return
         found = load_override_statuses(self._session, self._job)
         known = [overrides.acknowledge(old, switched) for _, old in found.values()]
         for new in overrides.supersede(known, layer_names(self._job)):
@@ -294,9 +314,8 @@ class _Intake:
 
     def _take_checkpoint(self, record: Record, checkpoint: CheckpointRecord) -> None:
         content = checkpoint.model_dump(mode="json", exclude={"kind"})
-        self._session.merge(
-            CheckpointRow(job_id=self._job.id, **content, **_origin_columns(record))
-        )
+        row = {**content, **_origin_columns(record)}
+        self._upserts.add(CheckpointRow, {"job_id": self._job.id, **row})
         # Progress beyond the previous attempt ends a series of losses.
         self._job.lost_attempts = 0
         self._append_event(record, "checkpoint", content)
@@ -342,7 +361,8 @@ class _Intake:
     def _update_overrides(
         self, change: Callable[[OverrideStatus], OverrideStatus], now: float
     ) -> None:
-        update_overrides(self._session, self._job, change, now=now)
+        if self._has_overrides:
+            update_overrides(self._session, self._job, change, now=now)
 
 
 def mark_training(session: Session, job: JobRow, *, now: float) -> None:

@@ -204,16 +204,6 @@ class SchedulerWrites:
 
         return self._write_if_unchanged(seen, token, change)
 
-    def ingest(self, seen: JobRow, token: int, drained: Drained) -> bool:
-        """Store what a running job reported.
-
-        It depends only on the cursor, which is read again, so a concurrent request loses no output.
-        """
-        now = self._clock()
-        return self._write(
-            seen.id, token, lambda session, job: self._ingest(session, job, drained, now=now)
-        )
-
     def confirm_orders(self, seen: JobRow, token: int, version: int) -> bool:
         """Store that the Accordion actor holds the orders of that version."""
         now = self._clock()
@@ -399,7 +389,7 @@ class SchedulerWrites:
         )
 
     def _ingest(self, session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
-        ingest_records(session, job, drained, now=now)
+        ingest_records(session, [(job, drained)], now=now)
         trim_history(session, job, self._limits)
 
     def _write_if_unchanged(self, seen: JobRow, token: int, change: Change) -> bool:

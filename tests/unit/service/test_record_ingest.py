@@ -148,7 +148,7 @@ class Row:
 
     def take(self, drained: Drained) -> None:
         with self._database.write() as session:
-            ingest_records(session, self._open(session), drained, now=2.0)
+            ingest_records(session, [(self._open(session), drained)], now=2.0)
 
     def override(self, until: int) -> str:
         given: dict[str, Any] = {

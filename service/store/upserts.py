@@ -1,0 +1,42 @@
+"""Rows that replace those with the same primary key, without reading these first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Table, inspect
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.store.models import Base
+
+
+class Upserts:
+    """Rows of one transaction that are inserted, or replace those with their primary keys, with one
+    statement per table. Objects of the session do not see them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        is_postgresql = session.get_bind().dialect.name == "postgresql"
+        self._dialect = postgresql if is_postgresql else sqlite
+        self._rows: dict[type[Base], list[dict[str, Any]]] = {}
+
+    def add(self, entity: type[Base], values: Mapping[str, Any]) -> None:
+        """Add a row, with a value for every column; later rows win."""
+        self._rows.setdefault(entity, []).append(dict(values))
+
+    def write(self) -> None:
+        """Write the rows that were added since the last call."""
+        rows, self._rows = self._rows, {}
+        # What the session has not written yet does not matter to these rows.
+        with self._session.no_autoflush:
+            for entity, values in rows.items():
+                table: Table = inspect(entity).local_table  # type: ignore[assignment]
+                keys = [column.name for column in table.primary_key]
+                query = self._dialect.insert(table)
+                others = {name: query.excluded[name] for name in values[0] if name not in keys}
+                self._session.execute(
+                    query.on_conflict_do_update(index_elements=keys, set_=others), values
+                )
