@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, insert, select
 
 from service import allocator
 from service.metrics import metrics_response
-from service.store.models import Base
+from service.store.models import Base, JobRow
 from service.store.repository import JobFilter, Repository
 from tests.api.world import World
 
@@ -100,6 +100,21 @@ def test_a_list_reads_no_more_rows_than_it_shows(
 ) -> None:
     with selects(world) as found:
         read(world.repository)
+    assert full_scans(world, found) == []
+
+
+def test_a_scrape_reads_no_old_job_once_the_database_knows_its_statistics(world: World) -> None:
+    world.finish(world.submit())
+    table = JobRow.__table__
+    with world.database.connect_writer() as connection:
+        [row] = connection.execute(select(table)).mappings()
+        old = [{**row, "id": f"{n:036}", "ended_at": float(n)} for n in range(2000)]
+        connection.execute(insert(table), old)
+        connection.exec_driver_sql("ANALYZE")
+    # New connections read the statistics.
+    world.database.close()
+    with selects(world) as found:
+        assert len(world.repository.shown(1999.0)) == 2
     assert full_scans(world, found) == []
 
 
