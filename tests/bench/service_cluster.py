@@ -1,12 +1,15 @@
-"""The scheduler over a scripted cluster whose jobs end an epoch each second, as a process.
+"""The scheduler over a scripted cluster whose jobs report new progress in every turn, and end an
+epoch every so many seconds, as a process.
 
-`python -m tests.bench.service_cluster`, with the settings of the service.
+`python -m tests.bench.service_cluster SECONDS`, with the settings of the service.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +25,6 @@ from tests.api.fake_job import FakeJob
 from tests.api.fake_runtime import FakeRuntime
 from workers.contract import Cursor, Drained
 
-EPOCH_S = 1.0
 NODE_CPUS = (64.0,) * 16
 
 
@@ -39,11 +41,12 @@ class Measured:
 class PacedRuntime(FakeRuntime):
     """A scripted cluster in real time, which counts the time that it takes itself."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: Measured, epoch_s: float) -> None:
         super().__init__(clock=time.time, cpus=NODE_CPUS)
         self.own_s = 0.0
         """Seconds that the cluster computed."""
         self._measured = measured
+        self._epoch_s = epoch_s
         self._moved_at: dict[str, float] = {}
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
@@ -65,14 +68,17 @@ class PacedRuntime(FakeRuntime):
                 if (record.attempt, record.generation, record.seq) <= stored
             ]
         self.batches.clear()
-        before = self._moved_at.get(job_id)
         drained = super().drain(job_id, confirmed)
-        is_old = self._moved_at.get(job_id) == before
-        return drained.model_copy(update={"progress": None}) if is_old else drained
+        if drained.progress is None:
+            return drained
+        progress = drained.progress.model_copy(update={"time": now})
+        return drained.model_copy(update={"progress": progress})
 
     def _move(self, job: FakeJob) -> None:
         now, job_id = time.monotonic(), job.launch.job_id
-        if now - self._moved_at.get(job_id, 0.0) >= EPOCH_S:
+        # Jobs that began together do not end their epochs together for long.
+        began = self._moved_at.setdefault(job_id, now - random.uniform(0.0, self._epoch_s))
+        if now - began >= self._epoch_s:
             self._moved_at[job_id] = now
             super()._move(job)
             job.journal.clear()
@@ -93,7 +99,8 @@ def main() -> None:
     settings, measured = load_settings(), Measured()
     # On standard error: standard output has the figures alone.
     configure_logs(settings.log_level, "scheduler")
-    runtime, database = PacedRuntime(measured), Database(settings.database)
+    runtime = PacedRuntime(measured, epoch_s=float(sys.argv[1]))
+    database = Database(settings.database)
     scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=time.time)
     while not stop.is_set():
         started, own = time.perf_counter(), runtime.own_s

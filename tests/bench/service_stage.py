@@ -78,9 +78,13 @@ class Stage:
         self._api.wait()
 
     @contextmanager
-    def run_jobs(self, number: int) -> Iterator[tuple[SchedulerProcess, list[str]]]:
-        """Run the scheduler over a scripted cluster, and jobs on it, while the block does."""
-        process = self._start("tests.bench.service_cluster", stdout=subprocess.PIPE)
+    def run_jobs(
+        self, number: int, *, epoch_s: float = 1.0
+    ) -> Iterator[tuple[SchedulerProcess, list[str]]]:
+        """Run the scheduler over a scripted cluster, and jobs with epochs of this length on it,
+        while the block runs.
+        """
+        process = self._start("tests.bench.service_cluster", str(epoch_s), stdout=subprocess.PIPE)
         try:
             job_ids = self._submit_endless_jobs(number)
             wait_until(lambda: self._count_jobs(job_ids, "RUNNING") == number, "all jobs run")
