@@ -182,8 +182,8 @@ class Scheduler:
             return
         jobs = self._repository.unfinished()
         self._reports.drain_all(jobs, self._cluster.supervisors)
-        self._reports.store_running(jobs, self._cluster.supervisors, token)
         self._times.stop_overdue(jobs, token)
+        self._reports.store_running(jobs, self._cluster.supervisors, token)
         for job in jobs:
             self._reconcile_job(job, token, fresh=fresh)
         self._times.queue_due(token)

@@ -5,7 +5,7 @@ neither lost nor doubled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from service.domain.jobs import Status
 from service.pending_logs import MAX_PENDING_BYTES
 from service.scheduler import Scheduler
-from service.store.scheduler_writes import SchedulerWrites
+from service.store.report_writes import ReportWrites
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 
@@ -68,17 +68,48 @@ def test_an_override_submitted_as_the_job_ends_expires_and_no_record_is_lost(
 def test_a_database_that_cannot_be_written_for_a_while_costs_no_line_and_no_epoch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingest, refused = SchedulerWrites.ingest, [True, True, False, True]
+    ingest, refused = ReportWrites.ingest, [True, True, False, True]
 
     def ingest_sometimes(*given: Any) -> bool:
         if refused and refused.pop():
             raise OperationalError("INSERT", {}, Exception("database or disk is full"))
         return ingest(*given)
 
-    monkeypatch.setattr(SchedulerWrites, "ingest", ingest_sometimes)
+    monkeypatch.setattr(ReportWrites, "ingest", ingest_sometimes)
     job_id = world.submit()
     world.finish(job_id)
     assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])
+
+
+def test_a_report_that_cannot_be_stored_does_not_keep_those_of_other_jobs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports of many jobs are stored in one transaction."""
+    one = {"min": 1, "max": 1}
+    jobs = [world.submit(workers=one, **LONG) for _ in range(3)]
+    for job_id in jobs:
+        world.train(job_id)
+    ingest, sizes = ReportWrites.ingest, []
+
+    def refuse_one(
+        writes: ReportWrites, token: int, reports: Mapping[str, Drained]
+    ) -> frozenset[str]:
+        sizes.append(len(reports))
+        if jobs[1] in reports:
+            raise ValueError("a report that this version cannot read")
+        return ingest(writes, token, reports)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReportWrites, "ingest", refuse_one)
+        before = {job_id: len(world.epochs(job_id)) for job_id in jobs}
+        world.turn(4)
+    assert max(sizes) == 3
+    grown = {job_id: len(world.epochs(job_id)) - before[job_id] for job_id in jobs}
+    assert grown[jobs[0]] >= 3
+    assert grown[jobs[2]] >= 3
+    for job_id in jobs:
+        assert world.finish(job_id).status == Status.SUCCEEDED
+        assert (lines(world, job_id), world.epochs(job_id)) == (expected(40), list(range(40)))
 
 
 def test_output_beyond_the_limit_keeps_the_newest_megabyte_and_counts_the_rest(
@@ -89,7 +120,7 @@ def test_output_beyond_the_limit_keeps_the_newest_megabyte_and_counts_the_rest(
     world.runtime.stuck.add(job_id)
     said = [f"{n:08190}" for n in range(200)]
     with monkeypatch.context() as patch:
-        patch.setattr(SchedulerWrites, "ingest", lambda *_: False)
+        patch.setattr(ReportWrites, "ingest", lambda *_: frozenset())
         for text in said:
             world.say(job_id, text)
             world.turn()
@@ -145,7 +176,7 @@ def test_output_of_an_attempt_that_could_not_be_stored_comes_before_that_of_the_
     job_id = world.submit(**LONG)
     world.train(job_id)
     with monkeypatch.context() as patch:
-        patch.setattr(SchedulerWrites, "ingest", lambda *_: False)
+        patch.setattr(ReportWrites, "ingest", lambda *_: frozenset())
         world.turn(2)
     world.runtime.lose(job_id)
     assert world.finish(job_id).attempt == 2
