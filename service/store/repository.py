@@ -23,7 +23,7 @@ from sqlalchemy import (
     union,
     union_all,
 )
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
 from service.domain.cluster_snapshot import list_unschedulable
 from service.domain.job_status import UNFINISHED
@@ -52,6 +52,16 @@ from service.store.models import (
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
 """Listed explicitly: an index serves `IN`, but not `NOT IN`."""
+_REPORTED = (
+    JobRow.progress,
+    JobRow.layers,
+    JobRow.metrics,
+    JobRow.storage,
+    JobRow.ray_run,
+    JobRow.packages,
+    JobRow.tally,
+)
+"""Columns whose documents take longer to parse than all others of a job."""
 _LOWEST_ID, _HIGHEST_ID = (
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",
@@ -209,8 +219,9 @@ class Repository:
         )
 
     def allocated(self) -> list[JobRow]:
-        """Jobs that hold workers, in the order of priority and age."""
+        """Jobs that hold workers, in the order of priority and age, without what they reported."""
         query = select(JobRow).where(JobRow.status.in_(UNFINISHED), JobRow.workers > 0)
+        query = query.options(*(defer(column, raiseload=True) for column in _REPORTED))
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def named_code(self) -> set[str]:
