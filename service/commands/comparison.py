@@ -200,7 +200,7 @@ def _compute_figures(
 def _sum_phases(epochs: Sequence[EpochView]) -> Counter[str]:
     seconds: Counter[str] = Counter()
     for row in epochs:
-        seconds.update(row.seconds_by_phase)  # type: ignore[arg-type]  # numbers of any kind add up
+        seconds.update(row.seconds_by_phase)
     return seconds
 
 

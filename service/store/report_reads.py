@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Select, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -20,7 +20,7 @@ from service.store.models import (
     OverrideRow,
 )
 
-Row = TypeVar("Row", bound=Any)
+Row = TypeVar("Row")
 _CHUNKS = 40
 """Number of the newest batches of output lines that are read."""
 _END_OF_EPOCH = 2**31
@@ -81,7 +81,7 @@ def read_report_rows(
 
 
 def _read_newest(
-    session: Session, query: Select[tuple[Row]], number: InstrumentedAttribute[int], *, limit: int
+    session: Session, query: Select[Row], number: InstrumentedAttribute[int], *, limit: int
 ) -> Sequence[Row]:
     return session.scalars(query.order_by(number.desc()).limit(limit)).all()[::-1]
 
@@ -106,4 +106,6 @@ def _read_decisions(
     chosen = choose_in_force(starts, [(row.epoch, _END_OF_EPOCH) for row in epochs])
     if not chosen:  # no epoch is finished
         return found[:limit]
-    return session.scalars(query.where(tuple_(DecisionRow.epoch, DecisionRow.step).in_(chosen))).all()
+    return session.scalars(
+        query.where(tuple_(DecisionRow.epoch, DecisionRow.step).in_(chosen))
+    ).all()
