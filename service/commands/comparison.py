@@ -128,8 +128,9 @@ def find_differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]
 
 
 def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a document by dotted path; an empty mapping has none."""
     for name, value in document.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

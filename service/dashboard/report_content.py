@@ -14,6 +14,7 @@ from service.api.schemas import (
     DecisionView,
     EpochView,
     JobView,
+    ProgressView,
     ScheduleView,
 )
 from service.api.why_schemas import WhyView
@@ -21,7 +22,6 @@ from service.commands.format import (
     format_bytes,
     format_duration,
     format_elasticity,
-    format_epochs,
     format_layers,
     format_level,
     format_metric,
@@ -108,12 +108,17 @@ def list_figures(source: ReportSource) -> list[Figure]:
                 value=format_savings(sent.model_dump()),
                 note=f"compared with fp32; fp16 would send {format_bytes(sent.fp16)}",
             ),
-            Figure(label="Progress", value=format_epochs(progress), note=f"step {progress.step}"),
+            Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
         ]
     cost = job.tally
     changes = format_elasticity(cost) if cost.resizes or cost.recoveries else "no change of workers"
     attempts = Figure(label="Attempts", value=str(job.attempt), note=changes)
     return [*figures, _describe_workers(source), attempts]
+
+
+def _count_epochs(progress: ProgressView) -> str:
+    of = "" if progress.epochs is None else f" of {progress.epochs}"
+    return f"{progress.epoch}{of}"
 
 
 def _list_results(source: ReportSource) -> list[Figure]:
@@ -122,7 +127,7 @@ def _list_results(source: ReportSource) -> list[Figure]:
     metrics = last.metrics if last else job.metrics
     name = choose_main_metric(metrics, job.spec)
     if name is None:
-        return [Figure(label="Result", value="none", note="no epoch was evaluated")]
+        return [Figure(label="Result", value="none", note="no epoch has been evaluated")]
     values = list_values(name, ((row.epoch, row.metrics) for row in epochs))
     best = find_best(values, smaller=is_smaller_better(name, job.spec))
     shown = "" if len(epochs) == source.num_epochs else " of the epochs shown"
@@ -292,7 +297,7 @@ def _tabulate_attempts(attempts: Sequence[AttemptView]) -> ReportTable:
         cost = row.tally
         return (
             str(row.number),
-            str(row.workers),
+            str(row.workers or "-"),
             _format_time(row.started_at),
             _format_time(row.ended_at),
             f"{row.reason}{f': {row.message}' if row.message else ''}",

@@ -16,9 +16,9 @@ CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "workers", "
 @pytest.fixture(scope="module")
 def reported(service: LiveService) -> str:
     """A job that has ended, with an override and another number of workers."""
-    job_id = service.submit("reported", epochs=30)
+    job_id = service.submit("reported", epochs=12)
     service.wait_for_epochs(job_id, 2)
-    override = {"level": "low", "layers": ["fc1*"], "until": 12, "reason": "<b>compare</b>"}
+    override = {"level": "low", "layers": ["fc1*"], "until": 6, "reason": "<b>compare</b>"}
     service.client.post(f"/api/v1/jobs/{job_id}/overrides", json=override).raise_for_status()
     resize = {"min": 3, "max": 3}
     service.client.post(f"/api/v1/jobs/{job_id}/resize", json=resize).raise_for_status()
@@ -46,7 +46,7 @@ def test_a_report_opens_from_a_disk_without_a_network(
     expect_charts(watched)
     row = watched.page.locator("#overrides-table tbody tr")
     expect(row).to_contain_text("<b>compare</b>")
-    expect(watched.page.locator("#epochs-table tbody tr")).to_have_count(30)
+    expect(watched.page.locator("#epochs-table tbody tr")).to_have_count(12)
     context.close()
 
 

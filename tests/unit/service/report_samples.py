@@ -180,7 +180,7 @@ def make_source(count: int = 3, /, **changes: Any) -> ReportSource:
     source = {
         "job": make_job(count),
         "schedule": make_schedule(),
-        "why": WhyView(sentence="The network holds this job up."),
+        "why": WhyView(sentence="The network holds this job up.", cause="link"),
         "epochs": [make_epoch(number) for number in range(count)],
         "num_epochs": count,
         "decisions": [make_decision(number) for number in range(count)],

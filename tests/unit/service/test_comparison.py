@@ -88,8 +88,9 @@ def test_specs_are_compared_place_by_place() -> None:
     }
 
 
-def test_a_missing_value_differs_from_an_empty_one() -> None:
-    assert find_differences([{"labels": {}}, {}]) == {"labels": [{}, None]}
+def test_an_empty_mapping_is_like_a_missing_one() -> None:
+    assert find_differences([{"labels": {}}, {}]) == {}
+    assert find_differences([{"a": {}}, {"a": {"b": 1}}]) == {"a.b": [None, 1]}
     assert find_differences([{"a": 1}, {"a": 1.0}, {"a": True}]) == {"a": [1, 1.0, True]}
 
 

@@ -84,7 +84,7 @@ function drawMetrics({ epochs, marked }) {
 
 export function drawWorkers({ epochs, marked }) {
   draw("workers", [line("workers", epochs, (row) => row.world_size, 1, { line: { shape: "hv" } })],
-    { showlegend: false, yaxis: { rangemode: "tozero", tickformat: "d" } }, `Workers at the end of the newest epoch: ${newest(epochs, (row) => row.world_size)}.`, marked);
+    { showlegend: false, yaxis: { rangemode: "tozero", tickformat: "d", dtick: Math.max(...epochs.map((row) => row.world_size)) > 8 ? undefined : 1 } }, `Workers at the end of the newest epoch: ${newest(epochs, (row) => row.world_size)}.`, marked);
 }
 
 export function drawTraffic({ epochs, marked }) {
