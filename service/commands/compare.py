@@ -23,7 +23,7 @@ from service.commands.comparison import (
     ComparedJob,
     Comparison,
     IncomparableError,
-    JobHistory,
+    ComparedHistory,
     compare_jobs,
 )
 from service.commands.completion import complete_job
@@ -80,7 +80,7 @@ def compare(
         raise typer.BadParameter(f"there is one job, {jobs[0]}; give two or more")
     with connect_client(url) as client:
         found = [find_to_read(client, job) for job in jobs]
-        histories = [JobHistory(job=job, epochs=_read_epochs(client, job.id)) for job in found]
+        histories = [ComparedHistory(job=job, epochs=_read_epochs(client, job.id)) for job in found]
     try:
         compared = compare_jobs(histories, metric=metric, reaches=reaches, now=datetime.now(UTC))
     except IncomparableError as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobHistory:
+class ComparedHistory:
     """A job and all of its finished epochs, oldest first."""
 
     job: JobView
@@ -94,7 +94,11 @@ class IncomparableError(ValueError):
 
 
 def compare_jobs(
-    histories: Sequence[JobHistory], *, metric: str | None, reaches: float | None, now: datetime
+    histories: Sequence[ComparedHistory],
+    *,
+    metric: str | None,
+    reaches: float | None,
+    now: datetime,
 ) -> Comparison:
     """Compare jobs that have finished epochs.
 
@@ -136,7 +140,7 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", value
 
 
-def _check_jobs(histories: Sequence[JobHistory]) -> None:
+def _check_jobs(histories: Sequence[ComparedHistory]) -> None:
     counts = Counter(one.job.id for one in histories)
     repeated = [one.job for one in histories if counts[one.job.id] > 1]
     if repeated:
@@ -151,7 +155,7 @@ def _check_jobs(histories: Sequence[JobHistory]) -> None:
         )
 
 
-def _choose_metric(histories: Sequence[JobHistory], metric: str | None) -> str | None:
+def _choose_metric(histories: Sequence[ComparedHistory], metric: str | None) -> str | None:
     by_job = [{name: None for row in one.epochs for name in row.metrics} for one in histories]
     known = list(dict.fromkeys(name for names in by_job for name in names))
     if metric is not None:
@@ -166,7 +170,7 @@ def _choose_metric(histories: Sequence[JobHistory], metric: str | None) -> str |
 
 
 def _compute_figures(
-    history: JobHistory, metric: str | None, reaches: float | None, *, now: datetime
+    history: ComparedHistory, metric: str | None, reaches: float | None, *, now: datetime
 ) -> ComparedJob:
     job, epochs = history.job, history.epochs
     values = list_values(metric, ((row.epoch, row.metrics) for row in epochs)) if metric else []
@@ -205,7 +209,7 @@ def _sum_phases(epochs: Sequence[EpochView]) -> Counter[str]:
     return seconds
 
 
-def _sum_bytes(history: JobHistory) -> tuple[int, int]:
+def _sum_bytes(history: ComparedHistory) -> tuple[int, int]:
     """Return the bytes sent and those without compression; the newest progress counts also the
     steps that were rolled back.
     """

@@ -14,7 +14,7 @@ from service.commands.compare import tabulate_figures, tabulate_specs
 from service.commands.comparison import (
     Comparison,
     IncomparableError,
-    JobHistory,
+    ComparedHistory,
     compare_jobs,
     find_differences,
 )
@@ -31,13 +31,13 @@ SECOND = "00000000-0000-7000-8000-000000000002"
 NOW = BEGIN + timedelta(seconds=30)
 
 
-def make_history(epochs: int, **changes: Any) -> JobHistory:
+def make_history(epochs: int, **changes: Any) -> ComparedHistory:
     rows = changes.pop("rows", [make_epoch(number) for number in range(epochs)])
-    return JobHistory(job=make_job(epochs, **changes), epochs=rows)
+    return ComparedHistory(job=make_job(epochs, **changes), epochs=rows)
 
 
 def compare(
-    *histories: JobHistory, metric: str | None = None, reaches: float | None = None
+    *histories: ComparedHistory, metric: str | None = None, reaches: float | None = None
 ) -> Comparison:
     return compare_jobs(histories, metric=metric, reaches=reaches, now=NOW)
 
@@ -170,7 +170,7 @@ def test_guest_runs_and_jobs_without_metrics_are_compared() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    histories: list[JobHistory], options: dict[str, Any], why: str
+    histories: list[ComparedHistory], options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(IncomparableError, match=why):
         compare(*histories, **options)
