@@ -20,10 +20,10 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.comparison import (
+    ComparedHistory,
     ComparedJob,
     Comparison,
     IncomparableError,
-    ComparedHistory,
     compare_jobs,
 )
 from service.commands.completion import complete_job

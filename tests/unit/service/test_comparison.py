@@ -12,9 +12,9 @@ import pytest
 
 from service.commands.compare import tabulate_figures, tabulate_specs
 from service.commands.comparison import (
+    ComparedHistory,
     Comparison,
     IncomparableError,
-    ComparedHistory,
     compare_jobs,
     find_differences,
 )
