@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from service.dashboard.report_page import build_report
 from tests.browser.conftest import Watched
 from tests.browser.live_service import LiveService
+from tests.unit.service.report_samples import make_epoch, make_source
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "workers", "regimes", "levels")
 
@@ -55,3 +57,16 @@ def test_a_jobs_page_leads_to_its_report(watched: Watched, reported: str) -> Non
     watched.page.get_by_role("link", name="Report", exact=True).click()
     expect(watched.page.locator("#epochs-table")).to_be_visible()
     expect_charts(watched)
+
+
+def test_maps_of_a_part_of_a_history_cover_its_epochs(browser: Browser, tmp_path: Path) -> None:
+    numbers = (100, 150, 199)
+    source = make_source(3, epochs=[make_epoch(number) for number in numbers], num_epochs=200)
+    file = tmp_path / "report.html"
+    file.write_bytes(b"".join(build_report(source).pieces))
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    expect(page.locator("#regimes .main-svg").first).to_be_visible()
+    shown = page.evaluate("document.getElementById('regimes').layout.xaxis.range")
+    assert shown == [99.5, 199.5]
+    page.close()
