@@ -93,9 +93,13 @@ def _build_page(job: JobRow, state: AppState) -> ReportPage:
 
 
 def _list_events(rows: Iterable[EventRow]) -> list[dict[str, Any]]:
-    """Return readable events; the time of others stays a number."""
+    """Return readable events; of others the time stays a number, or the data are no object."""
     documents = map(event_document, rows)
-    return [document for document in documents if isinstance(document["time"], str)]
+    return [
+        document
+        for document in documents
+        if isinstance(document["time"], str) and isinstance(document["data"], dict)
+    ]
 
 
 def _list_lines(chunks: Iterable[LogChunkRow]) -> list[str]:
