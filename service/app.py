@@ -36,7 +36,7 @@ from service.api import (
 from service.api.app_state import AppState, Clock
 from service.api.feeds import FeedHub
 from service.api.problems import install_problems
-from service.dashboard import provider_login
+from service.dashboard import provider_login, report_route
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
 from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
@@ -96,7 +96,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 
 def _include_routers(app: FastAPI) -> None:
     accounts_and_logins = (accounts, quotas, user_secrets, login_links, login_codes)
-    jobs_and_history = (jobs, batches, steering, history, overrides, streams, plans)
+    jobs_and_history = (jobs, batches, steering, history, report_route, overrides, streams, plans)
     others = (catalog, code, model_downloads, nodes, webhooks)
     for module in (*jobs_and_history, *others, *accounts_and_logins):
         app.include_router(module.router, prefix="/api/v1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from service.api.schemas import PLAIN
 from service.checkpoint_choice import choose_checkpoints
 from service.child_processes import inherit_environment
 from service.domain.access import Scope
+from service.domain.file_names import name_file
 from service.domain.jobs import Kind
 from service.errors import Conflict, Unavailable
 from service.model_files import export_model_file
@@ -74,14 +74,13 @@ async def get_model(
     export = partial(export_model_file, request, environment)
     with _hold_place(state):
         model = await anyio.to_thread.run_sync(export, limiter=state.model_exports)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", job.name)
     return StreamingResponse(
         model.read_chunks(),
         media_type=MEDIA_TYPE,
         headers={
             "Accordion-Checkpoint": model.checkpoint,
             "Content-Length": str(model.size_bytes),
-            "Content-Disposition": f"attachment; filename={name}.safetensors",
+            "Content-Disposition": f"attachment; filename={name_file(job.name, '.safetensors')}",
         },
     )
 

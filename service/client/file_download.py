@@ -1,4 +1,4 @@
-"""Downloads a model to a file."""
+"""Downloads a model or a report to a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ DOWNLOAD_TIMEOUT_S = 660.0
 
 
 async def download_file(opening: AbstractAsyncContextManager[httpx2.Response], file: Path) -> str:
-    """Write a model to a file, which appears once it is complete; return its checkpoint's name.
+    """Write a response to a file, which appears once it is complete; return the name of the
+    checkpoint that a model is from, empty for other files.
 
     Raises:
         OSError: the file cannot be written.
@@ -22,14 +23,14 @@ async def download_file(opening: AbstractAsyncContextManager[httpx2.Response], f
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with draft.open("wb") as opened:  # first: an export takes long
-            name = await _receive_model(opening, opened)
+            name = await _receive_file(opening, opened)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
     return name
 
 
-async def _receive_model(
+async def _receive_file(
     opening: AbstractAsyncContextManager[httpx2.Response], opened: BinaryIO
 ) -> str:
     async with opening as response:

@@ -103,6 +103,11 @@ class HistoryRequests(RequestSender):
         )
 
     @shared_method
+    async def download_report(self, job_id: str, file: Path) -> None:
+        """Write the report of the job, one HTML page, to a file."""
+        await download_file(self._open(f"/jobs/{job_id}/report"), file)
+
+    @shared_method
     async def schedule(self, job_id: str) -> ScheduleView:
         """Get the state of each layer."""
         return await self._request(ScheduleView, "GET", f"/jobs/{job_id}/schedule")

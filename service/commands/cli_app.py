@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from service.commands import account_commands as accounts
 from service.commands import (
     backups,
+    compare,
     deletion,
     doctor,
     download,
@@ -23,6 +24,7 @@ from service.commands import (
     logins,
     plan,
     processes,
+    report,
 )
 from service.commands import job_control as control
 from service.commands import job_states as states
@@ -88,6 +90,8 @@ _add("cancel")(states.cancel)
 _add("retry")(states.retry)
 _add("change")(control.change)
 _add("download")(download.download)
+_add("report")(report.report)
+_add("compare")(compare.compare)
 _add("archive")(states.archive)
 _add("unarchive")(states.unarchive)
 _add("delete")(deletion.delete)

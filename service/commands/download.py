@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from service.commands.cli_support import (
 )
 from service.commands.completion import complete_checkpoint
 from service.commands.format import format_bytes
+from service.domain.file_names import name_file
 
 
 def download(
@@ -47,7 +47,7 @@ def download(
 
     with connect_client(url) as client:
         found = client.find(job)
-        file = to or Path(f"{re.sub(r'[^A-Za-z0-9._-]', '-', found.name)}.safetensors")
+        file = to or Path(name_file(found.name, ".safetensors"))
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a directory; give a file with --to")
         if file.exists() and not force:

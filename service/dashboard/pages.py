@@ -18,12 +18,12 @@ from service.domain.job_status import STATUS_TABLE
 from service.domain.override_status import OVERRIDE_TABLE
 
 FRESH = {"Cache-Control": "no-store"}
-_STATUSES = {
+STATUSES = {
     status: {"phase": traits.phase, "tone": traits.tone, "isActive": traits.is_active}
     for status, traits in STATUS_TABLE.items()
 }
 """The table of statuses as the scripts of the pages read it."""
-_OVERRIDE_STATES = {
+OVERRIDE_STATES = {
     state: {"tone": traits.tone, "isLive": traits.is_live}
     for state, traits in OVERRIDE_TABLE.items()
 }
@@ -36,7 +36,7 @@ def render_page(
     state: AppState = request.app.state.accordion
     caller: Caller | None = request.state.caller
     html = (
-        _load_templates()
+        load_templates()
         .get_template(template)
         .render(
             static=f"/static/pages/{compute_fingerprint()}",
@@ -44,8 +44,8 @@ def render_page(
             signed_in=state.cookie in request.cookies,
             page=page,
             provider=state.oidc.config.name if state.oidc else "",
-            statuses=_STATUSES,
-            override_states=_OVERRIDE_STATES,
+            statuses=STATUSES,
+            override_states=OVERRIDE_STATES,
             **values,
         )
     )
@@ -53,7 +53,8 @@ def render_page(
 
 
 @cache
-def _load_templates() -> Environment:
+def load_templates() -> Environment:
+    """Return the templates of all pages."""
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

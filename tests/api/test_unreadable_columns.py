@@ -19,7 +19,7 @@ from workers.contract import FailureRecord
 
 JOBS = "/api/v1/jobs"
 HISTORY = ("/attempts", "/epochs", "/decisions", "/checkpoints")
-PAGES = ("", "/schedule", "/why", "/overrides", *HISTORY)
+PAGES = ("", "/schedule", "/why", "/report", "/overrides", *HISTORY)
 DOCUMENTS: list[Any] = [{"from": "another version"}, [{"x": 1}], 7]
 
 

@@ -59,6 +59,8 @@ archive {clone[id]}
 unarchive {clone[id]}
 archive --label team:vision
 download {clone[id]} --to {model}
+report {clone[id]} --out {report}
+compare {submit[id]} {clone[id]}
 delete {clone[id]} --yes
 queue
 plan {spec} --workers 2 --link 1Gbit --cluster
@@ -153,7 +155,8 @@ def test_commands_of_a_service_print_one_document(
 
     monkeypatch.setattr(Client, "download_model", download_model)
     model = tmp_path / "model.safetensors"
-    printed = call_each(accordion, CALLS, {"spec": spec, "model": model})
+    files = {"spec": spec, "model": model, "report": tmp_path / "report.html"}
+    printed = call_each(accordion, CALLS, files)
     assert printed["download"] == {"file": str(model), "bytes": 7, "checkpoint": "g1"}
     assert printed["login"]["url"].startswith("http://127.0.0.1:")
 

@@ -97,6 +97,11 @@ function row(change) {
 export function showChanges(changes) {
   const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "None so far."));
   fill(at("changes"), ...(changes.length ? [...changes].reverse().map(row) : [none]));
+  showLegend(changes);
+}
+
+// Explains the marks of the charts.
+export function showLegend(changes) {
   const kinds = Object.keys(ABOUT).filter((kind) => changes.some((change) => change.kind === kind && change.epoch !== null));
   at("marks").hidden = kinds.length === 0;
   fill(at("marks"), "Marks in the charts:", ...kinds.map((kind) => element("span", {}, badge(kind, SIGNS[kind]), ` ${ABOUT[kind]}`)),

@@ -82,6 +82,11 @@ function drawMetrics({ epochs, marked }) {
     names.map((name) => `Newest ${name} ${newest(epochs, of(name))}.`).join(" "), marked);
 }
 
+export function drawWorkers({ epochs, marked }) {
+  draw("workers", [line("workers", epochs, (row) => row.world_size, 1, { line: { shape: "hv" } })],
+    { showlegend: false, yaxis: { rangemode: "tozero", tickformat: "d", dtick: Math.max(...epochs.map((row) => row.world_size)) > 8 ? undefined : 1 } }, `Workers at the end of the newest epoch: ${newest(epochs, (row) => row.world_size)}.`, marked);
+}
+
 export function drawTraffic({ epochs, marked }) {
   const kind = (name, key, series, more) => ({ ...line(name, epochs, (row) => row.bytes[key], series, more), hovertemplate: "%{y:.3s}B" });
   draw("traffic", [
@@ -114,12 +119,13 @@ export function drawChanges({ decisions, layers, threshold, epochs, marked }) {
   const lines = layers.length <= MAX_LINES
     ? layers.map((layer, index) => trace(layer, compared.map(({ decision }) => decision.change_by_layer[layer]), index + 1))
     : [trace("largest of all layers", compared.map(largest), 1)];
-  const limit = { name: `threshold ${threshold}`, x: [0, Math.max(1, epochs.length)], y: [threshold, threshold], type: "scatter", mode: "lines",
+  const isKnown = Number.isFinite(threshold);
+  const limit = { name: `threshold ${threshold}`, x: [epochs[0].epoch, Math.max(1, epochs.at(-1).epoch + 1)], y: [threshold, threshold], type: "scatter", mode: "lines",
     line: { color: colour("bad"), dash: "dash", width: 1.5 }, hoverinfo: "skip" };
-  const values = lines.flatMap((one) => one.y).filter((value) => value > 0);
-  const decades = Math.log10(Math.max(threshold, ...values) / Math.min(threshold, ...values));
-  draw("change", [...lines, limit], { yaxis: { type: "log", exponentformat: "power", dtick: decades > 1.5 ? Math.ceil(decades / 6) : undefined } },
-    compared.length ? `Largest change at the newest comparison: ${largest(compared.at(-1))}, threshold ${threshold}.` : "Nothing was compared yet.", marked);
+  const values = [threshold, ...lines.flatMap((one) => one.y)].filter((value) => value > 0);
+  const decades = Math.log10(Math.max(...values) / Math.min(...values));
+  draw("change", isKnown ? [...lines, limit] : lines, { yaxis: { type: "log", exponentformat: "power", dtick: decades > 1.5 ? Math.ceil(decades / 6) : undefined } },
+    compared.length ? `Largest change at the newest comparison: ${largest(compared.at(-1))}${isKnown ? `, threshold ${threshold}` : ""}.` : "Nothing was compared yet.", marked);
 }
 
 // Decision in force at the end of each epoch.
@@ -144,7 +150,7 @@ function mapLayout(layers, epochs, { marks }) {
   const height = 78 + layers.length * rowPx(layers) + (marks.length ? SIGNS_PX : 0);
   return {
     height, showlegend: false, hovermode: "closest", margin: { l: 60, r: 12, t: 6, b: 40 },
-    xaxis: { showgrid: false, range: [-0.5, Math.max(epochs.length - 0.5, ...marks.map((mark) => mark.x + 0.1))] },
+    xaxis: { showgrid: false, range: [epochs[0].epoch - 0.5, Math.max(epochs.at(-1).epoch + 0.5, ...marks.map((mark) => mark.x + 0.1))] },
     yaxis: { autorange: "reversed", showgrid: false, type: "category", dtick: Math.ceil(NAME_PX / rowPx(layers)), ticks: "", tickfont: { family: "monospace" } },
   };
 }

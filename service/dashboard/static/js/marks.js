@@ -10,12 +10,13 @@ const WORDS_A_LINE = 44;
 const MAX_LINES = 12;
 const MAX_LENGTH = 300;
 
-// Epoch e covers e - 0.5 to e + 0.5 of a chart; the last steps of the epochs place a step within it.
+// Epoch e covers e - 0.5 to e + 0.5 of a chart; the last steps of the epochs place a step within it. Epochs may be left out.
 function placing(epochs) {
-  const ends = new Map(epochs.map((row) => [row.epoch, row.step]));
-  const usual = epochs.length ? epochs.at(-1).step - (ends.get(epochs.at(-1).epoch - 1) ?? 0) : 0;
+  const ends = new Map([[-1, 0], ...epochs.map((row) => [row.epoch, row.step])]);
+  const last = epochs.at(-1);
+  const usual = last ? last.step - (ends.get(last.epoch - 1) ?? (last.step * last.epoch) / (last.epoch + 1)) : 0;
   return (epoch, step) => {
-    const begin = ends.get(epoch - 1) ?? 0;
+    const begin = ends.get(epoch - 1) ?? (ends.get(epoch) ?? step + usual / 2) - usual;
     const length = (ends.get(epoch) ?? begin + usual) - begin;
     return epoch - 0.5 + Math.min(1, Math.max(0, length > 0 ? (step - begin) / length : 0));
   };
@@ -44,7 +45,7 @@ export function marksOf({ changes, decisions, epochs }) {
   const known = changes.filter((change) => change.epoch !== null)
     .map((change) => ({ ...change, x: place(change.epoch, change.step), words: wordsOf(change) }))
     .sort((a, b) => a.x - b.x);
-  return { marks: known, spans: spans(changes, decisions, place, epochs.length - 0.5), said: summary(changes) };
+  return { marks: known, spans: spans(changes, decisions, place, (epochs.at(-1)?.epoch ?? -1) + 0.5), said: summary(changes) };
 }
 
 const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");

@@ -1,0 +1,194 @@
+"""`compare`: two or more jobs side by side."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.commands.cli_support import (
+    JsonOption,
+    UrlOption,
+    connect_client,
+    create_console,
+    create_table,
+    find_to_read,
+    print_json,
+)
+from service.commands.comparison import (
+    ComparedHistory,
+    ComparedJob,
+    Comparison,
+    IncomparableError,
+    compare_jobs,
+)
+from service.commands.completion import complete_job
+from service.commands.format import (
+    format_bytes,
+    format_duration,
+    format_metric,
+    format_milliseconds,
+    format_number,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from service.api.schemas import EpochView
+    from service.client import Client
+
+_PAGE = 500
+"""Epochs in a request, the most that the service returns at once."""
+JobsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB...",
+        help="ids, id prefixes or names of two or more jobs; if several match, the unfinished one",
+        autocompletion=complete_job,
+    ),
+]
+
+
+def compare(
+    jobs: JobsArgument,
+    *,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="metric to compare (default: the first job's objective, or the accuracy)",
+        ),
+    ] = None,
+    reaches: Annotated[
+        float | None,
+        typer.Option(
+            "--reaches",
+            metavar="VALUE",
+            help="show when the metric reached this value: the epoch, and the seconds of training",
+        ),
+    ] = None,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Compare jobs: what differs in their specs, their metric, time, bytes and workers."""
+    if len(jobs) < 2:
+        raise typer.BadParameter(f"there is one job, {jobs[0]}; give two or more")
+    with connect_client(url) as client:
+        found = [find_to_read(client, job) for job in jobs]
+        histories = [ComparedHistory(job=job, epochs=_read_epochs(client, job.id)) for job in found]
+    try:
+        compared = compare_jobs(histories, metric=metric, reaches=reaches, now=datetime.now(UTC))
+    except IncomparableError as error:
+        raise typer.BadParameter(str(error)) from None
+    if json:
+        print_json(asdict(compared))
+        return
+    out = create_console()
+    out.print(tabulate_figures(compared))
+    out.print()
+    if compared.spec:
+        out.print(tabulate_specs(compared))
+    else:
+        out.print("The specs differ only in the name.")
+
+
+def _read_epochs(client: Client, job_id: str) -> list[EpochView]:
+    page = client.epochs(job_id, limit=_PAGE)
+    epochs = page.items
+    while page.next_cursor is not None:
+        page = client.epochs(job_id, limit=_PAGE, cursor=page.next_cursor)
+        epochs += page.items
+    return epochs
+
+
+def tabulate_figures(compared: Comparison) -> Table:
+    """Build the table of figures, one column for each job."""
+    table = create_table("", *_title_jobs(compared.jobs))
+    for label, cells in _list_rows(compared):
+        table.add_row(label, *cells)
+    return table
+
+
+def tabulate_specs(compared: Comparison) -> Table:
+    """Build the table of what differs in the specs, one column for each job."""
+    table = create_table("SPEC", *_title_jobs(compared.jobs))
+    for place, values in compared.spec.items():
+        table.add_row(place, *map(_format_value, values))
+    return table
+
+
+def _title_jobs(jobs: Sequence[ComparedJob]) -> list[str]:
+    """Return the names of jobs, with the beginning of the id where a name is not enough."""
+    names = [job.name for job in jobs]
+    return [
+        job.name if names.count(job.name) == 1 else f"{job.name} ({job.id[:13]})" for job in jobs
+    ]
+
+
+def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
+    jobs, metric = compared.jobs, compared.metric
+    rows = [
+        ("status", [job.status for job in jobs]),
+        ("epochs", [str(job.epochs) for job in jobs]),
+        ("steps", [str(job.steps) for job in jobs]),
+    ]
+    if metric is not None:
+        rows += [
+            (f"final {metric}", [format_metric(metric, job.final) for job in jobs]),
+            (f"best {metric}", [_format_best(metric, job) for job in jobs]),
+        ]
+        if compared.reaches is not None:
+            goal = f"{metric} reaches {compared.reaches:g}"
+            rows.append((goal, [_format_reached(job) for job in jobs]))
+    rows += [
+        ("training loss", [format_number(job.loss) for job in jobs]),
+        ("duration", [format_duration(job.duration_s) for job in jobs]),
+        ("time per step", [format_milliseconds(job.step_s) for job in jobs]),
+        *_list_phases(jobs),
+        ("bytes sent", [format_bytes(job.sent_bytes) for job in jobs]),
+        ("uncompressed", [format_bytes(job.dense_bytes) for job in jobs]),
+        ("compression", ["-" if job.ratio is None else f"{job.ratio:.1f}x" for job in jobs]),
+        ("workers", [_format_workers(job) for job in jobs]),
+    ]
+    return rows
+
+
+def _list_phases(jobs: Sequence[ComparedJob]) -> list[tuple[str, list[str]]]:
+    names = dict.fromkeys(name for job in jobs for name in job.step_s_by_phase)
+    return [
+        (f"  {name}", [_format_phase(job.step_s_by_phase.get(name)) for job in jobs])
+        for name in names
+    ]
+
+
+def _format_phase(seconds: float | None) -> str:
+    return format_milliseconds(seconds) if seconds else "-"
+
+
+def _format_best(metric: str, job: ComparedJob) -> str:
+    if job.best_epoch is None:
+        return "-"
+    return f"{format_metric(metric, job.best)} in epoch {job.best_epoch}"
+
+
+def _format_reached(job: ComparedJob) -> str:
+    if job.reached_epoch is None:
+        return "not reached"
+    return f"in epoch {job.reached_epoch}, after {format_duration(job.reached_s)} of training"
+
+
+def _format_workers(job: ComparedJob) -> str:
+    if job.min_workers == job.max_workers:
+        return str(job.min_workers)
+    return f"{job.min_workers} to {job.max_workers}"
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json_format.dumps(value, ensure_ascii=False)

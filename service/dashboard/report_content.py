@@ -1,0 +1,392 @@
+"""Figures and tables of a job's report, as texts; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from service.api.override_schemas import OverrideView
+from service.api.schemas import (
+    AttemptView,
+    DecisionView,
+    EpochView,
+    JobView,
+    ProgressView,
+    ScheduleView,
+)
+from service.api.why_schemas import WhyView
+from service.commands.format import (
+    format_bytes,
+    format_duration,
+    format_elasticity,
+    format_layers,
+    format_level,
+    format_metric,
+    format_metrics,
+    format_milliseconds,
+    format_number,
+    format_savings,
+    format_worker_event,
+    format_workers,
+    replace_override_ids,
+)
+from service.domain.jobs import Kind
+from service.domain.metric_goals import (
+    choose_main_metric,
+    find_best,
+    is_smaller_better,
+    list_values,
+)
+
+MAX_ROWS = 300
+"""Most rows of a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSource:
+    """What a report is made of; each list is oldest first, and may lack a part of the history."""
+
+    job: JobView
+    schedule: ScheduleView
+    why: WhyView
+    epochs: Sequence[EpochView] = ()
+    num_epochs: int = 0
+    """Number of finished epochs, also of those that are left out."""
+    decisions: Sequence[DecisionView] = ()
+    num_decisions: int = 0
+    """Number of decisions, also of those that are left out."""
+    overrides: Sequence[OverrideView] = ()
+    attempts: Sequence[AttemptView] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    """Events of the types in `REPORTED_EVENTS`, as JSON."""
+    log_lines: Sequence[str] = ()
+    """Newest lines of output, each with its source."""
+    written_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number with its name."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable:
+    """One table; cells are texts, not markup."""
+
+    id: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+
+
+REPORTED_EVENTS = ("status", "workers", "end")
+"""Types of the events that a report shows."""
+
+
+def list_figures(source: ReportSource) -> list[Figure]:
+    """Return the result of a job, or how far it is, in a few numbers."""
+    job, progress = source.job, source.job.progress
+    figures = [*_list_results(source), _describe_time(source)]
+    if progress is not None:
+        sent = progress.bytes
+        figures += [
+            Figure(
+                label="Bytes sent",
+                value=format_bytes(sent.payload),
+                note=f"by one worker; {format_bytes(sent.dense)} without compression",
+            ),
+            Figure(
+                label="Compression",
+                value=format_savings(sent.model_dump()),
+                note=f"compared with fp32; fp16 would send {format_bytes(sent.fp16)}",
+            ),
+            Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
+        ]
+    cost = job.tally
+    changes = format_elasticity(cost) if cost.resizes or cost.recoveries else "no change of workers"
+    attempts = Figure(label="Attempts", value=str(job.attempt), note=changes)
+    return [*figures, _describe_workers(source), attempts]
+
+
+def _count_epochs(progress: ProgressView) -> str:
+    of = "" if progress.epochs is None else f" of {progress.epochs}"
+    return f"{progress.epoch}{of}"
+
+
+def _list_results(source: ReportSource) -> list[Figure]:
+    job, epochs = source.job, source.epochs
+    last = epochs[-1] if epochs else None
+    metrics = last.metrics if last else job.metrics
+    name = choose_main_metric(metrics, job.spec)
+    if name is None:
+        return [Figure(label="Result", value="none", note="no epoch has been evaluated")]
+    values = list_values(name, ((row.epoch, row.metrics) for row in epochs))
+    best = find_best(values, smaller=is_smaller_better(name, job.spec))
+    shown = "" if len(epochs) == source.num_epochs else " of the epochs shown"
+    note = f"best{shown}: {format_metric(name, best.value)} in epoch {best.epoch}" if best else ""
+    when = "Final" if job.ended_at else "Newest"
+    value = format_metric(name, metrics[name])
+    figures = [Figure(label=f"{when} {name}", value=value, note=note)]
+    if last is not None:
+        figures.append(Figure(label="Training loss", value=format_number(last.loss)))
+    return figures
+
+
+def _describe_time(source: ReportSource) -> Figure:
+    job = source.job
+    if job.started_at is None:
+        submitted = f"submitted {_format_time(job.created_at)}"
+        return Figure(label="Time", value="not started", note=submitted)
+    end = job.ended_at or source.written_at
+    until = f"to {_format_time(job.ended_at)}" if job.ended_at else "and not ended yet"
+    return Figure(
+        label="Time",
+        value=format_duration((end - job.started_at).total_seconds()),
+        note=f"from {_format_time(job.started_at)} {until}",
+    )
+
+
+def _describe_workers(source: ReportSource) -> Figure:
+    job = source.job
+    sizes = [row.world_size for row in source.epochs] or [job.world_size]
+    value = str(sizes[0]) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    if job.ended_at is None:
+        note = format_workers(job)
+    elif job.kind == Kind.GUEST:
+        note = "started and stopped by its own script"
+    else:
+        note = f"{job.min_workers} to {job.max_workers} allowed"
+    return Figure(label="Workers", value=value, note=note)
+
+
+def list_tables(source: ReportSource) -> list[ReportTable]:
+    """Return the tables that have rows."""
+    numbers = {override.id: override.number for override in source.overrides}
+    tables = (
+        _tabulate_parts(source.why),
+        _tabulate_overrides(source.overrides),
+        _tabulate_decisions(source, numbers),
+        _tabulate_changes(source.events),
+        _tabulate_attempts(source.attempts),
+        _tabulate_layers(source.schedule, numbers),
+        _tabulate_epochs(source),
+        _tabulate_phases(source),
+    )
+    return [table for table in tables if table.rows]
+
+
+def list_levels(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the levels of the legend: the name of each color, and what it means."""
+    compression = spec.get("compression")
+    options = compression if isinstance(compression, Mapping) else {}
+    ladder = [
+        (name, f"{name}: {format_level(options[name])}" if options.get(name) else name)
+        for name in ("low", "high")
+    ]
+    return [*ladder, ("none", "none"), ("half", "half: fp16"), ("other", "custom options")]
+
+
+def _tabulate_parts(why: WhyView) -> ReportTable:
+    whole = why.step_s or 0.0
+    parts = sorted(why.seconds_by_cause.items(), key=lambda part: -part[1])
+    return ReportTable(
+        id="parts",
+        title="Parts of a step",
+        note="mean over the newest steps, rank 0",
+        columns=("Part", "Time", "Share"),
+        rows=[
+            (cause.replace("_", " "), format_milliseconds(seconds), f"{seconds / whole:.0%}")
+            for cause, seconds in parts
+            if seconds > 0.0 and whole > 0.0
+        ],
+    )
+
+
+def _tabulate_overrides(overrides: Sequence[OverrideView]) -> ReportTable:
+    def describe(row: OverrideView) -> tuple[str, ...]:
+        end = "end" if row.until is None else str(row.until)
+        return (
+            str(row.number),
+            f"{'batch ' if row.target == 'batch' else ''}{format_level(row.level)}",
+            ", ".join(row.layers) or "-",
+            f"{str(row.apply_at).replace('_', ' ') if row.epoch is None else row.epoch} to {end}",
+            f"{row.state}{f': {row.message}' if row.message else ''}",
+            row.requested_by or "-",
+            row.reason or "-",
+            _format_time(row.applied_at or row.created_at),
+        )
+
+    columns = ("No.", "Level", "Layers", "Epochs", "State", "By", "Reason", "Time")
+    return ReportTable(
+        id="overrides",
+        title="Overrides",
+        note="oldest first",
+        columns=columns,
+        rows=[describe(row) for row in overrides[-MAX_ROWS:]],
+    )
+
+
+def _tabulate_decisions(source: ReportSource, numbers: Mapping[str, int]) -> ReportTable:
+    def describe(view: DecisionView) -> tuple[str, ...]:
+        decision = view.decision
+        regimes = list(decision.regime_by_layer.values())
+        levels = Counter(level.name for level in decision.level_by_layer.values())
+        changes = [value for value in decision.change_by_layer.values() if value is not None]
+        return (
+            str(decision.epoch),
+            str(decision.step),
+            decision.cause.replace("_", " "),
+            replace_override_ids(decision.reason, numbers),
+            f"{regimes.count('critical')} of {len(regimes)}",
+            ", ".join(f"{name} {count}x" for name, count in levels.most_common()),
+            format_number(max(changes), 3) if changes else "-",
+            _decided_by(decision.override_ids, numbers),
+        )
+
+    columns = ("Epoch", "Step", "Cause", "Reason", "Critical", "Levels", "Largest change", "By")
+    rows = [describe(view) for view in source.decisions[-MAX_ROWS:]]
+    return ReportTable(
+        id="decisions",
+        title="Decisions",
+        note=_count_shown(len(rows), source.num_decisions),
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _decided_by(overrides: Sequence[str], numbers: Mapping[str, int]) -> str:
+    named = [f"override #{numbers[id_]}" for id_ in overrides if id_ in numbers]
+    return ", ".join(["policy", *(named or ["override"])]) if overrides else "policy"
+
+
+def _tabulate_changes(events: Sequence[Mapping[str, Any]]) -> ReportTable:
+    return ReportTable(
+        id="changes",
+        title="Changes",
+        note="states of the job, and its workers; oldest first",
+        columns=("Time", "What", "Details"),
+        rows=[
+            (_format_time(event["time"]), str(event["type"]), _describe_event(event))
+            for event in events[-MAX_ROWS:]
+        ],
+    )
+
+
+def _describe_event(event: Mapping[str, Any]) -> str:
+    """Describe an event, which another version of the service may have stored."""
+    data = event["data"]
+    try:
+        if event["type"] == "workers":
+            return format_worker_event(data)
+        message = data["message"]
+        return f"{data['status']}{f': {message}' if message else ''}"
+    except (KeyError, TypeError):
+        return "an event that this version cannot read"
+
+
+def _tabulate_attempts(attempts: Sequence[AttemptView]) -> ReportTable:
+    def describe(row: AttemptView) -> tuple[str, ...]:
+        cost = row.tally
+        return (
+            str(row.number),
+            str(row.workers or "-"),
+            _format_time(row.started_at),
+            _format_time(row.ended_at),
+            f"{row.reason}{f': {row.message}' if row.message else ''}",
+            format_elasticity(cost) if cost.resizes or cost.recoveries else "-",
+        )
+
+    columns = ("No.", "Workers", "Began", "Ended", "State", "Changes of workers")
+    return ReportTable(
+        id="attempts",
+        title="Attempts",
+        columns=columns,
+        rows=[describe(row) for row in attempts[-MAX_ROWS:]],
+    )
+
+
+def _tabulate_layers(schedule: ScheduleView, numbers: Mapping[str, int]) -> ReportTable:
+    rows = [
+        (
+            row.layer,
+            "x".join(map(str, row.shape)),
+            row.regime,
+            row.level,
+            f"{row.method} {format_level(row.options)}".rstrip(),
+            row.policy_level,
+            f"override #{numbers[row.said_by]}" if row.said_by in numbers else row.said_by,
+        )
+        for row in schedule.layers[:MAX_ROWS]
+    ]
+    columns = ("Layer", "Shape", "Regime", "Level", "Method", "Policy's level", "By")
+    return ReportTable(
+        id="layers",
+        title="Layers in the newest decision",
+        note=_count_shown(len(rows), len(schedule.layers)),
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _tabulate_epochs(source: ReportSource) -> ReportTable:
+    def describe(row: EpochView) -> tuple[str, ...]:
+        return (
+            str(row.epoch),
+            str(row.step),
+            format_number(row.loss),
+            format_number(row.metrics.get("loss")),
+            format_metrics(row.metrics),
+            format_number(row.lr, 3),
+            str(row.world_size),
+            str(row.global_batch or "-"),
+            format_bytes(row.bytes.payload),
+            format_bytes(row.bytes.dense),
+            format_savings(row.bytes.model_dump()),
+            format_layers(row.regime_by_layer, row.level_by_layer),
+        )
+
+    losses = ("Epoch", "Step", "Loss", "Eval loss", "Metrics", "Learning rate", "Workers", "Batch")
+    return ReportTable(
+        id="epochs",
+        title="Epochs",
+        note=_count_shown(len(source.epochs), source.num_epochs),
+        columns=(*losses, "Sent", "Uncompressed", "Saved", "Layers"),
+        rows=[describe(row) for row in source.epochs],
+    )
+
+
+def _tabulate_phases(source: ReportSource) -> ReportTable:
+    phases = list(dict.fromkeys(name for row in source.epochs for name in row.seconds_by_phase))
+    return ReportTable(
+        id="seconds",
+        title="Seconds by phase",
+        note="rank 0",
+        columns=("Epoch", *phases, "All"),
+        rows=[
+            (
+                str(row.epoch),
+                *(f"{row.seconds_by_phase.get(name, 0.0):.3f}" for name in phases),
+                f"{sum(row.seconds_by_phase.values()):.3f}",
+            )
+            for row in source.epochs
+        ],
+    )
+
+
+def _count_shown(shown: int, total: int) -> str:
+    return "" if shown >= total else f"{shown} of {total} are shown"
+
+
+def _format_time(time: datetime | str | None) -> str:
+    if time is None:
+        return "-"
+    known = datetime.fromisoformat(time) if isinstance(time, str) else time
+    return f"{known:%Y-%m-%d %H:%M:%S} UTC"

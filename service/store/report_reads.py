@@ -1,0 +1,111 @@
+"""Reads for the report of a job: one snapshot, and bounded however long its history is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.domain.thinning import Position, choose_in_force, thin_evenly
+from service.store.database import Database
+from service.store.models import (
+    AttemptRow,
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    LogChunkRow,
+    OverrideRow,
+)
+
+Row = TypeVar("Row")
+_CHUNKS = 40
+"""Number of the newest batches of output lines that are read."""
+_END_OF_EPOCH = 2**31
+"""Larger than any step: the column holds 32-bit integers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportLimits:
+    """How many items of each kind are read at most."""
+
+    epochs: int
+    """Epochs, at equal distances over the whole history."""
+    items: int
+    """Decisions, and the newest attempts, overrides and events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRows:
+    """Rows of a job's history, each list oldest first."""
+
+    epochs: Sequence[EpochRow]
+    num_epochs: int
+    """Number of finished epochs, also of those that are left out."""
+    decisions: Sequence[DecisionRow]
+    """All decisions if they fit, otherwise those in force at the ends of `epochs`."""
+    num_decisions: int
+    """Number of decisions, also of those that are left out."""
+    attempts: Sequence[AttemptRow]
+    overrides: Sequence[OverrideRow]
+    events: Sequence[EventRow]
+    log_chunks: Sequence[LogChunkRow]
+
+
+def read_report_rows(
+    database: Database, job_id: str, limits: ReportLimits, *, event_types: Collection[str]
+) -> ReportRows:
+    """Read what a report shows of a job; of its events only those of the given types."""
+    attempts = select(AttemptRow).where(AttemptRow.job_id == job_id)
+    overrides = select(OverrideRow).where(OverrideRow.job_id == job_id)
+    events = select(EventRow).where(EventRow.job_id == job_id, EventRow.type.in_(event_types))
+    chunks = select(LogChunkRow).where(LogChunkRow.job_id == job_id)
+    count = select(func.count()).where(DecisionRow.job_id == job_id)
+    with database.read() as session:
+        numbers = session.scalars(
+            select(EpochRow.epoch).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch)
+        ).all()
+        epochs = _read_epochs(session, job_id, thin_evenly(numbers, limits.epochs))
+        return ReportRows(
+            epochs=epochs,
+            num_epochs=len(numbers),
+            decisions=_read_decisions(session, job_id, epochs, limit=limits.items),
+            num_decisions=session.scalar(count) or 0,
+            attempts=_read_newest(session, attempts, AttemptRow.number, limit=limits.items),
+            overrides=_read_newest(session, overrides, OverrideRow.number, limit=limits.items),
+            events=_read_newest(session, events, EventRow.seq, limit=limits.items),
+            log_chunks=_read_newest(session, chunks, LogChunkRow.number, limit=_CHUNKS),
+        )
+
+
+def _read_newest(
+    session: Session, query: Select[Row], number: InstrumentedAttribute[int], *, limit: int
+) -> Sequence[Row]:
+    return session.scalars(query.order_by(number.desc()).limit(limit)).all()[::-1]
+
+
+def _read_epochs(session: Session, job_id: str, numbers: Sequence[int]) -> Sequence[EpochRow]:
+    query = select(EpochRow).where(EpochRow.job_id == job_id, EpochRow.epoch.in_(numbers))
+    return session.scalars(query.order_by(EpochRow.epoch)).all()
+
+
+def _read_decisions(
+    session: Session, job_id: str, epochs: Sequence[EpochRow], *, limit: int
+) -> Sequence[DecisionRow]:
+    query = select(DecisionRow).where(DecisionRow.job_id == job_id)
+    query = query.order_by(DecisionRow.epoch, DecisionRow.step)
+    found = session.scalars(query.limit(limit + 1)).all()
+    if len(found) <= limit:
+        return found
+    # Windows that are counted in steps may end thousands of times in an epoch; the last one counts.
+    last = select(DecisionRow.epoch, func.max(DecisionRow.step)).where(DecisionRow.job_id == job_id)
+    rows = session.execute(last.group_by(DecisionRow.epoch).order_by(DecisionRow.epoch))
+    starts: list[Position] = [(int(epoch), int(step)) for epoch, step in rows]
+    chosen = choose_in_force(starts, [(row.epoch, _END_OF_EPOCH) for row in epochs])
+    if not chosen:  # no epoch is finished
+        return found[:limit]
+    return session.scalars(
+        query.where(tuple_(DecisionRow.epoch, DecisionRow.step).in_(chosen))
+    ).all()

@@ -1,0 +1,104 @@
+"""The report of a job, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.store.models import DecisionRow, EpochRow
+from tests.api.team import JOBS, Team
+from tests.api.world import World
+
+pytestmark = pytest.mark.each_database
+MANY = 1000
+
+
+def get_report(client: TestClient, job_id: str) -> Any:
+    response = client.get(f"{JOBS}/{job_id}/report")
+    assert response.status_code == 200, response.text
+    return response
+
+
+def data_of(html: str) -> dict[str, Any]:
+    found = re.search(r'id="report-data">(.*?)</script>', html)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def lengthen(world: World, job_id: str) -> None:
+    """Repeat the newest epoch and decision of a job many times."""
+    with world.database.write() as session:
+        epoch = world.repository.epochs(job_id)[-1]
+        decision = world.repository.newest_decision(job_id)
+        assert decision is not None
+        same = {"job_id": job_id, "attempt": 1, "generation": 1, "time": 1.0}
+        for number in range(epoch.epoch + 1, MANY):
+            record = {**epoch.record, "epoch": number, "step": 100 * number}
+            session.add(EpochRow(**same, epoch=number, record=record))
+            for step in (100 * number - 50, 100 * number):
+                document = {**decision.decision, "epoch": number, "step": step}
+                session.add(DecisionRow(**same, epoch=number, step=step, decision=document))
+
+
+def test_a_report_has_the_history_and_a_policy_of_its_own(client: TestClient, world: World) -> None:
+    job_id = world.submit(name="first/run")
+    world.train(job_id)
+    override = world.override(job_id, level="low", reason="compare")
+    world.say(job_id, "</pre><b>not bold</b>")
+    world.finish(job_id)
+    response = get_report(client, job_id)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["content-disposition"] == 'inline; filename="first-run.html"'
+    assert int(response.headers["content-length"]) == len(response.content)
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert policy.endswith("; frame-ancestors 'none'")
+    data = data_of(response.text)
+    assert [row["epoch"] for row in data["epochs"]] == [0, 1, 2, 3]
+    assert [row["id"] for row in data["overrides"]] == [override]
+    assert "&lt;/pre&gt;&lt;b&gt;not bold&lt;/b&gt;" in response.text
+    assert "<b>not bold" not in response.text
+
+
+def test_a_long_history_is_thinned_from_its_first_to_its_last_epoch(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit()
+    world.finish(job_id)
+    lengthen(world, job_id)
+    html = get_report(client, job_id).text
+    data = data_of(html)
+    shown = [row["epoch"] for row in data["epochs"]]
+    assert (len(shown), shown[0], shown[-1]) == (200, 0, MANY - 1)
+    assert f"200 of {MANY} epochs are shown" in html
+    in_force = {row["decision"]["epoch"]: row["decision"]["step"] for row in data["decisions"]}
+    assert in_force[MANY - 1] == 100 * (MANY - 1)
+    assert len(data["decisions"]) <= len(shown)
+
+
+def test_a_job_without_epochs_and_a_guest_run_have_reports(
+    client: TestClient, world: World
+) -> None:
+    queued = world.submit(workers={"min": 500, "max": 500}, training={"global_batch": 8000})
+    world.turn()
+    page = get_report(client, queued)
+    assert "No epoch is finished" in page.text
+    assert "<script" not in page.text
+    guest = world.runtime.enlist("mine", spec={"training": {"epochs": 3}})
+    world.turn_until(lambda: bool(world.repository.job(guest)) and len(world.epochs(guest)) == 3)
+    assert len(data_of(get_report(client, guest).text)["epochs"]) == 3
+
+
+def test_a_report_is_for_those_who_may_see_the_job(team: Team) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    path = f"{JOBS}/{team.submit(ada)}/report"
+    assert team.call(ada, "GET", path).status_code == 200
+    hidden = team.call(bob, "GET", path)
+    assert (hidden.status_code, hidden.json()["code"]) == (404, "not_found")
+    writer = team.token(ada, scopes=["submit"])
+    assert team.call(writer, "GET", path).status_code == 403
+    assert team.call(ada, "GET", path, params={"format": "pdf"}).status_code == 422

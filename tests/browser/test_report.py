@@ -1,0 +1,72 @@
+"""The report of a job, opened from a disk without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from service.dashboard.report_page import build_report
+from tests.browser.conftest import Watched
+from tests.browser.live_service import LiveService
+from tests.unit.service.report_samples import make_epoch, make_source
+
+CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "workers", "regimes", "levels")
+
+
+@pytest.fixture(scope="module")
+def reported(service: LiveService) -> str:
+    """A job that has ended, with an override and another number of workers."""
+    job_id = service.submit("reported", epochs=12)
+    service.wait_for_epochs(job_id, 2)
+    override = {"level": "low", "layers": ["fc1*"], "until": 6, "reason": "<b>compare</b>"}
+    service.client.post(f"/api/v1/jobs/{job_id}/overrides", json=override).raise_for_status()
+    resize = {"min": 3, "max": 3}
+    service.client.post(f"/api/v1/jobs/{job_id}/resize", json=resize).raise_for_status()
+    service.wait_for_end(job_id)
+    return job_id
+
+
+def expect_charts(watched: Watched) -> None:
+    for chart in CHARTS:
+        expect(watched.page.locator(f"#{chart} .main-svg").first).to_be_visible()
+    expect(watched.page.locator("#marks")).to_contain_text("resize")
+    assert watched.faults == []
+
+
+def test_a_report_opens_from_a_disk_without_a_network(
+    browser: Browser, service: LiveService, reported: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_bytes(
+        service.client.get(f"/api/v1/jobs/{reported}/report").raise_for_status().content
+    )
+    context = browser.new_context(offline=True)
+    watched = Watched(context.new_page(), file.as_uri())
+    watched.page.goto(file.as_uri())
+    expect_charts(watched)
+    row = watched.page.locator("#overrides-table tbody tr")
+    expect(row).to_contain_text("<b>compare</b>")
+    expect(watched.page.locator("#epochs-table tbody tr")).to_have_count(12)
+    context.close()
+
+
+def test_a_jobs_page_leads_to_its_report(watched: Watched, reported: str) -> None:
+    watched.page.goto(f"/jobs/{reported}")
+    watched.page.get_by_role("link", name="Report", exact=True).click()
+    expect(watched.page.locator("#epochs-table")).to_be_visible()
+    expect_charts(watched)
+
+
+def test_maps_of_a_part_of_a_history_cover_its_epochs(browser: Browser, tmp_path: Path) -> None:
+    numbers = (100, 150, 199)
+    source = make_source(3, epochs=[make_epoch(number) for number in numbers], num_epochs=200)
+    file = tmp_path / "report.html"
+    file.write_bytes(b"".join(build_report(source).pieces))
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    expect(page.locator("#regimes .main-svg").first).to_be_visible()
+    shown = page.evaluate("document.getElementById('regimes').layout.xaxis.range")
+    assert shown == [99.5, 199.5]
+    page.close()
