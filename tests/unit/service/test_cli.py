@@ -124,7 +124,9 @@ def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(
     assert "digits-mlp in bf16, powersgd" in accordion("show", job_id).out
 
 
-def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, spec: Path) -> None:
+def test_show_tells_epochs_layers_overrides_decisions_attempts_and_checkpoints(
+    accordion: Accordion, spec: Path
+) -> None:
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     text, whole = accordion("show", job_id).out, accordion("show", job_id, "--json").json()
@@ -133,7 +135,17 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
         for word in ("SUCCEEDED", "3 of 3 epochs done", "in force", "fc1.weight", "decisions")
     )
     assert len(whole["epochs"]) == 3
-    assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs", "loggers"}
+    assert [one["number"] for one in whole["attempts"]] == [1]
+    kept = [one["name"] for one in whole["checkpoints"] if one["kept"]]
+    assert kept == ["epoch-00002", "epoch-00003"]
+    attempt, newest = (
+        next(line for line in text.splitlines() if line.startswith(start)).split()
+        for start in ("1  ", "epoch-00003")
+    )
+    assert (attempt[1], newest[1], newest[-1]) == ("ended", "3", "newest")
+    assert "epoch-00001" not in text
+    parts = {"job", "schedule", "overrides", "decisions", "epochs", "loggers"}
+    assert whole.keys() == parts | {"attempts", "checkpoints"}
 
 
 def test_why_tells_what_holds_a_job_up_with_the_parts_of_a_step(
