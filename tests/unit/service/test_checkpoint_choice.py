@@ -18,7 +18,8 @@ def saved(*places: tuple[int, int, float | None]) -> list[CheckpointRow]:
 
 def kept(*names: str, best: str | None = None) -> KeptCheckpoints:
     """The answer with these names, the newest one first."""
-    return KeptCheckpoints(names=frozenset({*names, best} - {None}), newest=names[0], best=best)
+    every = {*names, best} if best else set(names)
+    return KeptCheckpoints(names=frozenset(every), newest=names[0], best=best)
 
 
 @pytest.mark.parametrize(

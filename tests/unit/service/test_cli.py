@@ -115,6 +115,12 @@ def test_list_shows_jobs_newest_first(accordion: Accordion, spec: Path) -> None:
     table = accordion("list").out
     assert listed[:2] == ids[::-1]
     assert table.index(ids[1][:13]) < table.index(ids[0][:13])
+    first, hint = accordion("list", "--limit", "1", "--json").json(), accordion("list", "--limit", "1")
+    cursor = first["next_cursor"]
+    assert hint.out.endswith(f"more jobs exist; --cursor {cursor} lists the next ones, --limit 0 all\n")
+    rest = accordion("list", "--limit", "0", "--cursor", cursor, "--json").json()
+    assert [job["id"] for job in first["items"] + rest["items"]][:2] == ids[::-1]
+    assert rest["next_cursor"] is None
 
 
 def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(
