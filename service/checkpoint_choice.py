@@ -109,7 +109,7 @@ def _list_surviving(rows: Sequence[CheckpointRow]) -> Iterator[CheckpointRow]:
 
 
 def _sort_newest_first(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
-    return sorted(reversed(rows), key=lambda row: (row.generation, row.step), reverse=True)
+    return sorted(rows, key=lambda row: (row.generation, row.step))[::-1]
 
 
 __all__ = ["BEST", "KeptCheckpoints", "choose_checkpoints", "find_kept"]

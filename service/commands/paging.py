@@ -23,9 +23,7 @@ LimitOption = Annotated[
     ),
 ]
 CURSOR_HELP = "continue where an earlier list ended, with its next_cursor"
-CursorOption = Annotated[
-    str | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)
-]
+CursorOption = Annotated[str | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)]
 
 
 class ItemPage(Protocol[Item]):

@@ -115,9 +115,14 @@ def test_list_shows_jobs_newest_first(accordion: Accordion, spec: Path) -> None:
     table = accordion("list").out
     assert listed[:2] == ids[::-1]
     assert table.index(ids[1][:13]) < table.index(ids[0][:13])
-    first, hint = accordion("list", "--limit", "1", "--json").json(), accordion("list", "--limit", "1")
+    first, hint = (
+        accordion("list", "--limit", "1", "--json").json(),
+        accordion("list", "--limit", "1"),
+    )
     cursor = first["next_cursor"]
-    assert hint.out.endswith(f"more jobs exist; --cursor {cursor} lists the next ones, --limit 0 all\n")
+    assert hint.out.endswith(
+        f"more jobs exist; --cursor {cursor} lists the next ones, --limit 0 all\n"
+    )
     rest = accordion("list", "--limit", "0", "--cursor", cursor, "--json").json()
     assert [job["id"] for job in first["items"] + rest["items"]][:2] == ids[::-1]
     assert rest["next_cursor"] is None
@@ -285,7 +290,7 @@ USAGE = [
     ),
     pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is rejected", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
-    pytest.param(["list", "--limit", "0"], "Invalid value for '--limit'", id="range"),
+    pytest.param(["list", "--limit", "-1"], "Invalid value for '--limit'", id="range"),
     pytest.param(["override", "x"], "give either --level", id="no level"),
     pytest.param(
         ["override", "x", "--level", "low", "--batch", "low"],
