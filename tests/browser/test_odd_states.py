@@ -21,7 +21,7 @@ def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
     expect(page.locator("#status")).to_have_text("Queued")
     expect(page.locator("#message")).to_contain_text("needs 4 workers")
     expect(page.locator("#wait")).to_contain_text("needs 4 workers")
-    expect(page.locator("#wait-help")).to_contain_text("workers")
+    expect(page.locator("#wait")).to_contain_text("in the queue")
     expect(page.locator("#no-epochs")).to_be_visible()
     expect(page.locator("#pictures")).to_be_hidden()
     page.get_by_role("button", name="Cancel job").click()

@@ -7,17 +7,17 @@ const REFRESH_MS = 5000;
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
 
-const text = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
+const text = (value) => (value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function told(name, before, after) {
   if (!(name in after)) return `${name}: was ${text(before[name])}`;
   return name in before ? `${name}: ${text(before[name])} → ${text(after[name])}` : `${name}: ${text(after[name])}`;
 }
 
-// Values that the change set, ended or replaced; those that it left are not shown.
+// Values that the change set, ended or replaced; those that it left as they were are not shown.
 function changes(entry) {
   const [before, after] = [entry.before ?? {}, entry.after ?? {}];
-  const names = Object.keys({ ...before, ...after }).filter((name) => !(name in before && name in after) || text(before[name]) !== text(after[name]));
+  const names = Object.keys({ ...before, ...after }).filter((name) => text(before[name] ?? null) !== text(after[name] ?? null));
   return names.length ? names.map((name) => element("div", {}, told(name, before, after))) : ["–"];
 }
 

@@ -238,8 +238,11 @@ function soonWhy() {
 let queueTimer;
 async function loadWait() {
   clearTimeout(queueTimer);
-  if (seen.job.status !== "QUEUED") { at("wait").hidden = true; return; }
-  if (!document.hidden) showWait(ID, await readQueue());
+  if (seen.job?.status !== "QUEUED") { showWait(undefined, {}); return; }
+  if (!document.hidden) {
+    const queue = await readQueue();
+    showWait(queue.items.find(({ id }) => id === ID), queue);
+  }
   queueTimer = setTimeout(() => again("wait"), QUEUE_MS);
 }
 
@@ -377,6 +380,7 @@ function showLogs() {
 
 // A browser opens at most six streams to one service, so hidden pages close theirs.
 function follow() {
+  if (!document.hidden) again("wait");
   for (const [name, source] of streams) {
     source?.close();
     if (document.hidden) streams.set(name, null);

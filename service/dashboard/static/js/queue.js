@@ -33,15 +33,15 @@ export function waitsFor({ waits_for: ids }, names) {
 
 export const reasonText = (entry) => [entry.message, entry.autoscaler].filter(Boolean).join("; ");
 
-// Shows why one job waits; nothing if it is not in the queue.
-export function showWait(job, { items, names }) {
-  const entry = items.find(({ id }) => id === job);
+// Shows why a job waits, in place of what holds up its training, as long as it has an entry in the queue.
+export function showWait(entry, { items, names }) {
   at("wait").hidden = entry === undefined;
+  at("why").hidden = entry !== undefined;
   if (entry === undefined) return;
   at("wait-place").textContent = `position ${entry.position} of ${items.length} in the queue`;
   at("wait-why").textContent = reasonText(entry);
   at("wait-for").hidden = entry.waits_for.length === 0;
   fill(at("wait-for"), "Waits for ", ...waitsFor(entry, names));
-  at("wait-help-title").textContent = entry.remedies.length ? "Each of these would let it start:" : "No change of this job would let it start now.";
+  at("wait-help-title").hidden = entry.remedies.length === 0;
   fill(at("wait-help"), ...entry.remedies.map((remedy) => element("li", {}, remedy)));
 }
