@@ -21,9 +21,11 @@ class KeptCheckpoints:
 
     names: frozenset[str] = frozenset()
     newest: str | None = None
-    """None if the job has not saved a checkpoint yet."""
+    """The one that training resumes from; None if the job has not saved a checkpoint yet."""
     best: str | None = None
-    """None without an objective, and before the first checkpoint at the end of an epoch."""
+    """The one with the best objective; None without an objective, and before the first checkpoint at
+    the end of an epoch.
+    """
 
 
 def find_kept(rows: Sequence[CheckpointRow], *, keep: int, mode: str) -> KeptCheckpoints:

@@ -32,7 +32,7 @@ from service.store.stored_documents import stored_ray_run
 
 router = APIRouter(include_in_schema=False)
 _READS = require_scope(Scope.READ)
-FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,4 +139,4 @@ def serve_asset(name: str) -> Response:
     asset = list_assets().get(name)
     if asset is None:
         raise NotFound(f"there is no file {name!r}")
-    return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
+    return FileResponse(asset.path, media_type=asset.media_type, headers=_FOR_EVER)

@@ -249,6 +249,8 @@ def test_the_cluster_page_says_what_nodes_were_requested(page, service, monkeypa
 
 def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     node = "/api/v1/nodes/10.0.0.2"
+    asked = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
     page.goto("/cluster")
     expect(page.locator("#nodes tr")).to_have_count(2)
     service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
@@ -257,6 +259,8 @@ def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     expect(row).to_contain_text("new GPUs; run 'accordion node restore 10.0.0.2' to use it again")
     service.client.post(f"{node}/restore").raise_for_status()
     expect(row).to_contain_text("Alive")
+    # The service explains every waiting job for each request of the queue.
+    assert 0 < asked.count("queue") < asked.count("cluster")
 
 
 @pytest.mark.parametrize("path", ["/", "/audit", "/cluster", "/jobs/{job}"])
