@@ -23,8 +23,8 @@ class KeptCheckpoints:
     newest: str | None = None
     """The one that training resumes from; None if the job has not saved a checkpoint yet."""
     best: str | None = None
-    """The one with the best objective; None without an objective, and before the first checkpoint at
-    the end of an epoch.
+    """The one with the best objective; None without an objective, and before the first checkpoint
+    at the end of an epoch.
     """
 
 
