@@ -1,8 +1,11 @@
-"""Which checkpoints of a job are read for its model: the newest, a named one, or the best."""
+"""Which checkpoints of a job are still on its storage, and which ones are read for its model: the
+newest, a named one, or the best.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from service.errors import Conflict, NotFound
 from service.store.models import CheckpointRow
@@ -10,6 +13,40 @@ from workers.contract import ObjectiveSpec
 
 BEST = "best"
 """In place of a name: the checkpoint with the best value of the objective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCheckpoints:
+    """Names of the checkpoints that are still on the storage of a job."""
+
+    names: frozenset[str] = frozenset()
+    newest: str | None = None
+    """The one that training resumes from; None if the job has not saved a checkpoint yet."""
+    best: str | None = None
+    """The one with the best objective; None without an objective, and before the first checkpoint
+    at the end of an epoch.
+    """
+
+
+def find_kept(rows: Sequence[CheckpointRow], *, keep: int, mode: str) -> KeptCheckpoints:
+    """Return the checkpoints that the workers of a job keep.
+
+    The answer follows from the rule by which workers remove the others (`prune_checkpoints` in
+    `workers/checkpoint/checkpoint_files.py`); the storage is not read.
+
+    Args:
+        rows: all checkpoints that the job reported.
+        keep: number of the newest ones that are kept, at least 1.
+        mode: which value of the objective is better, `min` or `max`; empty without an objective.
+    """
+    surviving = list(_list_surviving(rows))
+    if not surviving:
+        return KeptCheckpoints()
+    ranked = _rank_by_objective(surviving[::-1], mode) if mode else []
+    kept = [*(row.name for row in surviving[: max(1, keep)]), *ranked[:1]]
+    return KeptCheckpoints(
+        names=frozenset(kept), newest=surviving[0].name, best=ranked[0] if ranked else None
+    )
 
 
 def choose_checkpoints(
@@ -23,11 +60,10 @@ def choose_checkpoints(
     """
     if not rows:
         raise Conflict("the job has not saved a checkpoint yet; try again when it has")
-    oldest_first = sorted(rows, key=lambda row: (row.generation, row.step))
     if checkpoint is None:
-        return [row.name for row in reversed(oldest_first)]
+        return [row.name for row in _sort_newest_first(rows)]
     if checkpoint == BEST:
-        return _sort_by_objective(oldest_first, objective)
+        return _choose_best(rows, objective)
     if checkpoint not in {row.name for row in rows}:
         raise NotFound(
             f"the job has no checkpoint {checkpoint!r}; GET /api/v1/jobs/{rows[0].job_id}"
@@ -36,23 +72,46 @@ def choose_checkpoints(
     return [checkpoint]
 
 
-def _sort_by_objective(
-    oldest_first: Sequence[CheckpointRow], objective: ObjectiveSpec | None
-) -> list[str]:
-    """Return names, the best first, and the older one of equal ones.
+def _choose_best(rows: Sequence[CheckpointRow], objective: ObjectiveSpec | None) -> list[str]:
+    """Return names, the best first.
 
     Raises:
         Conflict: no checkpoint has an objective.
     """
-    values = {row.name: row.objective for row in oldest_first if row.objective is not None}
     if objective is None:
         raise Conflict(
             "the job has no objective, by which a checkpoint could be the best; leave out"
             " 'checkpoint' for the newest one, or give a name"
         )
-    if not values:
+    ranked = _rank_by_objective(rows, objective.mode)
+    if not ranked:
         raise Conflict("the job has not saved a checkpoint at the end of an epoch; try again later")
-    return sorted(values, key=values.__getitem__, reverse=objective.mode == "max")
+    return ranked
 
 
-__all__ = ["BEST", "choose_checkpoints"]
+def _rank_by_objective(rows: Sequence[CheckpointRow], mode: str) -> list[str]:
+    """Return the names of the checkpoints with an objective, the best first, and the older one of
+    equal ones.
+    """
+    oldest_first = reversed(_sort_newest_first(rows))
+    values = {row.name: row.objective for row in oldest_first if row.objective is not None}
+    return sorted(values, key=values.__getitem__, reverse=mode == "max")
+
+
+def _list_surviving(rows: Sequence[CheckpointRow]) -> Iterator[CheckpointRow]:
+    """Yield the checkpoints from which training went on, the newest first.
+
+    A later worker group that saved fewer steps did not resume from a checkpoint with more.
+    """
+    fewest_steps = None
+    for row in _sort_newest_first(rows):
+        if fewest_steps is None or row.step <= fewest_steps:
+            yield row
+            fewest_steps = row.step
+
+
+def _sort_newest_first(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
+    return sorted(rows, key=lambda row: (row.generation, row.step))[::-1]
+
+
+__all__ = ["BEST", "KeptCheckpoints", "choose_checkpoints", "find_kept"]

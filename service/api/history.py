@@ -20,7 +20,7 @@ from service.api.problems import describe_problems
 from service.api.schemas import AttemptList, CheckpointList, ScheduleView
 from service.api.views import (
     attempt_view,
-    checkpoint_view,
+    checkpoint_views,
     decision_views,
     epoch_views,
     schedule_view,
@@ -83,6 +83,16 @@ class HistoryQuery(QueryParams):
         return position
 
 
+class CheckpointQuery(QueryParams):
+    """Query parameters of the list of checkpoints."""
+
+    kept: bool | None = Field(
+        default=None,
+        description="`true`: only checkpoints that are still on the storage; `false`: only those"
+        " that were removed (default: all)",
+    )
+
+
 @router.get("/attempts", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
     """List the attempts of a job, oldest first; another one follows if the nodes are lost."""
@@ -121,10 +131,15 @@ def get_decisions(
     )
 
 
-@router.get("/checkpoints", dependencies=[NO_QUERY], responses=describe_problems(404))
-def get_checkpoints(job: JobDep, repository: RepositoryDep) -> CheckpointList:
-    """List all checkpoints that the job reported, oldest first."""
-    return CheckpointList(items=[checkpoint_view(row) for row in repository.checkpoints(job.id)])
+@router.get("/checkpoints", responses=describe_problems(404))
+def get_checkpoints(
+    job: JobDep, query: Annotated[CheckpointQuery, Query()], repository: RepositoryDep
+) -> CheckpointList:
+    """List the checkpoints that the job saved, oldest first: which of them are kept, which is the
+    newest, and which has the best objective.
+    """
+    views = checkpoint_views(job, repository.checkpoints(job.id))
+    return CheckpointList(items=[view for view in views if query.kept in {None, view.kept}])
 
 
 @router.get("/loggers", dependencies=[NO_QUERY], responses=describe_problems(404))

@@ -332,9 +332,7 @@ class AttemptList(Answer):
 
 
 class CheckpointView(Answer):
-    """One checkpoint. Only the newest `checkpoint.keep` of a job still exist, and the one with the
-    best objective.
-    """
+    """One checkpoint that a job saved."""
 
     name: str
     """Name of its folder in the job's storage."""
@@ -358,13 +356,21 @@ class CheckpointView(Answer):
     """
     time: datetime
     """Time at which it was complete."""
+    kept: bool = True
+    """Whether it is still on the storage: the newest `checkpoint.keep` are, and the one with the
+    best objective. The workers have removed the others.
+    """
+    newest: bool = False
+    """Whether it is the one that the job would resume from, and `GET /jobs/{id}/model` returns."""
+    best: bool = False
+    """Whether it has the best value of the job's `objective`."""
 
 
 class CheckpointList(Answer):
-    """All checkpoints that a job reported, oldest first."""
+    """Checkpoints of a job, oldest first."""
 
     items: list[CheckpointView]
-    """The checkpoints, including deleted ones."""
+    """The checkpoints."""
 
 
 class LayerSchedule(Answer):

@@ -26,6 +26,7 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
+from service.checkpoint_choice import find_kept
 from service.domain.cluster_snapshot import name_of_node
 from service.domain.jobs import Kind
 from service.domain.waiting_message import format_waiting_message
@@ -129,9 +130,15 @@ def attempt_view(row: AttemptRow) -> AttemptView:
     return AttemptView.model_validate({**plain, "tally": stored_elasticity(row)})
 
 
-def checkpoint_view(row: CheckpointRow) -> CheckpointView:
-    """Build the view of one checkpoint."""
-    return CheckpointView.model_validate(row)
+def checkpoint_views(job: JobRow, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
+    """Build the views of all checkpoints of a job, and say which are still on its storage."""
+    keep = int(spec_value(job, "checkpoint.keep", 1))
+    kept = find_kept(rows, keep=keep, mode=spec_value(job, "objective.mode", ""))
+    views = [CheckpointView.model_validate(row) for row in rows]
+    for view in views:
+        view.kept = view.name in kept.names
+        view.newest, view.best = view.name == kept.newest, view.name == kept.best
+    return views
 
 
 def epoch_views(rows: Iterable[EpochRow]) -> list[EpochView]:

@@ -85,9 +85,11 @@ class HistoryRequests(RequestSender):
                 yield decision
 
     @shared_method
-    async def checkpoints(self, job_id: str) -> CheckpointList:
-        """Get all checkpoints."""
-        return await self._request(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
+    async def checkpoints(self, job_id: str, *, kept: bool | None = None) -> CheckpointList:
+        """Get all checkpoints, or only those that are kept (True) or were removed (False)."""
+        params = {} if kept is None else {"kept": str(kept).lower()}
+        path = f"/jobs/{job_id}/checkpoints"
+        return await self._request(CheckpointList, "GET", path, params=params)
 
     @shared_method
     async def download_model(

@@ -22,6 +22,13 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
+from service.commands.paging import (
+    CURSOR_HELP,
+    LimitOption,
+    PagedItems,
+    print_json_list,
+    report_more,
+)
 from service.domain.access import Role, Scope
 
 if TYPE_CHECKING:
@@ -244,9 +251,10 @@ def audit(
         str | None,
         typer.Option("--action", metavar="ACTION", help="only this one, such as job.cancelled"),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=200, help="newest entries to list")
-    ] = 50,
+    limit: LimitOption = 50,
+    cursor: Annotated[
+        int | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)
+    ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -255,15 +263,21 @@ def audit(
         raise typer.BadParameter("give either --job or --subject")
     with connect_client(url) as client:
         subject = subject if job is None else find_to_read(client, job).id
-        page = client.audit(user=user, subject=subject, action=action, limit=limit)
-    if json:
-        print_json(page)
-        return
-    table = create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
-    for entry in page.items:
-        change = _describe_change(entry)
-        table.add_row(_format_time(entry.time), entry.user, entry.action, entry.subject, change)
+        chosen = {"user": user, "subject": subject, "action": action}
+        found = PagedItems(
+            lambda size, after: client.audit(**chosen, limit=size, cursor=after),
+            limit=limit,
+            cursor=cursor,
+        )
+        if json:
+            print_json_list(found)
+            return
+        table = create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
+        for entry in found:
+            row = (_format_time(entry.time), entry.user, entry.action, entry.subject)
+            table.add_row(*row, _describe_change(entry))
     create_console().print(table)
+    report_more("entries", found)
 
 
 def _describe_change(entry: AuditEntry) -> str:

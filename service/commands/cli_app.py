@@ -39,10 +39,21 @@ INTERRUPTED = 128 + int(signal.SIGINT)
 
 
 class _Command(TyperCommand):
-    """A command whose help shows flags without `<bool>`: no value follows them."""
+    """A command whose help shows flags without `<bool>`, since no value follows them, and which
+    succeeds if its reader has closed the pipe.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_flag_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Typer would take it for a failure. Python would report it again when it closes
+            # standard output.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return DONE
 
 
 class _Group(TyperGroup):
@@ -156,10 +167,6 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are printed as one line on standard error."""
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="accordion")
-    except BrokenPipeError:
-        # The reader closed the pipe; Python would report that again when it closes standard output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - users see one line, never a traceback

@@ -67,13 +67,13 @@ def complete_override(ctx: typer.Context) -> list[_Candidate]:
 
 
 def complete_checkpoint(ctx: typer.Context) -> list[_Candidate]:
-    """Complete the names of checkpoints of the job before it."""
+    """Complete the names of the checkpoints that are kept of the job before it."""
 
     def read(client: Client) -> Iterator[_Candidate]:
         yield "best", "the best one by the job's objective"
         # The arguments are not assigned to names while an option lacks its value.
         job = ctx.params.get("job") or ctx.args[0]
-        found = client.checkpoints(client.find(job).id).items
+        found = client.checkpoints(client.find(job).id, kept=True).items
         yield from ((one.name, f"epoch {one.epoch}") for one in reversed(found))
 
     return _ask_service(ctx, read)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from service.domain.jobs import Kind
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from service.api.schemas import JobView, ProgressView, RayRunView, StorageView
     from service.domain.elasticity import ElasticityStats
 
@@ -39,6 +41,11 @@ def format_duration(seconds: float | None) -> str:
         if minutes < 100
         else f"{minutes // 60} h {minutes % 60:02d} min"
     )
+
+
+def format_time(time: datetime | None) -> str:
+    """Format a time in this machine's time zone; empty for None."""
+    return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def format_number(value: float | None, digits: int = 4) -> str:

@@ -32,6 +32,7 @@ from service.commands.format import (
     format_sent_bytes,
     format_step,
     format_storage,
+    format_time,
     format_workers,
     list_metric_names,
     replace_override_ids,
@@ -46,16 +47,20 @@ if TYPE_CHECKING:
     from service.api.history_schemas import EpochPage
     from service.api.logger_schemas import LoggerView
     from service.api.override_schemas import OverrideView
-    from service.api.schemas import JobView, ScheduleView
+    from service.api.schemas import AttemptView, CheckpointView, JobView, ScheduleView
     from service.client import Client
     from service.domain.step_profile import Cause
 
 SHOWN_EPOCHS = 50
 """Maximum rows of the epoch table; --json prints all epochs."""
+_SHOWN_ATTEMPTS = 10
+"""Maximum rows of the table of attempts; --json prints all attempts."""
 
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Show a job: state, levels per layer, overrides, decisions, loggers, epochs."""
+    """Show a job: state, levels per layer, overrides, decisions, loggers, attempts, checkpoints,
+    epochs.
+    """
     from service.commands.queue_commands import describe_wait
 
     with connect_client(url) as client:
@@ -68,6 +73,8 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
         loggers = client.loggers(found.id).items if found.spec.get("loggers") else []
+        attempts = client.attempts(found.id).items
+        checkpoints = client.checkpoints(found.id, kept=True).items
         wait = describe_wait(client, found.id) if found.status == "QUEUED" else []
     out = create_console()
     for line in [*_summarize_job(found), *wait]:
@@ -83,6 +90,8 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         _schedule_table(schedule, numbers),
         _override_table(overrides),
         _logger_table(loggers),
+        _attempt_table(attempts),
+        _checkpoint_table(checkpoints),
         _epoch_table(epochs),
     ):
         if table.row_count:
@@ -128,6 +137,8 @@ def _print_document(
         "decisions": client.all_decisions(job.id),
         "epochs": client.all_epochs(job.id),
         "loggers": client.loggers(job.id).items,
+        "attempts": client.attempts(job.id).items,
+        "checkpoints": client.checkpoints(job.id).items,
     }
     print_json(
         {
@@ -270,6 +281,29 @@ def _logger_table(loggers: list[LoggerView]) -> Table:
     for logger in loggers:
         where = logger.message or logger.location
         table.add_row(logger.kind, logger.state.value, str(logger.next_epoch), where)
+    return table
+
+
+def _attempt_table(attempts: list[AttemptView]) -> Table:
+    shown = attempts[-_SHOWN_ATTEMPTS:]
+    more = "" if len(shown) == len(attempts) else f", the newest {len(shown)} of {len(attempts)}"
+    table = _new_table(f"attempts{more}", "ATTEMPT", "STATE", "BEGAN", "ENDED", "WORKERS", "WHY")
+    for one in shown:
+        state = "ended" if one.ended_at else "training" if one.started_at else "starting"
+        times = (format_time(one.created_at), format_time(one.ended_at))
+        why = one.message or one.reason.value
+        table.add_row(str(one.number), state, *times, str(one.workers), why)
+    return table
+
+
+def _checkpoint_table(checkpoints: list[CheckpointView]) -> Table:
+    columns = ("NEXT EPOCH", "STEP", "SIZE", "OBJECTIVE", "SAVED", "")
+    table = _new_table("checkpoints", "NAME", *columns)
+    for one in checkpoints:
+        which = ", ".join(word for word in ("newest", "best") if getattr(one, word))
+        place = (str(one.epoch), str(one.step), format_bytes(one.size_bytes))
+        value = format_number(one.objective)
+        table.add_row(one.name, *place, value, format_time(one.time), which)
     return table
 
 

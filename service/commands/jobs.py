@@ -23,9 +23,18 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
+from service.commands.paging import (
+    CursorOption,
+    LimitOption,
+    PagedItems,
+    print_json_list,
+    report_more,
+)
 from service.domain.jobs import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
 
     from service.api.schemas import DryRun, JobView, ProgressView
@@ -181,31 +190,33 @@ def list_jobs(
         bool, typer.Option("--archived", help="only archived jobs, which are left out otherwise")
     ] = False,
     all_: Annotated[bool, typer.Option("--all", help="archived jobs as well")] = False,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="NUMBER", min=1, max=200, help="most jobs to list")
-    ] = 20,
+    limit: LimitOption = 20,
+    cursor: CursorOption = None,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
     if archived and all_:
         raise typer.BadParameter("give either --archived or --all")
+    chosen: dict[str, Any] = {
+        "status": [one.upper() for one in status or []],
+        "name_prefix": name,
+        "label": label or [],
+        "owner": owner,
+        "archived": None if all_ else archived,
+    }
     with connect_client(url) as client:
-        page = client.jobs(
-            status=[one.upper() for one in status or []],
-            name_prefix=name,
-            label=label or [],
-            owner=owner,
-            archived=None if all_ else archived,
+        found = PagedItems(
+            lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
             limit=limit,
+            cursor=cursor,
         )
-    if json:
-        print_json(page)
-        return
-    out = create_console()
-    out.print(_job_table(page.items, out.width))
-    if page.next_cursor:
-        typer.echo(f"more jobs exist; 'accordion list --limit {min(200, 2 * limit)}' shows them")
+        if json:
+            print_json_list(found)
+            return
+        out = create_console()
+        out.print(_job_table(found, out.width))
+    report_more("jobs", found)
 
 
 def _show_dry_run(answer: DryRun, *, json: bool) -> None:
@@ -219,7 +230,7 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
     typer.echo(f"# {verdict}{f': {answer.message}' if answer.message else ''}")
 
 
-def _job_table(jobs: list[JobView], width: int) -> Table:
+def _job_table(jobs: Iterable[JobView], width: int) -> Table:
     """Build the table of jobs, without the columns that a terminal of this width has no room for.
 
     Names and reasons are wrapped rather than cut.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +19,14 @@ from service.commands.completion import (
     complete_label,
     complete_webhook,
     complete_words,
+)
+from service.commands.format import format_time
+from service.commands.paging import (
+    CursorOption,
+    LimitOption,
+    PagedItems,
+    print_json_list,
+    report_more,
 )
 from service.domain.jobs import Status
 from service.domain.webhook_retries import DeliveryState
@@ -128,31 +135,41 @@ def list_deliveries(
             autocompletion=complete_words(*DeliveryState),
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=200, help="newest ones to list")
-    ] = 50,
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """List the messages to one of your webhooks, newest first, and how far each is."""
     with connect_client(url) as client:
-        page = client.deliveries(name, state=state.upper() if state else None, limit=limit)
-    if json:
-        print_json(page)
-        return
-    table = create_table("ID", "TIME", "JOB", "STATUS", "STATE", "ATTEMPTS", "NEXT", "WHY")
-    for one in page.items:
-        table.add_row(
-            one.id,
-            _format_time(one.created_at),
-            one.job_id or "",
-            one.status or "test",
-            one.state,
-            str(one.attempts),
-            _format_time(one.next_attempt_at),
-            one.message,
+        wanted = state.upper() if state else None
+        found = PagedItems(
+            lambda size, after: client.deliveries(name, state=wanted, limit=size, cursor=after),
+            limit=limit,
+            cursor=cursor,
         )
+        if json:
+            print_json_list(found)
+            return
+        table = create_table("ID", "TIME", "JOB", "STATUS", "STATE", "ATTEMPTS", "NEXT", "WHY")
+        for one in found:
+            table.add_row(*_list_cells(one))
     create_console().print(table)
+    report_more("messages", found)
+
+
+def _list_cells(delivery: DeliveryView) -> tuple[str, ...]:
+    """Return what the table has about one message."""
+    return (
+        delivery.id,
+        format_time(delivery.created_at),
+        delivery.job_id or "",
+        delivery.status or "test",
+        delivery.state,
+        str(delivery.attempts),
+        format_time(delivery.next_attempt_at),
+        delivery.message,
+    )
 
 
 def send_again(
@@ -190,8 +207,3 @@ def _describe_jobs(webhook: WebhookView) -> str:
     whose = "all jobs" if webhook.all_jobs else "your jobs"
     label = f" with the label {webhook.label}" if webhook.label else ""
     return f"{', '.join(webhook.statuses)} of {whose}{label}"
-
-
-def _format_time(time: datetime | None) -> str:
-    """Return a time in this machine's time zone; empty for None."""
-    return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"

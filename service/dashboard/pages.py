@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from service.api.app_state import AppState
 from service.dashboard.assets import compute_fingerprint
-from service.domain.access import Caller
+from service.domain.access import Caller, Scope
 from service.domain.job_status import STATUS_TABLE
 from service.domain.override_status import OVERRIDE_TABLE
 
@@ -41,6 +41,7 @@ def render_page(
         .render(
             static=f"/static/pages/{compute_fingerprint()}",
             user=caller.user if caller else "",
+            may_audit=caller is not None and Scope.ADMIN in caller.scopes,
             signed_in=state.cookie in request.cookies,
             page=page,
             provider=state.oidc.config.name if state.oidc else "",

@@ -24,7 +24,7 @@ from service.api.schemas import PLAIN
 from service.api.views import job_view
 from service.dashboard.assets import list_assets
 from service.dashboard.pages import render_page
-from service.domain.access import Scope
+from service.domain.access import Scope, describe_missing_scope
 from service.domain.jobs import Kind
 from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
@@ -32,7 +32,7 @@ from service.store.stored_documents import stored_ray_run
 
 router = APIRouter(include_in_schema=False)
 _READS = require_scope(Scope.READ)
-FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,10 @@ CHARTS = (
 
 
 @router.get("/", dependencies=[_READS])
-def show_jobs(request: Request) -> Response:
+def show_jobs(request: Request, caller: CallerDep) -> Response:
     """Show the list of jobs."""
-    return render_page(request, "jobs.html", page="jobs")
+    sees_all = Scope.READ_ALL in caller.scopes
+    return render_page(request, "jobs.html", page="jobs", sees_all=sees_all)
 
 
 @router.get("/jobs/{job_id}", dependencies=[_READS])
@@ -72,7 +73,8 @@ def show_job(
     row = repository.job(job_id)
     if row is None or not caller.may_see(row.owner):
         message = f"There is no job {job_id}; see the list of jobs."
-        return render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
+        missing = {"heading": "Not found", "message": message}
+        return render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, **missing)
     job = job_view(row, repository.first_without_capacity([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     is_guest = job.kind is Kind.GUEST
@@ -88,6 +90,16 @@ def show_job(
 def show_cluster(request: Request) -> Response:
     """Show nodes, queue and readiness checks."""
     return render_page(request, "cluster.html", page="cluster")
+
+
+@router.get("/audit", dependencies=[_READS])
+def show_audit_log(request: Request, caller: CallerDep) -> Response:
+    """Show who changed what, to those who may read it."""
+    if Scope.ADMIN not in caller.scopes:
+        why = describe_missing_scope(caller, Scope.ADMIN)
+        refusal = {"heading": "Not allowed", "message": f"The audit log is for admins: {why}."}
+        return render_page(request, "missing.html", status=HTTPStatus.FORBIDDEN, **refusal)
+    return render_page(request, "audit.html", page="audit")
 
 
 @router.get("/login")
@@ -127,4 +139,4 @@ def serve_asset(name: str) -> Response:
     asset = list_assets().get(name)
     if asset is None:
         raise NotFound(f"there is no file {name!r}")
-    return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
+    return FileResponse(asset.path, media_type=asset.media_type, headers=_FOR_EVER)

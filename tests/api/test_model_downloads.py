@@ -97,6 +97,10 @@ def test_the_best_model_is_that_of_the_objective(
     names = save_reported(world, job_id)
     listed = client.get(f"{JOBS}/{job_id}/checkpoints").json()["items"]
     assert [one["objective"] for one in listed] == [-float(one["epoch"]) for one in listed]
+    assert [one["name"] for one in listed if one["best"]] == [names[number]]
+    assert [one["name"] for one in listed if one["newest"]] == names[-1:]
+    kept = client.get(f"{JOBS}/{job_id}/checkpoints", params={"kept": True}).json()["items"]
+    assert [one["name"] for one in kept] == sorted({*names[-2:], names[number]})
     best = model_of(client, job_id, checkpoint="best")
     assert best.headers["Accordion-Checkpoint"] == names[number]
 

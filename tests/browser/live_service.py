@@ -105,6 +105,17 @@ class LiveService:
             lambda: self.job(job_id)["world_size"] == count, f"{count} workers train job {job_id}"
         )
 
+    def queue_entry(self, job_id: str) -> dict[str, Any]:
+        """What the queue says of the job; empty if it does not wait."""
+        items = self.client.get("/api/v1/queue").raise_for_status().json()["items"]
+        return next((dict(entry) for entry in items if entry["id"] == job_id), {})
+
+    def wait_for_queue(self, job_id: str, text: str) -> None:
+        """Until the queue says that of the job."""
+        wait_until(
+            lambda: text in str(self.queue_entry(job_id)), f"the queue says {text} of {job_id}"
+        )
+
     def wait_for_end(self, job_id: str) -> None:
         """Until the job is over."""
         wait_until(lambda: self.job(job_id)["ended_at"] is not None, f"job {job_id} ends")

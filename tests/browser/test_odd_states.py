@@ -20,11 +20,14 @@ def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#status")).to_have_text("Queued")
     expect(page.locator("#message")).to_contain_text("needs 4 workers")
+    expect(page.locator("#wait")).to_contain_text("needs 4 workers")
+    expect(page.locator("#wait")).to_contain_text("in the queue")
     expect(page.locator("#no-epochs")).to_be_visible()
     expect(page.locator("#pictures")).to_be_hidden()
     page.get_by_role("button", name="Cancel job").click()
     page.locator("#sure-yes").click()
     expect(page.locator("#status")).to_have_text("Cancelled")
+    expect(page.locator("#wait")).to_be_hidden()
     expect(page.locator("#live")).to_have_text("Finished")
     expect(page.locator("#no-epochs")).to_have_text(
         "No epoch was finished, so there are no charts."

@@ -29,8 +29,11 @@ def test_the_charts_are_drawn(page, service, running):
     for chart in ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels"):
         expect(page.locator(f"#{chart} .main-svg").first).to_be_visible()
     expect(page.locator("#loss-said")).to_contain_text("Newest training loss 0.")
+    expect(page.locator("#attempts tr")).to_contain_text("1training")
+    expect(page.locator("#checkpoints tr")).to_have_count(2)
+    expect(page.get_by_role("link", name="Model of the best")).to_be_hidden()
     expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 1 host at")
-    link = page.get_by_role("link", name="Download the model")
+    link = page.get_by_role("link", name="Download the model", exact=True)
     expect(link).to_have_attribute("href", f"/api/v1/jobs/{running}/model")
 
 
@@ -135,12 +138,21 @@ def test_a_job_is_cancelled_only_after_being_asked_again(page, service):
     expect(page.locator("#status")).to_have_text("Cancelled")
 
 
-def test_an_ended_job_says_so_and_takes_no_override(page, service):
-    job_id = service.submit("short", epochs=2)
+def test_an_ended_job_says_so_and_shows_its_checkpoints(page, service):
+    job_id = service.submit("short", epochs=4, objective={"metric": "loss", "mode": "max"})
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#status")).to_have_text("Succeeded")
     expect(page.locator("#live")).to_have_text("Finished")
     expect(page.get_by_role("button", name="Override", exact=True)).to_be_hidden()
+    expect(page.locator("#attempts tr")).to_contain_text("1ended")
+    rows = page.locator("#checkpoints tr")
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text("epoch-00004 Newest")
+    expect(rows.last).to_contain_text("epoch-00001 Best")
+    best = page.get_by_role("link", name="Model of the best")
+    expect(best).to_have_attribute("href", f"/api/v1/jobs/{job_id}/model?checkpoint=best")
+    named = page.get_by_role("link", name="Download the model of epoch-00003")
+    expect(named).to_have_attribute("href", re.compile(r"\?checkpoint=epoch-00003$"))
 
 
 def test_the_stream_goes_on_where_it_was_after_the_page_was_hidden(page, service, running):
@@ -166,8 +178,58 @@ def test_the_list_of_jobs_is_live(page, service):
     expect(row).to_contain_text("%")
 
 
+def test_the_list_is_filtered_and_goes_on_to_older_jobs_from_its_address(watched, service):
+    page, rows = watched.page, watched.page.locator("#rows tr")
+    ids = [service.submit(f"paged-{n}", epochs=1, labels={"sweep": "pages"}) for n in range(3)]
+    page.route(
+        "**/api/v1/jobs?**",
+        lambda route: route.continue_(url=route.request.url.replace("limit=50", "limit=1")),
+    )
+    page.goto("/")
+    for field, value in (("Start of the name", "paged"), ("Labels", "sweep:pages")):
+        page.get_by_label(field).fill(value)
+        page.get_by_label(field).press("Enter")
+    expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{ids[2]}")
+    for job_id in (ids[1], ids[0]):
+        page.get_by_role("button", name="Older jobs").click()
+        expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{job_id}")
+    expect(page.get_by_role("button", name="Older jobs")).to_be_hidden()
+    page.reload()
+    expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{ids[0]}")
+    expect(page.get_by_label("Labels")).to_have_value("sweep:pages")
+    page.get_by_role("button", name="Newer jobs").click()
+    expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{ids[1]}")
+    page.go_back()
+    expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{ids[0]}")
+    page.get_by_label("Labels").fill("sweep")
+    page.get_by_label("Labels").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("give it as key:value")
+    expect(rows).to_have_count(0)
+
+
+def test_pages_say_what_a_job_waits_for_and_what_would_help(page, service):
+    quota = {"label": "team:one"}
+    service.client.put("/api/v1/quotas", json={**quota, "jobs": 1}).raise_for_status()
+    first, second = (
+        service.submit(name, epochs=LONG, labels={"team": "one"}) for name in ("holds", "waits-for")
+    )
+    service.wait_for_queue(second, first)
+    for path, place in (("/cluster", "#queue tr"), (f"/jobs/{second}", "#wait")):
+        page.goto(path)
+        shown = page.locator(place, has_text="higher quota of label team:one")
+        link = shown.get_by_role("link", name="holds", exact=True)
+        expect(link).to_have_attribute("href", f"/jobs/{first}")
+    service.client.delete("/api/v1/quotas", params=quota).raise_for_status()
+    expect(page.locator("#status")).to_have_text("Running")
+    expect(page.locator("#wait")).to_be_hidden()
+    for job_id in (first, second):
+        service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+        service.wait_for_end(job_id)
+
+
 def test_the_cluster_page_says_why_a_job_waits(page, service):
     job_id = service.submit("too-large", workers={"min": 4, "max": 4, "cpus": 4})
+    service.wait_for_queue(job_id, "needs 4 workers")
     page.goto("/cluster")
     expect(page.locator("#queue tr", has_text="too-large")).to_contain_text("needs 4 workers")
     expect(page.get_by_role("heading", name="Quotas")).to_be_hidden()
@@ -178,6 +240,7 @@ def test_the_cluster_page_says_why_a_job_waits(page, service):
 def test_the_cluster_page_says_what_nodes_were_requested(page, service, monkeypatch):
     monkeypatch.setattr(service.runtime, "has_autoscaler", True)
     job_id = service.submit("asks-for-nodes", workers={"min": 4, "max": 4, "cpus": 4})
+    service.wait_for_queue(job_id, "were requested")
     page.goto("/cluster")
     row = page.locator("#queue tr", has_text="asks-for-nodes")
     expect(row).to_contain_text("nodes for 4 workers of 4 CPU each were requested")
@@ -186,6 +249,8 @@ def test_the_cluster_page_says_what_nodes_were_requested(page, service, monkeypa
 
 def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     node = "/api/v1/nodes/10.0.0.2"
+    asked = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
     page.goto("/cluster")
     expect(page.locator("#nodes tr")).to_have_count(2)
     service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
@@ -194,17 +259,19 @@ def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     expect(row).to_contain_text("new GPUs; run 'accordion node restore 10.0.0.2' to use it again")
     service.client.post(f"{node}/restore").raise_for_status()
     expect(row).to_contain_text("Alive")
+    # The service explains every waiting job for each request of the queue.
+    assert 0 < asked.count("queue") < asked.count("cluster")
 
 
-@pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}"])
+@pytest.mark.parametrize("path", ["/", "/audit", "/cluster", "/jobs/{job}"])
 def test_a_phone_need_not_scroll_sideways(page, running, path):
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(path.format(job=running))
-    expect(page.locator("#tiles div").first).to_be_visible()
+    expect(page.locator("#tiles div, #rows tr").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-@pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}", "/login"])
+@pytest.mark.parametrize("path", ["/", "/audit", "/cluster", "/jobs/{job}", "/login"])
 def test_every_field_and_button_has_a_name(page, running, path):
     page.goto(path.format(job=running))
     unnamed = """() => [...document.querySelectorAll(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -97,3 +99,39 @@ def test_the_cluster_page_shows_quotas_and_what_is_used(open_as, ada, admin, job
     admin.remove_quota(user="ada")
     admin.remove_quota(label="team:vision")
     expect(page.get_by_role("heading", name="Quotas")).to_be_hidden()
+
+
+def test_only_admins_see_on_a_page_who_changed_what(open_as, ada, job):
+    client, token = ada
+    client.change(job.id, priority=40)
+    page = open_as(ADMIN)
+    page.goto(f"/jobs/{job.id}")
+    page.get_by_role("link", name="who changed the job").click()
+    expect(page.get_by_label("Subject")).to_have_value(job.id)
+    row = page.get_by_role("row", name="job.changed")
+    for text in ("ada", "priority: 50 → 40", token.split("_")[1]):
+        expect(row).to_contain_text(text)
+    expect(row).to_contain_text(re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}$"))
+    expect(row.get_by_role("link")).to_have_attribute("href", f"/jobs/{job.id}")
+    page.get_by_label("Action").fill("job.submitted")
+    page.get_by_label("Action").press("Enter")
+    expect(page.locator("#rows tr")).to_have_count(1)
+    expect(page.locator("#rows")).to_contain_text("name: hers")
+    page = open_as(token)
+    expect(page.get_by_role("link", name="Cluster")).to_be_visible()
+    expect(page.get_by_role("link", name="Audit log")).to_have_count(0)
+    assert page.goto("/audit").status == 403
+    expect(page.get_by_text("this needs the scope 'admin'")).to_be_visible()
+
+
+def test_only_those_who_see_all_jobs_filter_them_by_owner(open_as, ada, job, admin):
+    other = admin.submit({**LONG, "name": "not-hers", "workers": {"cpus": 999}})
+    page = open_as(ADMIN)
+    expect(page.locator("#rows")).to_contain_text("not-hers")
+    page.get_by_label("Owner").fill("ada")
+    page.get_by_label("Owner").press("Enter")
+    expect(page.locator("#rows")).not_to_contain_text("not-hers")
+    expect(page.get_by_role("row", name="hers")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"\?owner=ada$"))
+    admin.cancel(other.id)
+    expect(open_as(ada[1]).get_by_label("Owner")).to_have_count(0)

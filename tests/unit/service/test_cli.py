@@ -115,6 +115,17 @@ def test_list_shows_jobs_newest_first(accordion: Accordion, spec: Path) -> None:
     table = accordion("list").out
     assert listed[:2] == ids[::-1]
     assert table.index(ids[1][:13]) < table.index(ids[0][:13])
+    first, hint = (
+        accordion("list", "--limit", "1", "--json").json(),
+        accordion("list", "--limit", "1"),
+    )
+    cursor = first["next_cursor"]
+    assert hint.out.endswith(
+        f"more jobs exist; --cursor {cursor} lists the next ones, --limit 0 all\n"
+    )
+    rest = accordion("list", "--limit", "0", "--cursor", cursor, "--json").json()
+    assert [job["id"] for job in first["items"] + rest["items"]][:2] == ids[::-1]
+    assert rest["next_cursor"] is None
 
 
 def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(
@@ -124,7 +135,9 @@ def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(
     assert "digits-mlp in bf16, powersgd" in accordion("show", job_id).out
 
 
-def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, spec: Path) -> None:
+def test_show_tells_epochs_layers_overrides_decisions_attempts_and_checkpoints(
+    accordion: Accordion, spec: Path
+) -> None:
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     text, whole = accordion("show", job_id).out, accordion("show", job_id, "--json").json()
@@ -133,7 +146,17 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
         for word in ("SUCCEEDED", "3 of 3 epochs done", "in force", "fc1.weight", "decisions")
     )
     assert len(whole["epochs"]) == 3
-    assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs", "loggers"}
+    assert [one["number"] for one in whole["attempts"]] == [1]
+    kept = [one["name"] for one in whole["checkpoints"] if one["kept"]]
+    assert kept == ["epoch-00002", "epoch-00003"]
+    attempt, newest = (
+        next(line for line in text.splitlines() if line.startswith(start)).split()
+        for start in ("1  ", "epoch-00003")
+    )
+    assert (attempt[1], newest[1], newest[-1]) == ("ended", "3", "newest")
+    assert "epoch-00001" not in text
+    parts = {"job", "schedule", "overrides", "decisions", "epochs", "loggers"}
+    assert whole.keys() == parts | {"attempts", "checkpoints"}
 
 
 def test_why_tells_what_holds_a_job_up_with_the_parts_of_a_step(
@@ -267,7 +290,7 @@ USAGE = [
     ),
     pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is rejected", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
-    pytest.param(["list", "--limit", "0"], "Invalid value for '--limit'", id="range"),
+    pytest.param(["list", "--limit", "-1"], "Invalid value for '--limit'", id="range"),
     pytest.param(["override", "x"], "give either --level", id="no level"),
     pytest.param(
         ["override", "x", "--level", "low", "--batch", "low"],

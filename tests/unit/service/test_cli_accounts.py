@@ -90,6 +90,11 @@ def test_users_change_roles_and_are_disabled(team: Accordion) -> None:
     changes = team("audit", "--subject", "dan", "--action", "user.changed").out
     assert "role: viewer → operator" in changes
     assert "disabled: False → True" in changes
+    newest = team("audit", "--subject", "dan", "--limit", "1", "--json").json()
+    after = ("--cursor", str(newest["next_cursor"]), "--limit", "0", "--json")
+    rest = team("audit", "--subject", "dan", *after).json()["items"]
+    actions = [entry["action"] for entry in newest["items"] + rest]
+    assert actions == ["user.changed"] * 3 + ["user.added"]
 
 
 def test_a_wrong_role_is_refused_with_the_known_ones(team: Accordion) -> None:

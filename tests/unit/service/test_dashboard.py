@@ -21,7 +21,7 @@ def client(tmp_path):
     return TestClient(create_app(load_settings(home=tmp_path)), base_url="http://127.0.0.1")
 
 
-@pytest.mark.parametrize("path", ["/", "/cluster", "/login", "/jobs/unknown"])
+@pytest.mark.parametrize("path", ["/", "/audit", "/cluster", "/login", "/jobs/unknown"])
 def test_all_that_a_page_loads_is_served(client, path):
     loaded = re.findall(r'(?:src|href)="(/static/[^"]+)"', client.get(path).text)
     assert loaded
@@ -52,7 +52,7 @@ def test_no_other_file_can_be_had(client, name):
 
 
 def test_pages_hold_no_inline_script_and_no_handler(client):
-    for path in ("/", "/cluster", "/login"):
+    for path in ("/", "/audit", "/cluster", "/login"):
         text = client.get(path).text
         assert not re.search(r"<script(?![^>]*\bsrc=)", text)
         assert not re.search(r"\son[a-z]+=", text)

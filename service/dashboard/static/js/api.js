@@ -10,8 +10,8 @@ export async function call(method, path, body) {
     body: body === undefined ? undefined : JSON.stringify(body),
     credentials: "same-origin",
   }).catch(silent);
-  if (answer.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname)}`);
-  if (!answer.ok) throw new Error(await sentence(answer));
+  if (answer.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+  if (!answer.ok) throw Object.assign(new Error(await sentence(answer)), { status: answer.status });
   return answer.status === 204 ? null : answer.json();
 }
 

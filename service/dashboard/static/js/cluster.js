@@ -1,13 +1,16 @@
-import { updateEvery, get } from "./api.js";
+import { get, updateEvery } from "./api.js";
 import { ago, bytes, cell, element, fill, number, tile, usedByOthers } from "./format.js";
+import { QUEUE_MS, readQueue, reasonText, waitsFor } from "./queue.js";
 
+const REFRESH_MS = 2000;
 const at = (id) => document.getElementById(id);
 
-const queued = (entry) => element("tr", {},
+const queued = (entry, names) => element("tr", {},
   cell("num", String(entry.position)),
   cell("name", entry.name === null ? `a job of ${entry.owner}` : element("a", { href: `/jobs/${entry.id}` }, entry.name)),
   cell("num", String(entry.priority)),
-  cell("long", [entry.message, entry.autoscaler].filter(Boolean).join("; ")),
+  cell("long", reasonText(entry)),
+  cell("long", ...(entry.waits_for.length ? waitsFor(entry, names) : ["–"])),
   cell("long", entry.remedies.join("; ") || "–"),
   cell("num", ago(entry.created_at)));
 
@@ -59,18 +62,29 @@ const check = ([name, result]) => element("tr", {},
 
 const readiness = async () => (await fetch("/readyz", { credentials: "same-origin" })).json();
 
+let queue;
+let queueAt = -QUEUE_MS;
+
+// The queue as it was read last, at most a few seconds ago.
+async function recentQueue() {
+  if (performance.now() < queueAt + QUEUE_MS) return queue;
+  queue = await readQueue();
+  queueAt = performance.now();
+  return queue;
+}
+
 async function update() {
-  const [cluster, queue, quotas, nodes, ready] = await Promise.all([get("/cluster"), get("/queue"), get("/quotas"), get("/nodes"), readiness()]);
+  const [cluster, { items: waiting, names }, quotas, nodes, ready] = await Promise.all([get("/cluster"), recentQueue(), get("/quotas"), get("/nodes"), readiness()]);
   const placements = new Map(nodes.items.map((node) => [node.name, node]));
   fill(at("tiles"), ...[
     ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `checked ${ago(cluster.seen_at)}` : "not checked yet", true],
     ["Nodes", String(cluster.nodes.filter((node) => node.alive).length)],
     ["CPUs in use", `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`, usedByOthers(cluster, "cpus")],
     ["GPUs in use", `${number(cluster.gpus_reserved)} of ${number(cluster.gpus)}`, usedByOthers(cluster, "gpus")],
-    ["Queued jobs", String(queue.items.length)],
+    ["Queued jobs", String(waiting.length)],
   ].map(tile));
-  fill(at("queue"), ...queue.items.map(queued));
-  at("queue-empty").hidden = queue.items.length > 0;
+  fill(at("queue"), ...waiting.map((entry) => queued(entry, names)));
+  at("queue-empty").hidden = waiting.length > 0;
   fill(at("quotas"), ...quotas.items.flatMap(quotaRows));
   at("quotas-card").hidden = quotas.items.length === 0;
   fill(at("nodes"), ...cluster.nodes.map((node) => nodeRow(node, placements.get(node.name))));
@@ -78,4 +92,4 @@ async function update() {
   fill(at("checks"), ...Object.entries(ready.checks ?? {}).map(check));
 }
 
-updateEvery(2000, update);
+updateEvery(REFRESH_MS, update);

@@ -62,6 +62,8 @@ export const ago = (text) => (text ? `${duration((Date.now() - Date.parse(text))
 
 export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: false });
 
+export const moment = (text) => `${new Date(text).toLocaleDateString("en-CA")} ${clock(text)}`;
+
 // The server's tables: phase, tone and activity of each job status, and tone and activity of each override state.
 const table = (name) => JSON.parse(document.documentElement.dataset[name]);
 const STATUSES = table("statuses");
@@ -74,6 +76,8 @@ export const isActive = (status) => STATUSES[status]?.isActive ?? false;
 export const isHeld = (status) => STATUSES[status]?.phase === "held";
 
 export const hasEnded = (status) => STATUSES[status]?.phase === "ended";
+
+export const UNFINISHED = Object.keys(STATUSES).filter((status) => !hasEnded(status));
 
 export const barTone = (status) => (hasEnded(status) ? tone(status) : "");
 
@@ -126,8 +130,7 @@ export const tile = ([label, value, note = "", strong = false]) =>
     element("dt", {}, label), element("dd", {}, value, element("span", { className: "note" }, note)));
 
 export function storageText({ place, workers, hosts, seen_at }) {
-  const day = new Date(seen_at).toLocaleDateString("en-CA");
-  const when = `${day} ${clock(seen_at)}`;
+  const when = moment(seen_at);
   if (workers === 1) return `Checkpoints in ${place}, used by one worker since ${when}`;
   return `Checkpoints in ${place}, shared: verified by ${workers} workers on ${counted(hosts, "host")} at ${when}`;
 }

@@ -1,5 +1,6 @@
 // One job, live: loads the history by REST, then follows server-sent events.
 import { BASE, call, get, showLive } from "./api.js";
+import { showAttempts, showCheckpoints } from "./attempts.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
@@ -8,6 +9,7 @@ import {
 } from "./format.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
+import { QUEUE_MS, readQueue, showWait } from "./queue.js";
 import { showWhy } from "./why.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
 
@@ -176,7 +178,15 @@ async function showOlder() {
 }
 
 const load = {
-  job: async () => { seen.job = await get(PATH); soon(showHead); },
+  job: async () => {
+    const before = seen.job;
+    seen.job = await get(PATH);
+    soon(showHead);
+    if (seen.job.status !== before?.status || seen.job.message !== before.message) again("wait");
+  },
+  wait: loadWait,
+  attempts: async () => { showAttempts((await get(`${PATH}/attempts`)).items); },
+  checkpoints: async () => { showCheckpoints(ID, (await get(`${PATH}/checkpoints?kept=true`)).items); },
   epochs: async () => { (await page("epochs")).forEach(keepEpoch); soonEpochs(); soon(showHead); },
   decisions: async () => { (await page("decisions")).forEach(keepDecision); soon(showDecisions); soonEpochs(); },
   overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
@@ -222,6 +232,18 @@ let waiting;
 let askedAt = -WHY_MS;
 function soonWhy() {
   waiting ??= setTimeout(() => { waiting = undefined; askedAt = performance.now(); again("why"); }, Math.max(0, askedAt + WHY_MS - performance.now()));
+}
+
+// The queue is read only while the job waits in it and people look.
+let queueTimer;
+async function loadWait() {
+  clearTimeout(queueTimer);
+  if (seen.job?.status !== "QUEUED") { showWait(undefined, {}); return; }
+  if (!document.hidden) {
+    const queue = await readQueue();
+    showWait(queue.items.find(({ id }) => id === ID), queue);
+  }
+  queueTimer = setTimeout(() => again("wait"), QUEUE_MS);
 }
 
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
@@ -271,19 +293,19 @@ const TELL = {
 };
 
 const REACT = {
-  status: () => again("job", "why"),
+  status: () => again("job", "why", "attempts"),
   epoch: (row) => { keepEpoch(row); soonEpochs(); soon(showHead); },
   decision: (view) => { keepDecision(view); again("schedule"); soon(showDecisions); soonEpochs(); soon(showHead); },
   override: () => again("overrides", "schedule"),
   workers: (data) => {
     if (data.what === "started") takeBack(data);
-    again("job", "schedule");
+    again("job", "schedule", "attempts");
     [showHead, showDecisions].forEach(soon);
     soonEpochs();
   },
-  checkpoint: () => {},
+  checkpoint: () => again("checkpoints"),
   packages: () => again("job"),
-  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why"); },
+  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints"); },
 };
 
 function close() {
@@ -358,6 +380,7 @@ function showLogs() {
 
 // A browser opens at most six streams to one service, so hidden pages close theirs.
 function follow() {
+  if (!document.hidden) again("wait");
   for (const [name, source] of streams) {
     source?.close();
     if (document.hidden) streams.set(name, null);
@@ -385,7 +408,7 @@ addEventListener("resize", soonEpochs);
 
 async function begin() {
   await load.job();
-  await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule(), load.why()]);
+  await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule(), load.why(), load.attempts(), load.checkpoints()]);
 }
 
 // The forms work before the first responses arrive.

@@ -1,9 +1,10 @@
-import { updateEvery, get } from "./api.js";
+import { get } from "./api.js";
 import { ago, barTone, cell, counted, duration, element, epochsDone, fill, hasEnded, isActive, isGuest, labelled, number, otherUser, quality, statusPill, tile, times, usedByOthers, words } from "./format.js";
+import { followPages } from "./paging.js";
 
+const REFRESH_MS = 1500;
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
-let shown = PAGE_SIZE;
 
 function row(job) {
   const progress = job.progress;
@@ -48,22 +49,18 @@ function tiles(jobs, cluster) {
   ];
 }
 
-async function update() {
-  const status = at("status").value;
-  const archived = at("archived").value;
-  const [page, cluster] = await Promise.all([get(`/jobs?limit=${shown}&archived=${archived}${status ? `&status=${status}` : ""}`), get("/cluster")]);
-  const isFiltered = status !== "" || archived !== "false";
-  fill(at("rows"), ...page.items.map(row));
-  at("empty").hidden = isFiltered || page.items.length > 0;
-  at("none").hidden = !isFiltered || page.items.length > 0;
-  at("more").hidden = page.next_cursor === null;
-  if (!isFiltered) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
+async function load(query) {
+  const [page, cluster] = await Promise.all([get(`/jobs?limit=${PAGE_SIZE}&${query}`), get("/cluster")]);
+  return { page, cluster };
 }
 
-at("status").addEventListener("change", update);
-at("archived").addEventListener("change", update);
-at("more").addEventListener("click", () => {
-  shown = Math.min(shown + PAGE_SIZE, 200);
-  update();
-});
-updateEvery(1500, update);
+function draw({ page, cluster }, isPart) {
+  const isEmpty = page.items.length === 0;
+  fill(at("rows"), ...page.items.map(row));
+  at("empty").hidden = isPart || !isEmpty;
+  at("none").hidden = !isPart || !isEmpty;
+  at("tiles").hidden = isPart;
+  if (!isPart) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
+}
+
+followPages(REFRESH_MS, { load, draw });

@@ -1,0 +1,84 @@
+// A list with filters and pages. The address has both, under the names of the REST API, so that they can be linked and reloaded.
+import { showLive, updateEvery } from "./api.js";
+import { fill } from "./format.js";
+
+// Statuses of a request that is refused again if it is repeated.
+const REFUSALS = [403, 422];
+const at = (id) => document.getElementById(id);
+
+const fields = () => [...at("filters").elements].filter((field) => field.name);
+
+// A field may take several values, separated by commas.
+const values = (field) => ("several" in field.dataset ? field.value.split(",") : [field.value]).map((text) => text.trim()).filter(Boolean);
+
+const chosen = () => new URLSearchParams(fields().flatMap((field) => values(field).map((value) => [field.name, value])));
+
+// What the address asks for.
+function asked() {
+  const known = new Set(["cursor", ...fields().map((field) => field.name)]);
+  return new URLSearchParams([...new URLSearchParams(location.search)].filter(([name]) => known.has(name)));
+}
+
+function fillFields() {
+  const params = asked();
+  for (const field of fields()) field.value = params.getAll(field.name).join(", ");
+}
+
+// Cursors of the newer pages, the newest first; "" is the first page.
+const trail = () => history.state?.trail ?? [];
+
+function refuse(text) {
+  at("refused").hidden = text === "";
+  at("refused").textContent = text;
+}
+
+// Shows the page of the list that the address asks for, now and every `ms` milliseconds: `load(query)` returns its items in `page`, `draw` shows them.
+export function followPages(ms, { load, draw }) {
+  let next = null;
+
+  async function update() {
+    const params = asked();
+    const query = params.toString();
+    const isCurrent = () => asked().toString() === query;
+    try {
+      const answer = await load(query);
+      if (!isCurrent()) return;
+      refuse("");
+      next = answer.page.next_cursor;
+      draw(answer, query !== "");
+    } catch (error) {
+      if (!REFUSALS.includes(error.status)) throw error;
+      if (!isCurrent()) return;
+      refuse(error.message);
+      next = null;
+      fill(at("rows"));
+    }
+    at("older").hidden = next === null;
+    at("newer").hidden = !params.has("cursor");
+  }
+
+  const show = () => update().then(() => showLive("live"), () => showLive("lost"));
+
+  function go(how, params, newer) {
+    const search = params.toString();
+    history[how]({ trail: newer }, "", search ? `?${search}` : location.pathname);
+    show();
+  }
+
+  function turn(cursor, newer) {
+    const params = asked();
+    if (cursor) params.set("cursor", cursor);
+    else params.delete("cursor");
+    go("pushState", params, newer);
+    at("list-title").scrollIntoView();
+  }
+
+  const filter = () => go("replaceState", chosen(), []);
+  at("filters").addEventListener("change", filter);
+  at("filters").addEventListener("submit", (event) => { event.preventDefault(); filter(); });
+  at("older").addEventListener("click", () => turn(next, [...trail(), asked().get("cursor") ?? ""]));
+  at("newer").addEventListener("click", () => turn(trail().at(-1), trail().slice(0, -1)));
+  addEventListener("popstate", () => { fillFields(); show(); });
+  fillFields();
+  updateEvery(ms, update);
+}

@@ -1,0 +1,44 @@
+"""Which checkpoints of a job are still on its storage."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.checkpoint_choice import KeptCheckpoints, find_kept
+from service.store.models import CheckpointRow
+
+
+def saved(*places: tuple[int, int, float | None]) -> list[CheckpointRow]:
+    """Checkpoints of these generations, steps and objectives, named by the first two."""
+    return [
+        CheckpointRow(name=f"g{generation}-s{step}", generation=generation, step=step, objective=at)
+        for generation, step, at in places
+    ]
+
+
+def kept(*names: str, best: str | None = None) -> KeptCheckpoints:
+    """The answer with these names, the newest one first."""
+    every = {*names, best} if best else set(names)
+    return KeptCheckpoints(names=frozenset(every), newest=names[0], best=best)
+
+
+@pytest.mark.parametrize(
+    ("mode", "best"), [("", None), ("min", "g1-s10"), ("max", "g1-s20")], ids=str
+)
+def test_the_newest_are_kept_and_the_best_by_the_objective(mode: str, best: str | None) -> None:
+    rows = saved((1, 10, 0.1), (1, 20, 0.9), (1, 30, 0.9), (1, 35, None), (2, 40, 0.5))
+    assert find_kept(rows, keep=2, mode=mode) == kept("g2-s40", "g1-s35", best=best)
+
+
+def test_the_newest_may_be_the_best_as_well() -> None:
+    rows = saved((1, 10, 0.5), (1, 20, 0.4))
+    assert find_kept(rows, keep=1, mode="min") == kept("g1-s20", best="g1-s20")
+
+
+def test_a_checkpoint_from_which_training_did_not_go_on_is_not_kept() -> None:
+    rows = saved((1, 10, 0.5), (1, 30, 0.1), (2, 20, 0.4))
+    assert find_kept(rows, keep=2, mode="min") == kept("g2-s20", "g1-s10", best="g2-s20")
+
+
+def test_a_job_without_checkpoints_keeps_none() -> None:
+    assert find_kept([], keep=2, mode="min") == KeptCheckpoints()
