@@ -11,12 +11,28 @@ from service.store.models import EventRow, JobRow
 
 
 def append_event(
-    session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float
+    session: Session,
+    job: JobRow,
+    kind: str,
+    *,
+    data: dict[str, Any],
+    now: float,
+    by: str | None = None,
 ) -> None:
-    """Append an event, dated `now` but never earlier than the previous event of the job."""
+    """Append an event, dated `now` but never earlier than the previous event of the job.
+
+    Args:
+        session: transaction of the change that the event is about.
+        job: job of the event.
+        kind: type of the event.
+        data: details of the event.
+        now: seconds since 1970.
+        by: user who caused the event, stored in `data`; None if the service or the workers did.
+    """
     before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
     job.event_seq += 1
     time = max(now, before.time) if before is not None else now
+    data = data if by is None else {**data, "by": by}
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 
@@ -34,7 +50,7 @@ def reopen_history(session: Session, job: JobRow) -> None:
         }
 
 
-def append_end_event(session: Session, job: JobRow, now: float) -> None:
-    """Append the last event of a job."""
+def append_end_event(session: Session, job: JobRow, now: float, *, by: str | None = None) -> None:
+    """Append the last event of a job; `by` is the user who ended it, if one did."""
     data = {"status": job.status, "reason": job.reason, "message": job.message}
-    append_event(session, job, "end", data=data, now=now)
+    append_event(session, job, "end", data=data, now=now, by=by)

@@ -31,6 +31,7 @@ from service.store.models import (
 )
 from service.store.node_rows import record_node_failures
 from service.store.override_changes import load_override_statuses, store_override_status
+from service.store.requesters import find_allocation_user, find_override_users
 from service.store.status_changes import change_status
 from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
 from service.store.stored_spec import spec_value
@@ -269,7 +270,10 @@ class _Intake:
         self._session.merge(
             DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin_columns(record))
         )
-        self._append_event(record, "decision", {"decision": decision})
+        data: dict[str, Any] = {"decision": decision}
+        if users := find_override_users(self._session, taken.decision.override_ids):
+            data["user_by_override"] = users
+        self._append_event(record, "decision", data)
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
         switched = SwitchReport(
@@ -302,10 +306,12 @@ class _Intake:
         self._append_event(record, "checkpoint", content)
 
     def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
+        by = None
+        if resize.cause == "ordered":
+            by = find_allocation_user(self._session, self._job, workers=resize.new)
         data = resize.model_dump(mode="json", exclude={"kind"})
-        self._append_event(
-            record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size}
-        )
+        data = {"what": "resizing", **data, "world_size": self._job.world_size}
+        self._append_event(record, "workers", data, by=by)
         if record.attempt == self._job.attempt and self._job.status in {
             Status.RUNNING,
             Status.RESIZING,
@@ -335,9 +341,11 @@ class _Intake:
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
         """Ignore end records: `SchedulerWrites` stores the end after all earlier records."""
 
-    def _append_event(self, record: Record, kind: str, data: dict[str, Any]) -> None:
+    def _append_event(
+        self, record: Record, kind: str, data: dict[str, Any], *, by: str | None = None
+    ) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
-        append_event(self._session, self._job, kind, data=stamped, now=record.time)
+        append_event(self._session, self._job, kind, data=stamped, now=record.time, by=by)
 
     def _update_overrides(
         self, change: Callable[[OverrideStatus], OverrideStatus], now: float
