@@ -317,7 +317,7 @@ class _Intake:
             Status.RESIZING,
         }:
             reason, message = _REASONS[resize.cause], resize.message[:_MAX_TEXT]
-            self._change_status(Status.RESIZING, reason, message=message, now=record.time)
+            self._change_status(Status.RESIZING, reason, message=message, now=record.time, by=by)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
         # The job waits for a storage that is full or unreachable; neither workers nor user code
@@ -335,8 +335,12 @@ class _Intake:
                 Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time
             )
 
-    def _change_status(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
-        change_status(self._session, self._job, status, reason=reason, message=message, now=now)
+    def _change_status(
+        self, status: Status, reason: Reason, *, message: str, now: float, by: str | None = None
+    ) -> None:
+        change_status(
+            self._session, self._job, status, reason=reason, message=message, now=now, by=by
+        )
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
         """Ignore end records: `SchedulerWrites` stores the end after all earlier records."""

@@ -106,6 +106,7 @@ def test_the_end_of_a_job_is_sent_with_a_signature(hooked: Hooked) -> None:
             "reason": job.reason,
             "message": job.message,
             "event": hooked.world.events(job_id, "status")[-1].seq,
+            "by": None,
             "url": f"{LOCAL}/jobs/{job_id}",
         },
     }

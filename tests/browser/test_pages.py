@@ -121,7 +121,7 @@ def test_a_job_is_paused_and_resumed(page, steered):
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_hidden()
     page.get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator("#status")).to_have_text("Running")
-    expect(page.locator("#events")).to_contain_text("paused: paused; its state is saved")
+    expect(page.locator("#events")).to_contain_text("paused by admin: paused; its state is saved")
 
 
 def test_a_job_is_cancelled_only_after_being_asked_again(page, service):
