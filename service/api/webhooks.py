@@ -83,7 +83,8 @@ def add_webhook(
 
     Each change of a job to one of `statuses` is sent as a POST request, at least once. The body
     `{"type": "job.status", "timestamp": ..., "data": {...}}` has the job's `job_id`, `name`,
-    `owner`, `labels`, `status`, `previous_status`, `reason`, `message` and `url`, and the number of
+    `owner`, `labels`, `status`, `previous_status`, `reason`, `message` and `url`, the user `by`
+    whom the change was requested (null if the service or the workers caused it), and the number of
     the `event`, by which the receiver can order messages. The headers `webhook-id`,
     `webhook-timestamp` and `webhook-signature` are those of the Standard Webhooks specification;
     the ID is the same in every attempt. A response from 200 to 299 within 10 seconds confirms the
