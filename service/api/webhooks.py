@@ -106,6 +106,24 @@ def add_webhook(
     return NewWebhook(**view.model_dump(), secret=secret)
 
 
+@router.post(
+    "/{name}/secret",
+    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    responses=describe_problems(404, 409),
+)
+def rotate_secret(name: _WebhookName, state: StateDep, caller: CallerDep) -> NewWebhook:
+    """Give a webhook a new secret. Only this response contains it.
+
+    For 24 hours, `webhook-signature` has a signature by each secret, separated by spaces, so that
+    the receiver can take the new one at any time. Each request makes another secret; at most three
+    replaced ones are valid at a time.
+    """
+    secret = new_signing_secret()
+    encrypted = create_box(state).encrypt(secret)
+    found = _store_of(state).rotate_secret(caller, name, encrypted)
+    return NewWebhook(**_describe_webhook(found).model_dump(), secret=secret)
+
+
 @router.delete(
     "/{name}",
     dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
@@ -189,6 +207,9 @@ def _describe_webhook(found: CountedWebhook) -> WebhookView:
         disabled_reason=row.disabled_reason,
         pending=found.pending,
         dead=found.dead,
+        previous_secret_until=None
+        if found.previous_until is None
+        else datetime.fromtimestamp(found.previous_until, UTC),
     )
 
 
