@@ -1,4 +1,4 @@
-"""The table of previous secrets of webhooks, with which messages are signed for some time longer."""
+"""The table of replaced secrets of webhooks, with which messages are signed for another day."""
 
 from __future__ import annotations
 
