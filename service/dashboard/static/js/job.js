@@ -310,8 +310,9 @@ function open(name) {
   const source = STREAMS[name]();
   streams.set(name, source);
   source.onopen = () => came(name);
-  source.onerror = () => gone(name, source);
-  source.addEventListener("end", () => { source.close(); streams.delete(name); came(name); });
+  // Events may follow the end; after them, the service closes the stream of an ended job.
+  source.onerror = () => (streams.has(name) ? gone(name, source) : source.close());
+  source.addEventListener("end", () => { streams.delete(name); came(name); });
 }
 
 // A browser reconnects by itself unless the request was rejected, for example by a proxy.
