@@ -31,8 +31,8 @@ from workers.contract import Bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from service.api.schemas import EventView, JobView, ProgressView
-    from service.commands.watch_state import WatchState
+    from service.api.schemas import JobView
+    from service.commands.watch_state import StreamItem, WatchState
 
 DISTRIBUTION = "accordion-train"
 POLL_S = 0.1
@@ -70,7 +70,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         # A link that is wrapped over two lines cannot be clicked.
         out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
-        def note_first_step(state: WatchState, _event: EventView | ProgressView) -> None:
+        def note_first_step(state: WatchState, _event: StreamItem) -> None:
             if watch.first_step is None and (
                 state.epoch or (state.progress is not None and state.progress.step > 0)
             ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic as wait_clock
 
@@ -193,17 +194,17 @@ class WebhookDelivery:
 
     def _attempt(self, claimed: ClaimedDelivery) -> AttemptOutcome:
         try:
-            secret = self._open_box().decrypt(claimed.encrypted)
+            secrets = _decrypt_secrets(self._open_box(), claimed)
         except WrongKeyError:
             return AttemptOutcome(
                 message="its secret was encrypted with another key than the scheduler has; give the"
-                " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE), or remove the webhook"
-                " and add it again"
+                " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE), or give the webhook"
+                f" another secret with 'accordion webhook rotate-secret {claimed.name}'"
             )
         except SettingsError as error:
             return AttemptOutcome(message=f"its secret cannot be decrypted: {error}")
         body = claimed.body.encode()
-        headers = sign_message(secret, claimed.id, timestamp=int(self._clock()), body=body)
+        headers = sign_message(secrets, claimed.id, timestamp=int(self._clock()), body=body)
         return self._sender.send(claimed.url, headers=headers, body=body, user=claimed.user)
 
     def _open_box(self) -> SecretBox:
@@ -219,3 +220,17 @@ class WebhookDelivery:
                 " give it the key of the api (ACCORDION_SECRETS_KEY_FILE)"
             )
         return box
+
+
+def _decrypt_secrets(box: SecretBox, claimed: ClaimedDelivery) -> list[str]:
+    """Return the secrets with which a message is signed; a replaced one that was encrypted with
+    another key is left out.
+
+    Raises:
+        WrongKeyError: the current secret was encrypted with another key.
+    """
+    secrets = [box.decrypt(claimed.encrypted)]
+    for encrypted in claimed.previous:
+        with suppress(WrongKeyError):
+            secrets.append(box.decrypt(encrypted))
+    return secrets

@@ -126,8 +126,11 @@ def get_decisions(
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch, items[-1].step)
+    overrides = repository.overrides(job.id) if items else []
     return DecisionPage(
-        items=decision_views(items), next_cursor=cursor, total=repository.count_decisions(job.id)
+        items=decision_views(items, overrides),
+        next_cursor=cursor,
+        total=repository.count_decisions(job.id),
     )
 
 

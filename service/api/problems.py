@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from service.api.history_schemas import GapView
 from service.api.invalid_values import describe_errors, join_items
 from service.api.known_keys import body_type
 from service.api.schemas import EventView, Problem, ProblemItem
@@ -169,7 +170,7 @@ def _build_openapi(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         models = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in (Problem, EventView):
+        for model in (Problem, EventView, GapView):
             own = model.model_json_schema(ref_template="#/components/schemas/{model}")
             models.update(own.pop("$defs", {}))
             models[model.__name__] = own

@@ -301,6 +301,8 @@ class DecisionView(Answer):
     """Time at which the workers reported it."""
     decision: Decision
     """The levels in force from its step on, and why."""
+    user_by_override: dict[str, str] = Field(default_factory=dict)
+    """User who requested each override that is in force, by the ID of the override."""
 
 
 class AttemptView(Answer):
@@ -440,12 +442,18 @@ class EventView(Answer):
         "log",
         "end",
         "archive",
+        "change",
     ]
-    """What happened. `archive`: an ended job was archived or unarchived."""
+    """What happened. `archive`: an ended job was archived or unarchived. `change`: its name, labels
+    or priority were changed.
+    """
     time: datetime
     """When it happened."""
     data: dict[str, Any]
-    """Details, whose keys depend on `type`."""
+    """Details, whose keys depend on `type`. `by` is the user who caused the event, and is missing
+    if the service or the workers did. In a `decision`, `user_by_override` has the users who
+    requested the overrides in force. A `change` has the old and new values in `before` and `after`.
+    """
 
 
 class ProblemItem(Answer):

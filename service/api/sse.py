@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 
 from service.api.app_state import AppState
 from service.api.feeds import Frame, Reader, StreamPage, follow_feed
+from service.api.history_schemas import GapView
 from service.api.views import event_document, progress_view
 from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED
@@ -96,17 +97,24 @@ class EventReader:
         return ("events", self.job_id)
 
     def read(self, after: int) -> StreamPage:
-        """Read the events above that number, and the newest progress."""
+        """Read the events above that number, and the newest progress. If some of them are no longer
+        kept, the first frame says so.
+        """
         job = self._repository.job(self.job_id)
         if job is None:
             return _GONE
-        return self.build_page(
-            job, self._repository.events(self.job_id, after=after) if job.event_seq > after else ()
-        )
+        rows = self._repository.events(self.job_id, after=after) if job.event_seq > after else []
+        is_gap = bool(rows) and rows[0].seq > after + 1
+        gap = (_gap_frame(after + 1, rows[0].seq - 1),) if is_gap else ()
+        return self.build_page(job, rows, gap=gap)
 
-    def build_page(self, job: JobRow, rows: Sequence[EventRow] = ()) -> StreamPage:
-        """Build the page of a job from its row and these events."""
-        frames = tuple(
+    def build_page(
+        self, job: JobRow, rows: Sequence[EventRow] = (), *, gap: tuple[Frame, ...] = ()
+    ) -> StreamPage:
+        """Build the page of a job from its row and these events; `gap` is the frame before them, if
+        older ones are missing.
+        """
+        frames = gap + tuple(
             Frame(number=row.seq, text=format_frame(row.type, event_document(row), row.seq))
             for row in rows
         )
@@ -122,6 +130,18 @@ class EventReader:
             if progress and not has_ended
             else "",
         )
+
+
+def _gap_frame(first: int, last: int) -> Frame:
+    """Build the frame in place of events that are no longer kept; its number is that of the last
+    one, so that a client which reconnects after it continues with the next event.
+    """
+    why = (
+        "the service keeps only the newest events of a job, and removed these"
+        " (ACCORDION_MAX_EVENTS sets how many it keeps)"
+    )
+    gap = GapView(from_seq=first, to_seq=last, why=why)
+    return Frame(number=last, text=format_frame("gap", gap.model_dump(mode="json"), last))
 
 
 class LogReader:

@@ -27,12 +27,16 @@ LastEventIdHeader = Annotated[
 ]
 _EVENT_DATA = {
     "type": "string",
-    "description": "the event as JSON; of type `progress`, the job's `progress`",
+    "description": (
+        "the event as JSON; of type `progress`, the job's `progress`; of type `gap`, which events"
+        " are missing"
+    ),
     "contentMediaType": "application/json",
     "contentSchema": {
         "anyOf": [
             {"$ref": "#/components/schemas/EventView"},
             {"$ref": "#/components/schemas/ProgressView"},
+            {"$ref": "#/components/schemas/GapView"},
         ]
     },
 }
@@ -114,13 +118,14 @@ def get_events(
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
     """Stream server-sent events of type `status`, `epoch`, `decision`, `override`, `workers`,
-    `checkpoint`, `packages` and `log`; the stream closes after the event `end`, which only events
-    of type `archive` may follow.
+    `checkpoint`, `packages`, `change` and `log`; the stream closes after the event `end`, which
+    only events of type `archive` and `change` may follow.
 
-    IDs increase by one without gaps. A client that reconnects with `Last-Event-ID` receives every
-    event exactly once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): a
-    stream that starts before them begins with the oldest one that is kept. `progress` events have
-    no ID and may be skipped: only the newest matters.
+    IDs increase by one. A client that reconnects with `Last-Event-ID` receives every event exactly
+    once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): a stream that
+    starts before them begins with an event of type `gap`, which names the removed ones, and has the
+    ID of the last of them. `progress` events have no ID and may be skipped: only the newest
+    matters.
     """
     after = last_event_id(last_event_id_, job.event_seq)
     after = query.first_after(job.event_seq) if after is None else after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -156,17 +156,24 @@ def _epoch_view(row: EpochRow) -> EpochView | None:
         return None
 
 
-def decision_views(rows: Iterable[DecisionRow]) -> list[DecisionView]:
-    """Build the views of decisions, without unreadable ones."""
-    return [view for view in map(_decision_view, rows) if view is not None]
+def decision_views(
+    rows: Iterable[DecisionRow], overrides: Iterable[OverrideRow]
+) -> list[DecisionView]:
+    """Build the views of decisions, without unreadable ones, from their rows and the overrides of
+    the job.
+    """
+    users = {row.id: row.requested_by for row in overrides if row.requested_by is not None}
+    views = (_decision_view(row, users) for row in rows)
+    return [view for view in views if view is not None]
 
 
-def _decision_view(row: DecisionRow) -> DecisionView | None:
+def _decision_view(row: DecisionRow, users: Mapping[str, str]) -> DecisionView | None:
     decision = _decision_of(row)
     if decision is None:
         return None
     plain = {"attempt": row.attempt, "generation": row.generation, "time": row.time}
-    return DecisionView.model_validate({**plain, "decision": decision})
+    named = {override: users[override] for override in decision.override_ids if override in users}
+    return DecisionView.model_validate({**plain, "decision": decision, "user_by_override": named})
 
 
 def _decision_of(row: DecisionRow) -> Decision | None:

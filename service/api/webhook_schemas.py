@@ -78,10 +78,12 @@ class WebhookView(Answer):
     """Number of deliveries that wait for an attempt."""
     dead: int
     """Number of deliveries that were given up and are kept."""
+    previous_secret_until: datetime | None = None
+    """When messages are no longer signed with a replaced secret, too; null if they are not now."""
 
 
 class NewWebhook(WebhookView):
-    """A new webhook; the only response that contains its secret."""
+    """A webhook with its new secret, which no other response contains."""
 
     secret: str
     """Secret by which the receiver verifies the signature of each request, as the Standard Webhooks

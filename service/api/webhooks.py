@@ -83,7 +83,8 @@ def add_webhook(
 
     Each change of a job to one of `statuses` is sent as a POST request, at least once. The body
     `{"type": "job.status", "timestamp": ..., "data": {...}}` has the job's `job_id`, `name`,
-    `owner`, `labels`, `status`, `previous_status`, `reason`, `message` and `url`, and the number of
+    `owner`, `labels`, `status`, `previous_status`, `reason`, `message` and `url`, the user `by`
+    whom the change was requested (null if the service or the workers caused it), and the number of
     the `event`, by which the receiver can order messages. The headers `webhook-id`,
     `webhook-timestamp` and `webhook-signature` are those of the Standard Webhooks specification;
     the ID is the same in every attempt. A response from 200 to 299 within 10 seconds confirms the
@@ -103,6 +104,24 @@ def add_webhook(
     row = _store_of(state).add_webhook(caller, wanted)
     view = _describe_webhook(CountedWebhook(row=row))
     return NewWebhook(**view.model_dump(), secret=secret)
+
+
+@router.post(
+    "/{name}/secret",
+    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    responses=describe_problems(404, 409),
+)
+def rotate_secret(name: _WebhookName, state: StateDep, caller: CallerDep) -> NewWebhook:
+    """Give a webhook a new secret. Only this response contains it.
+
+    For 24 hours, `webhook-signature` has a signature by each secret, separated by spaces, so that
+    the receiver can take the new one at any time. Each request makes another secret; at most three
+    replaced ones are valid at a time.
+    """
+    secret = new_signing_secret()
+    encrypted = create_box(state).encrypt(secret)
+    found = _store_of(state).rotate_secret(caller, name, encrypted)
+    return NewWebhook(**_describe_webhook(found).model_dump(), secret=secret)
 
 
 @router.delete(
@@ -188,6 +207,9 @@ def _describe_webhook(found: CountedWebhook) -> WebhookView:
         disabled_reason=row.disabled_reason,
         pending=found.pending,
         dead=found.dead,
+        previous_secret_until=None
+        if found.previous_until is None
+        else datetime.fromtimestamp(found.previous_until, UTC),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from service.api.history_schemas import DecisionPage, EpochPage
+from service.api.history_schemas import DecisionPage, EpochPage, GapView
 from service.api.logger_schemas import LoggerList
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.schemas import (
@@ -27,6 +27,11 @@ from service.client.stream import LogChunk, Stream, follow_stream
 
 PAGE_HISTORY = 100
 """Default number of epochs or decisions per page."""
+_VIEWS: Mapping[str, type[ProgressView] | type[GapView]] = {
+    "progress": ProgressView,
+    "gap": GapView,
+}
+"""Views of the server-sent events that are no events of the job, by type."""
 
 
 class HistoryRequests(RequestSender):
@@ -142,22 +147,23 @@ class HistoryRequests(RequestSender):
     @shared_iterator
     async def events(
         self, job_id: str, *, after: int = 0
-    ) -> AsyncGenerator[EventView | ProgressView, None]:
+    ) -> AsyncGenerator[EventView | ProgressView | GapView, None]:
         """Follow the job's events above number `after`, each once, over lost connections, until the
         job ends.
 
-        `ProgressView` has no number: only the newest counts.
+        `ProgressView` has no number: only the newest counts. `GapView` stands for events that the
+        service no longer has.
 
         Raises:
-            Unreachable: the service was unreachable for longer than the waiter's patience.
+            Unreachable: the service was unreachable for longer than the waiter's patience, or its
+                stream was closed again and again for as long, before any event arrived.
         """
         stream = Stream(
             http=self._http, path=f"/api/v1/jobs/{job_id}/events", last_id=after or None
         )
         async with aclosing(follow_stream(stream, self._waiter)) as items:
             async for item in items:
-                record = ProgressView if item.event == "progress" else EventView
-                yield record.model_validate_json(item.data)
+                yield _VIEWS.get(item.event, EventView).model_validate_json(item.data)
 
     @shared_iterator
     async def logs(self, job_id: str, *, attempt: int | None = None) -> AsyncGenerator[str, None]:

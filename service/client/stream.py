@@ -20,6 +20,10 @@ SILENCE_S = 45.0
 """Read timeout: the service sends a comment every 15 s by default; without three of them the
 connection is dead.
 """
+STEADY_S = 5.0
+"""Seconds after which a connection without events counts as working. Proxies that limit how long a
+connection lasts allow it more; one that does not pass on streams closes it at once.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +90,20 @@ async def follow_stream(
     """Yield every event up to and including `end`, and those that were stored after it.
 
     Raises:
-        Unreachable: the service was unreachable for longer than the patience.
+        Unreachable: the service was unreachable for longer than the patience, or connections ended
+            at once and without an event for as long.
         ServiceFailed: the service failed for longer than the patience.
         Refused: there is no such stream.
     """
     outage = _Outage(waiter=waiter)
     while not stream.ended:
         async with outage.tolerate(), _connect(stream) as source:
-            # A stream may be silent for hours between two events.
-            outage.lost_at = None
+            outage.begin_connection()
             async for item in _read_items(stream, source):
+                outage.note_event()
                 yield item
+            if not stream.ended:
+                outage.end_connection(url=str(source.response.url))
         if not stream.ended:
             await waiter.pause(waiter.retry_s)
 
@@ -106,19 +113,55 @@ class _Outage:
     waiter: Waiter
     lost_at: float | None = None
     """Time of the first failed attempt; None while the service responds."""
+    connected_at: float | None = None
+    """Time at which the newest connection began; None while there was none in this attempt."""
+    has_event: bool = False
+    """Whether an event arrived over the newest connection."""
+
+    def begin_connection(self) -> None:
+        self.connected_at, self.has_event = self.waiter.clock(), False
+
+    def note_event(self) -> None:
+        self.lost_at, self.has_event = None, True
+
+    def end_connection(self, *, url: str) -> None:
+        """Accept that a connection ended without an error, unless it was of no use.
+
+        Raises:
+            Unreachable: it ended at once and without an event.
+        """
+        if not self._was_useful():
+            raise Unreachable(
+                f"the stream at {url} ends at once and without an event: the service is stopping,"
+                " or a proxy in between does not pass on server-sent events; let the proxy neither"
+                " buffer nor close responses of this path"
+            )
+        self.lost_at = None
 
     @asynccontextmanager
     async def tolerate(self) -> AsyncIterator[None]:
-        """Suppress the errors of an unreachable service until the patience is over."""
+        """Suppress the errors of an unreachable service until the patience is over.
+
+        A useful connection ends the outage, and a new one begins when it is lost.
+        """
+        self.connected_at = None
         try:
             yield
         except (Unreachable, ServiceFailed) as error:
             now = self.waiter.clock()
-            if self.lost_at is None:
+            if self.lost_at is None or self._was_useful():
                 self.waiter.tell(error)
                 self.lost_at = now
             elif now - self.lost_at > self.waiter.patience_s:
                 raise
+
+    def _was_useful(self) -> bool:
+        """Whether an event arrived over the connection, or it lasted: a stream may be silent for
+        hours between two events.
+        """
+        if self.connected_at is None:
+            return False
+        return self.has_event or self.waiter.clock() - self.connected_at >= STEADY_S
 
 
 @asynccontextmanager

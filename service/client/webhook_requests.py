@@ -50,6 +50,13 @@ class WebhookRequests(RequestSender):
         return await self._request(NewWebhook, "POST", "/webhooks", json=body)
 
     @shared_method
+    async def rotate_webhook_secret(self, name: str) -> NewWebhook:
+        """Give a webhook a new secret, which only this result contains. For 24 hours, messages are
+        signed with the old one, too.
+        """
+        return await self._request(NewWebhook, "POST", f"{_path_of(name)}/secret")
+
+    @shared_method
     async def remove_webhook(self, name: str) -> WebhookView:
         """Remove a webhook with its deliveries, and return it."""
         return await self._request(WebhookView, "DELETE", _path_of(name))

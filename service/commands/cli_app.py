@@ -156,6 +156,7 @@ _webhooks = typer.Typer(
 )
 _webhooks.command("add", cls=_Command)(webhooks.add_webhook)
 _webhooks.command("list", cls=_Command)(webhooks.list_webhooks)
+_webhooks.command("rotate-secret", cls=_Command)(webhooks.rotate_secret)
 _webhooks.command("remove", cls=_Command)(webhooks.remove_webhook)
 _webhooks.command("test", cls=_Command)(webhooks.send_test)
 _webhooks.command("deliveries", cls=_Command)(webhooks.list_deliveries)

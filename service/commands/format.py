@@ -103,16 +103,40 @@ def format_layers(
     return "  ".join(f"{count} x {word}" for word, count in Counter(words.values()).most_common())
 
 
-def replace_override_ids(text: str, numbers: Mapping[str, int]) -> str:
-    """Replace ids and id prefixes of overrides in a text by their numbers."""
+def replace_override_ids(text: str, names: Mapping[str, str]) -> str:
+    """Replace ids and id prefixes of overrides in a text by their names."""
 
-    def show_number(found: re.Match[str]) -> str:
-        fitting = [
-            number for override_id, number in numbers.items() if override_id.startswith(found[1])
-        ]
-        return f"override #{fitting[0]}" if fitting else found[0]
+    def show_name(found: re.Match[str]) -> str:
+        fitting = [name for override_id, name in names.items() if override_id.startswith(found[1])]
+        return f"override {fitting[0]}" if fitting else found[0]
 
-    return _OVERRIDE_ID.sub(show_number, text)
+    return _OVERRIDE_ID.sub(show_name, text)
+
+
+def name_override(number: int, user: str | None) -> str:
+    """Name an override by its number, and by the user who requested it if known."""
+    return f"#{number} by {user}" if user else f"#{number}"
+
+
+def format_user(data: Mapping[str, Any]) -> str:
+    """Name the user who caused an event, to follow what happened; empty if no user did."""
+    return f" by {data['by']}" if data.get("by") else ""
+
+
+def format_change(data: Mapping[str, Any]) -> str:
+    """Describe a change of a job's name, labels or priority."""
+    before, after = data["before"], data["after"]
+    parts = [
+        f"{name} {_format_listed(before[name])} → {_format_listed(after[name])}" for name in after
+    ]
+    return f"changed{format_user(data)}: {', '.join(parts)}"
+
+
+def _format_listed(value: Any) -> str:
+    """Format a name, a priority or labels."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return " ".join(f"{key}:{label}" for key, label in value.items()) or "none"
 
 
 def format_override(override: Mapping[str, Any]) -> str:
@@ -227,11 +251,13 @@ def format_worker_event(data: Mapping[str, Any]) -> str:
             cost = _format_cost(data["steps_rolled_back"], data["seconds_lost"])
             return f"{data['previous_world_size']} → {data['world_size']} workers: {cause}, {cost}"
         case "resizing":
-            return f"at the next step {data['message']}"
+            requested = f", requested{format_user(data)}" if data.get("by") else ""
+            return f"at the next step {data['message']}{requested}"
         case "granted":
-            return f"{data['old']} → {data['new']} workers allocated: {data['message']}"
+            requested = f" as requested{format_user(data)}" if data.get("by") else ""
+            return f"{data['old']} → {data['new']} workers allocated{requested}: {data['message']}"
         case "allowed":
-            return f"{data['min']} to {data['max']} workers allowed"
+            return f"{data['min']} to {data['max']} workers allowed{format_user(data)}"
     return f"workers ended: {data['message']}"
 
 

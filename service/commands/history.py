@@ -35,6 +35,7 @@ from service.commands.format import (
     format_time,
     format_workers,
     list_metric_names,
+    name_override,
     replace_override_ids,
 )
 
@@ -84,7 +85,8 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     numbers = {override.id: override.number for override in overrides}
     if decisions.items:
         newest = decisions.items[0].decision
-        reason = replace_override_ids(newest.reason, numbers)
+        names = {one.id: name_override(one.number, one.requested_by) for one in overrides}
+        reason = replace_override_ids(newest.reason, names)
         out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
     for table in (
         _schedule_table(schedule, numbers),

@@ -24,13 +24,13 @@ from service.domain.removed_output import describe_removed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from service.api.schemas import EventView, JobView, ProgressView
+    from service.api.schemas import JobView
     from service.client import Client
-    from service.commands.watch_state import WatchState
+    from service.commands.watch_state import StreamItem, WatchState
 
 REFRESH_PER_S = 4
 """Redraws per second; progress events have about the same rate."""
-EventCallback = Callable[["WatchState", "EventView | ProgressView"], None]
+EventCallback = Callable[["WatchState", "StreamItem"], None]
 """Called with every event and the state after it."""
 
 

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from service.api.history_schemas import GapView
 from service.api.schemas import EventView, JobView, ProgressView
 from service.domain.documents import value_at
 from service.domain.jobs import Kind
+
+StreamItem = EventView | ProgressView | GapView
+"""Item of a stream of events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +59,12 @@ def initial_state(job: JobView) -> WatchState:
     )
 
 
-def apply_event(state: WatchState, event: EventView | ProgressView) -> WatchState:
+def apply_event(state: WatchState, event: StreamItem) -> WatchState:
     """Return the state after an event; unknown kinds of events change nothing."""
     if isinstance(event, ProgressView):
         return replace(state, progress=event)
+    if isinstance(event, GapView):
+        return state
     change = _CHANGES.get(event.type)
     return change(state, event.data) if change else state
 
@@ -87,6 +93,10 @@ def _apply_override(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     return replace(state, overrides={**state.overrides, data["id"]: data})
 
 
+def _apply_change(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+    return replace(state, name=data["after"].get("name", state.name))
+
+
 def _apply_end(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     known = {name: data[name] for name in ("status", "reason", "message")}
     return replace(state, ended=True, world_size=0, **known)
@@ -98,5 +108,6 @@ _CHANGES = {
     "epoch": _apply_epoch,
     "decision": _apply_decision,
     "override": _apply_override,
+    "change": _apply_change,
     "end": _apply_end,
 }

@@ -11,8 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from service.api.schemas import EventView, ProgressView
+from service.api.history_schemas import GapView
+from service.api.schemas import ProgressView
 from service.commands.format import (
+    format_change,
     format_duration,
     format_epochs,
     format_layers,
@@ -23,10 +25,12 @@ from service.commands.format import (
     format_savings,
     format_sent_bytes,
     format_step,
+    format_user,
     format_worker_event,
+    name_override,
     replace_override_ids,
 )
-from service.commands.watch_state import WatchState
+from service.commands.watch_state import StreamItem, WatchState
 from service.domain.job_status import ENDED, STATUS_TABLE, Tone
 
 _COLOUR_BY_TONE: Mapping[Tone, str] = {
@@ -59,8 +63,11 @@ def render_panel(state: WatchState) -> RenderableType:
     )
 
 
-def describe_event(state: WatchState, event: EventView | ProgressView) -> Iterator[str]:
+def describe_event(state: WatchState, event: StreamItem) -> Iterator[str]:
     """Return the line for an event, given the state after it; empty for most."""
+    if isinstance(event, GapView):
+        yield f"events {event.from_seq} to {event.to_seq} are missing: {event.why}"
+        return
     if isinstance(event, ProgressView) or event.type not in _DESCRIBE_BY_TYPE:
         return
     text = _DESCRIBE_BY_TYPE[event.type](state, event.data)
@@ -82,8 +89,26 @@ def describe_epoch(state: WatchState) -> str:
     return "  ".join(parts).rstrip()
 
 
-def _describe_status(state: WatchState, _data: Mapping[str, Any]) -> str:
-    return "" if state.status in ENDED else f"{state.status}: {state.message or state.reason}"
+def _describe_status(state: WatchState, data: Mapping[str, Any]) -> str:
+    if state.status in ENDED:
+        return ""
+    return f"{state.status}{format_user(data)}: {state.message or state.reason}"
+
+
+def _describe_end(state: WatchState, data: Mapping[str, Any]) -> str:
+    return f"{state.status}{format_user(data)}{f': {state.message}' if state.message else ''}"
+
+
+def _describe_override(_: WatchState, data: Mapping[str, Any]) -> str:
+    """Return the line for an override, with who requested it; the message of a cancelled one names
+    who cancelled it.
+    """
+    user = data.get("requested_by")
+    return f"override {format_override(data)}{f', requested by {user}' if user else ''}"
+
+
+def _describe_archive(_: WatchState, data: Mapping[str, Any]) -> str:
+    return f"{'archived' if data['archived'] else 'unarchived'}{format_user(data)}"
 
 
 def _describe_decision(state: WatchState, data: Mapping[str, Any]) -> str:
@@ -97,8 +122,11 @@ def _describe_decision(state: WatchState, data: Mapping[str, Any]) -> str:
 
 
 def _decision_reason(state: WatchState, decision: Mapping[str, Any]) -> str:
-    numbers = {override_id: int(row["number"]) for override_id, row in state.overrides.items()}
-    return replace_override_ids(decision["reason"], numbers)
+    names = {
+        override_id: name_override(row["number"], row.get("requested_by"))
+        for override_id, row in state.overrides.items()
+    }
+    return replace_override_ids(decision["reason"], names)
 
 
 _DESCRIBE_BY_TYPE: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] = {
@@ -106,9 +134,11 @@ _DESCRIBE_BY_TYPE: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] 
     "workers": lambda _, data: format_worker_event(data),
     "epoch": lambda state, _: describe_epoch(state),
     "decision": _describe_decision,
-    "override": lambda _, data: f"override {format_override(data)}",
+    "override": _describe_override,
     "packages": lambda _, data: f"packages: {format_packages(data)}",
-    "end": lambda state, _: f"{state.status}{f': {state.message}' if state.message else ''}",
+    "end": _describe_end,
+    "archive": _describe_archive,
+    "change": lambda _, data: format_change(data),
 }
 
 

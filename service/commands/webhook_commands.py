@@ -106,6 +106,25 @@ def list_webhooks(*, url: UrlOption = "", json: JsonOption = False) -> None:
     create_console().print(table)
 
 
+def rotate_secret(name: _NameArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Give one of your webhooks a new secret, and print it.
+
+    For 24 hours, each request is signed with the old secret, too, so that the receiver can take the
+    new one, which cannot be shown again, at any time.
+    """
+    with connect_client(url) as client:
+        webhook = client.rotate_webhook_secret(name)
+    if json:
+        print_json(webhook)
+        return
+    typer.echo(
+        f"webhook {webhook.name} has a new secret; the old one is valid until"
+        f" {_format_time(webhook.previous_secret_until)}",
+        err=True,
+    )
+    typer.echo(webhook.secret)
+
+
 def remove_webhook(name: _NameArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Remove one of your webhooks with its deliveries, also those that wait."""
     with connect_client(url) as client:

@@ -68,29 +68,36 @@ def reject(status: OverrideStatus, reason: str) -> OverrideStatus:
     return replace(status, state="REJECTED", message=reason) if status.state in ORDERED else status
 
 
-def cancel(status: OverrideStatus) -> OverrideStatus:
-    """Cancel one override."""
+def cancel(status: OverrideStatus, *, by: str) -> OverrideStatus:
+    """Cancel one override on request of a user."""
     return (
-        replace(status, state="CANCELLED", message="cancelled by a user")
+        replace(status, state="CANCELLED", message=f"cancelled by {by}")
         if status.state in LIVE
         else status
     )
 
 
 def cancel_with_superseded(
-    statuses: Sequence[OverrideStatus], cancelled: OverrideStatus, layer_names: Iterable[str]
+    statuses: Sequence[OverrideStatus],
+    cancelled: OverrideStatus,
+    layer_names: Iterable[str],
+    *,
+    by: str,
 ) -> list[OverrideStatus]:
-    """Cancel an override and the older ones that it superseded: its layers return to the policy."""
+    """Cancel an override and the older ones that it superseded, on request of a user: its layers
+    return to the policy.
+    """
     names = tuple(layer_names)
     held = _held_layers(cancelled, names)
 
     def change(status: OverrideStatus) -> OverrideStatus:
         if status.id == cancelled.id:
-            return cancel(status)
+            return cancel(status, by=by)
         older = status.state == "SUPERSEDED" and status.number < cancelled.number
         if not older or not held & _held_layers(status, names):
             return status
-        return replace(status, state="CANCELLED", message=f"cancelled with #{cancelled.number}")
+        message = f"cancelled with #{cancelled.number} by {by}"
+        return replace(status, state="CANCELLED", message=message)
 
     return [change(status) for status in statuses]
 

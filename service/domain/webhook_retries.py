@@ -16,6 +16,12 @@ MAX_ATTEMPTS = len(RETRY_DELAYS_S) + 1
 """Attempts after which a delivery is dead."""
 
 
+SECRET_OVERLAP_S = 86_400.0
+"""Seconds for which messages are signed with a replaced secret as well, so that a receiver can take
+the new one at any time in between.
+"""
+
+
 class DeliveryState(StrEnum):
     """State of a delivery."""
 

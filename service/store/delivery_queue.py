@@ -8,7 +8,7 @@ before it records an outcome, the delivery is due again then: each one is sent a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, CursorResult, func, or_, select, update
@@ -18,7 +18,7 @@ from service.domain.access import SCOPES_OF_ROLE, Caller, Scope, ServiceUser
 from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState, retry_delay_s
 from service.store.audit_log import append_audit
 from service.store.database import Database
-from service.store.models import DeliveryRow, UserRow, WebhookRow
+from service.store.models import DeliveryRow, UserRow, WebhookRow, WebhookSecretRow
 from service.store.webhook_messages import ALL_USERS, lock_deliveries
 
 CLAIM_S = 60.0
@@ -57,6 +57,8 @@ class ClaimedDelivery:
     encrypted: str
     """Encrypted secret of the signatures."""
     body: str
+    previous: tuple[str, ...] = ()
+    """Encrypted secrets that were replaced and are still valid, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,10 @@ class DeliveryQueue:
                 row.message = f"given up: none of {row.attempts} attempts came to an end"
                 session.flush()
                 row = _lock_next(session, webhook_id, now=now)
-            return None if row is None else _claim_row(row, webhook, now=now)
+            if row is None:
+                return None
+            claimed = _claim_row(row, webhook, now=now)
+            return replace(claimed, previous=_read_previous(session, webhook_id, now=now))
 
     def release(self, claimed: ClaimedDelivery) -> None:
         """End a claim without an attempt: the delivery is due again, with as many attempts as
@@ -197,6 +202,16 @@ def _lock_next(session: Session, webhook_id: str, *, now: float) -> DeliveryRow 
         .with_for_update(skip_locked=True)
     )
     return session.scalar(due)
+
+
+def _read_previous(session: Session, webhook_id: str, *, now: float) -> tuple[str, ...]:
+    """Return the replaced secrets of a webhook that are still valid, newest first."""
+    query = (
+        select(WebhookSecretRow.encrypted)
+        .where(WebhookSecretRow.webhook_id == webhook_id, WebhookSecretRow.valid_until > now)
+        .order_by(WebhookSecretRow.valid_until.desc())
+    )
+    return tuple(session.scalars(query))
 
 
 def _claim_row(row: DeliveryRow, webhook: WebhookRow, *, now: float) -> ClaimedDelivery:

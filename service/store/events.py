@@ -14,9 +14,24 @@ _NEWEST = "times of the newest events"
 
 
 def append_event(
-    session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float
+    session: Session,
+    job: JobRow,
+    kind: str,
+    *,
+    data: dict[str, Any],
+    now: float,
+    by: str | None = None,
 ) -> None:
-    """Append an event, dated `now` but never earlier than the previous event of the job."""
+    """Append an event, dated `now` but never earlier than the previous event of the job.
+
+    Args:
+        session: transaction of the change that the event is about.
+        job: job of the event.
+        kind: type of the event.
+        data: details of the event.
+        now: seconds since 1970.
+        by: user who caused the event, stored in `data`; None if the service or the workers did.
+    """
     newest: dict[str, float] = session.info.setdefault(_NEWEST, {})
     if job.id not in newest:
         with session.no_autoflush:
@@ -24,6 +39,7 @@ def append_event(
         newest[job.id] = before.time if before is not None else now
     job.event_seq += 1
     newest[job.id] = time = max(now, newest[job.id])
+    data = data if by is None else {**data, "by": by}
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 
@@ -41,7 +57,7 @@ def reopen_history(session: Session, job: JobRow) -> None:
         }
 
 
-def append_end_event(session: Session, job: JobRow, now: float) -> None:
-    """Append the last event of a job."""
+def append_end_event(session: Session, job: JobRow, now: float, *, by: str | None = None) -> None:
+    """Append the last event of a job; `by` is the user who ended it, if one did."""
     data = {"status": job.status, "reason": job.reason, "message": job.message}
-    append_event(session, job, "end", data=data, now=now)
+    append_event(session, job, "end", data=data, now=now, by=by)

@@ -60,8 +60,8 @@ class JobArchive:
         now = self._clock()
         raise_versions(job)
         job.archived = archived
-        data = {"archived": archived, "by": self._caller.user}
-        append_event(session, job, "archive", data=data, now=now)
+        data = {"archived": archived}
+        append_event(session, job, "archive", data=data, now=now, by=self._caller.user)
         append_audit(
             session,
             self._caller,

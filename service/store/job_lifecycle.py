@@ -71,15 +71,17 @@ class JobLifecycle:
 
         def change(session: Session, job: JobRow) -> None:
             _check_limits(job, min_workers, max_workers)
-            job.min_workers, job.max_workers = min_workers, max_workers
-            job.orders_version += 1
             data = {
                 "what": "allowed",
                 "min": min_workers,
                 "max": max_workers,
+                "previous_min": job.min_workers,
+                "previous_max": job.max_workers,
                 "world_size": job.world_size,
             }
-            append_event(session, job, "workers", data=data, now=now)
+            job.min_workers, job.max_workers = min_workers, max_workers
+            job.orders_version += 1
+            append_event(session, job, "workers", data=data, now=now, by=self._caller.user)
 
         return self._change_job(
             job_id,
@@ -108,15 +110,7 @@ class JobLifecycle:
                 raise_versions(job)
                 job.name, job.priority = after["name"], after["priority"]
                 job.labels = after["labels"]
-                append_audit(
-                    session,
-                    self._caller,
-                    "job.changed",
-                    subject=job.id,
-                    before=before,
-                    after=after,
-                    now=self._clock(),
-                )
+                self._record_listing(session, job, before=before, after=after)
             return job
 
     def pause(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
@@ -134,6 +128,7 @@ class JobLifecycle:
                     reason=Reason.PAUSED_BY_USER,
                     message=message,
                     now=now,
+                    by=self._caller.user,
                 )
                 return
             if job.status != Status.PAUSING:
@@ -147,6 +142,7 @@ class JobLifecycle:
                 reason=Reason.PAUSE_REQUESTED,
                 message=message,
                 now=now,
+                by=self._caller.user,
             )
 
         return self._change_job(
@@ -164,11 +160,17 @@ class JobLifecycle:
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
-                _queue_again(session, job, Reason.RESUMED, what="resumed", now=now)
+                self._queue_again(session, job, Reason.RESUMED, what="resumed", now=now)
                 return
             message = "resumed while saving a checkpoint; returns to the queue when it is saved"
             change_status(
-                session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now
+                session,
+                job,
+                Status.PAUSING,
+                reason=Reason.RESUMED,
+                message=message,
+                now=now,
+                by=self._caller.user,
             )
 
         return self._change_job(
@@ -208,9 +210,9 @@ class JobLifecycle:
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
             if job.archived:
                 job.archived = False
-                data = {"archived": False, "by": self._caller.user}
-                append_event(session, job, "archive", data=data, now=now)
-            _queue_again(session, job, Reason.RETRIED, what="retried", now=now)
+                data = {"archived": False}
+                append_event(session, job, "archive", data=data, now=now, by=self._caller.user)
+            self._queue_again(session, job, Reason.RETRIED, what="retried", now=now)
             self._append_audit(session, job, "retried", before=before, now=now)
             return job
 
@@ -234,7 +236,7 @@ class JobLifecycle:
             job.desired = Desired.CANCEL.value
             self._append_audit(session, job, "cancelled", before=before, now=now)
             if job.status in HELD | {Status.LOST}:
-                _cancel_inactive(session, job, now)
+                _cancel_inactive(session, job, now, by=self._caller.user)
                 return job
             job.orders_version += 1
             job.deadline = now + grace_s
@@ -246,6 +248,7 @@ class JobLifecycle:
                 reason=Reason.CANCEL_REQUESTED,
                 message=message,
                 now=now,
+                by=self._caller.user,
             )
             return job
 
@@ -277,6 +280,43 @@ class JobLifecycle:
                 self._append_audit(session, job, what, before=before, now=self._clock())
             return job
 
+    def _queue_again(
+        self, session: Session, job: JobRow, reason: Reason, *, what: str, now: float
+    ) -> None:
+        """Queue a job on request of the caller, at once or at its `start_at`."""
+        job.queued_at, message = now, WAITS_FOR_SCHEDULER
+        if job.start_at is not None and job.start_at > now:
+            reason, message = Reason.SCHEDULED, format_start(job.start_at)
+        change_status(
+            session,
+            job,
+            Status.QUEUED,
+            reason=reason,
+            message=f"{what}; {message}",
+            now=now,
+            by=self._caller.user,
+        )
+
+    def _record_listing(
+        self, session: Session, job: JobRow, *, before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        """Append the event, which has only what changed, and the entry of the audit log."""
+        now, changed = self._clock(), [name for name in after if after[name] != before[name]]
+        data = {
+            "before": {name: before[name] for name in changed},
+            "after": {name: after[name] for name in changed},
+        }
+        append_event(session, job, "change", data=data, now=now, by=self._caller.user)
+        append_audit(
+            session,
+            self._caller,
+            "job.changed",
+            subject=job.id,
+            before=before,
+            after=after,
+            now=now,
+        )
+
     def _append_audit(
         self, session: Session, job: JobRow, what: str, *, before: dict[str, Any], now: float
     ) -> None:
@@ -293,15 +333,6 @@ class JobLifecycle:
 
 def accept_any(_: JobRow) -> None:
     """Accept a job in any state: the condition of requests without one."""
-
-
-def _queue_again(session: Session, job: JobRow, reason: Reason, *, what: str, now: float) -> None:
-    """Queue a job on request of a user, at once or at its `start_at`."""
-    job.queued_at, message = now, WAITS_FOR_SCHEDULER
-    if job.start_at is not None and job.start_at > now:
-        reason, message = Reason.SCHEDULED, format_start(job.start_at)
-    message = f"{what}; {message}"
-    change_status(session, job, Status.QUEUED, reason=reason, message=message, now=now)
 
 
 def lock_job(session: Session, job_id: str, caller: Caller) -> JobRow:
@@ -391,7 +422,7 @@ def _check_limits(job: JobRow, min_workers: int, max_workers: int) -> None:
         raise Invalid(item["msg"].removeprefix("Value error, "), pointer) from None
 
 
-def _cancel_inactive(session: Session, job: JobRow, now: float) -> None:
+def _cancel_inactive(session: Session, job: JobRow, now: float, *, by: str) -> None:
     for row, old in load_override_statuses(session, job).values():
         store_override_status(session, job, row=row, old=old, new=overrides.end(old), now=now)
     message = f"cancelled while it was {job.status.lower()}"
@@ -403,6 +434,12 @@ def _cancel_inactive(session: Session, job: JobRow, now: float) -> None:
             now,
         )
     change_status(
-        session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now
+        session,
+        job,
+        Status.CANCELLED,
+        reason=Reason.CANCELLED_BY_USER,
+        message=message,
+        now=now,
+        by=by,
     )
-    append_end_event(session, job, now)
+    append_end_event(session, job, now, by=by)

@@ -103,7 +103,7 @@ class JobSubmission:
             session.add(job)
             session.flush()
             add_loggers(session, job, spec, now=now)
-            record_first_status(session, job, now=now)
+            record_first_status(session, job, now=now, by=self._caller.user)
             store_key(session, idempotency, job.id, now=now)
             after = {"name": job.name, "priority": job.priority}
             after |= {} if cloned_from is None else {"cloned_from": cloned_from}
@@ -142,8 +142,8 @@ class JobSubmission:
             row = _new_override(job, request, self._caller.user, now=now)
             session.add(row)
             session.flush()
-            status = load_override_statuses(session, job)[row.id][1]
-            append_event(session, job, "override", data=override_data(row, status), now=now)
+            data = override_data(row, load_override_statuses(session, job)[row.id][1])
+            append_event(session, job, "override", data=data, now=now, by=self._caller.user)
             store_key(session, idempotency, row.id, now=now)
             after = asdict(request) | {"number": row.number}
             append_audit(
@@ -170,11 +170,11 @@ class JobSubmission:
             if old.state == "CANCELLED":
                 return row
             check(job)
-            if overrides.cancel(old) == old:
+            if overrides.cancel(old, by=self._caller.user) == old:
                 raise Conflict(f"override #{old.number} is {old.state} already: {old.message}")
             raise_versions(job)
             job.orders_version += 1
-            _cancel_with_superseded(session, job, old, now=now)
+            _cancel_with_superseded(session, job, old, now=now, by=self._caller.user)
             before = {"number": row.number, "level": row.level, "layers": row.layers}
             append_audit(
                 session, self._caller, "override.cancelled", subject=job.id, before=before, now=now
@@ -183,14 +183,14 @@ class JobSubmission:
 
 
 def _cancel_with_superseded(
-    session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float
+    session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float, by: str
 ) -> None:
     found = load_override_statuses(session, job)
     for new in overrides.cancel_with_superseded(
-        [old for _, old in found.values()], cancelled, layer_names(job)
+        [old for _, old in found.values()], cancelled, layer_names(job), by=by
     ):
         row, old = found[new.id]
-        store_override_status(session, job, row=row, old=old, new=new, now=now)
+        store_override_status(session, job, row=row, old=old, new=new, now=now, by=by)
 
 
 def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:

@@ -18,6 +18,7 @@ from service.store.login_code_table import LoginCodeRow as LoginCodeRow
 from service.store.node_table import NodeFailureRow as NodeFailureRow
 from service.store.node_table import NodeRow as NodeRow
 from service.store.table_base import Base as Base
+from service.store.webhook_secret_table import WebhookSecretRow as WebhookSecretRow
 
 _ID = PlainText(36)
 _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")

@@ -58,8 +58,11 @@ def store_override_status(
     old: OverrideStatus,
     new: OverrideStatus,
     now: float,
+    by: str | None = None,
 ) -> None:
-    """Store the changed override, and append an event."""
+    """Store the changed override, and append an event; `by` is the user who changed it, if one
+    did.
+    """
     if old == new:
         return
     row.state, row.message = new.state, new.message
@@ -77,7 +80,7 @@ def store_override_status(
     # Every switch is acknowledged again while the override is active: only visible changes are
     # events.
     if replace(old, acks=()) != replace(new, acks=()) or len(old.acks) != len(new.acks):
-        append_event(session, job, "override", data=override_data(row, new), now=now)
+        append_event(session, job, "override", data=override_data(row, new), now=now, by=by)
 
 
 def override_data(row: OverrideRow, status: OverrideStatus) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from service.store.models import (
 )
 from service.store.node_rows import record_node_failures
 from service.store.override_changes import load_override_statuses, store_override_status
+from service.store.requesters import find_allocation_user, find_override_users
 from service.store.status_changes import change_status
 from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
 from service.store.stored_spec import spec_value
@@ -287,7 +288,10 @@ class _Intake:
         decision = to_json(taken.decision)
         row = {"decision": decision, **where, **_origin_columns(record)}
         self._upserts.add(DecisionRow, {"job_id": self._job.id, **row})
-        self._append_event(record, "decision", {"decision": decision})
+        data: dict[str, Any] = {"decision": decision}
+        if users := find_override_users(self._session, taken.decision.override_ids):
+            data["user_by_override"] = users
+        self._append_event(record, "decision", data)
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
         switched = SwitchReport(
@@ -321,16 +325,18 @@ class _Intake:
         self._append_event(record, "checkpoint", content)
 
     def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
+        by = None
+        if resize.cause == "ordered":
+            by = find_allocation_user(self._session, self._job, workers=resize.new)
         data = resize.model_dump(mode="json", exclude={"kind"})
-        self._append_event(
-            record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size}
-        )
+        data = {"what": "resizing", **data, "world_size": self._job.world_size}
+        self._append_event(record, "workers", data, by=by)
         if record.attempt == self._job.attempt and self._job.status in {
             Status.RUNNING,
             Status.RESIZING,
         }:
             reason, message = _REASONS[resize.cause], resize.message[:_MAX_TEXT]
-            self._change_status(Status.RESIZING, reason, message=message, now=record.time)
+            self._change_status(Status.RESIZING, reason, message=message, now=record.time, by=by)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
         # The job waits for a storage that is full or unreachable; neither workers nor user code
@@ -348,15 +354,21 @@ class _Intake:
                 Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time
             )
 
-    def _change_status(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
-        change_status(self._session, self._job, status, reason=reason, message=message, now=now)
+    def _change_status(
+        self, status: Status, reason: Reason, *, message: str, now: float, by: str | None = None
+    ) -> None:
+        change_status(
+            self._session, self._job, status, reason=reason, message=message, now=now, by=by
+        )
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
         """Ignore end records: `SchedulerWrites` stores the end after all earlier records."""
 
-    def _append_event(self, record: Record, kind: str, data: dict[str, Any]) -> None:
+    def _append_event(
+        self, record: Record, kind: str, data: dict[str, Any], *, by: str | None = None
+    ) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
-        append_event(self._session, self._job, kind, data=stamped, now=record.time)
+        append_event(self._session, self._job, kind, data=stamped, now=record.time, by=by)
 
     def _update_overrides(
         self, change: Callable[[OverrideStatus], OverrideStatus], now: float

@@ -23,6 +23,7 @@ from service.domain.override_status import ORDERED
 from service.domain.waiting_message import WAITS_FOR_SCHEDULER
 from service.runtime.protocol import Node
 from service.store.database import Database
+from service.store.end_messages import describe_end, describe_pause
 from service.store.events import append_end_event, append_event
 from service.store.guest_rows import insert_guest, update_guest
 from service.store.history_limits import HistoryLimits, trim_history
@@ -30,11 +31,11 @@ from service.store.leases import is_newest_token
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.record_ingest import ingest_records, mark_training, update_overrides
 from service.store.repository import Repository
+from service.store.requesters import find_requester, find_resizer
 from service.store.status_changes import change_status
 from service.store.stored_documents import is_override_readable
-from service.store.stored_spec import spec_value
 from service.store.training_time import describe_time_limit, trained_seconds
-from workers.contract import DesiredState, Drained, EndRecord, Guest, PausedRecord, Size
+from workers.contract import DesiredState, Drained, EndRecord, Guest, Size
 from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
@@ -111,12 +112,12 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
+            by = find_resizer(session, job, workers=workers)
             data = {"what": "granted", "old": job.workers, "new": workers, "message": why}
+            data["world_size"] = job.world_size
             job.workers = workers
             job.orders_version += 1
-            append_event(
-                session, job, "workers", data={**data, "world_size": job.world_size}, now=now
-            )
+            append_event(session, job, "workers", data=data, now=now, by=by)
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -315,13 +316,14 @@ class SchedulerWrites:
         def change(session: Session, job: JobRow) -> None:
             was_preempted = job.reason == Reason.PREEMPTED
             self._ingest(session, job, drained, now=now)
-            message = _pause_message(drained)
+            by = None if was_preempted else find_requester(session, job)
+            message = describe_pause(drained)
             why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
             _close_attempt(session, job, why_ended, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 status, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER
                 message = "cancelled while it paused"
-                _end_job(session, job, status, reason=reason, message=message, now=now)
+                _end_job(session, job, status, reason=reason, message=message, now=now, by=by)
                 return
             if job.status == Status.STOPPING:  # its supervisor no longer knew why it stops
                 status, reason, message = _time_out_end(job)
@@ -330,9 +332,8 @@ class SchedulerWrites:
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
             reason = Reason.PREEMPTED if was_preempted else reason
-            change_status(
-                session, job, status, reason=reason, message=f"{message}; {then}", now=now
-            )
+            message = f"{message}; {then}"
+            change_status(session, job, status, reason=reason, message=message, now=now, by=by)
 
         return self._write(seen.id, token, change)
 
@@ -344,11 +345,13 @@ class SchedulerWrites:
             was_timed_out = job.reason == Reason.TIMED_OUT
             self._ingest(session, job, drained, now=now)
             status, reason = Status(end.status), Reason(end.reason)
-            message = end.message or _end_message(job, end)
+            by = find_requester(session, job) if job.desired == Desired.CANCEL else None
+            message = end.message or describe_end(job, end, by=by)
             if was_timed_out and status is Status.CANCELLED:
                 status, reason, message = _time_out_end(job)
             _close_attempt(session, job, reason, message=message, now=now)
-            _end_job(session, job, status, reason=reason, message=message, now=now)
+            by = by if status is Status.CANCELLED else None
+            _end_job(session, job, status, reason=reason, message=message, now=now, by=by)
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -432,42 +435,18 @@ def _time_out_end(job: JobRow) -> tuple[Status, Reason, str]:
 
 
 def _end_job(
-    session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
+    session: Session,
+    job: JobRow,
+    status: Status,
+    *,
+    reason: Reason,
+    message: str,
+    now: float,
+    by: str | None = None,
 ) -> None:
     update_overrides(session, job, overrides.end, now=now)
-    change_status(session, job, status, reason=reason, message=message, now=now)
-    append_end_event(session, job, now)
-
-
-def _end_message(job: JobRow, end: EndRecord) -> str:
-    if job.kind == Kind.GUEST:
-        return (
-            "its script ended"
-            if end.status == "SUCCEEDED"
-            else "its script ended without a message"
-        )
-    if end.status == "SUCCEEDED":
-        epochs = spec_value(job, "training.epochs", 0)
-        return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
-    return (
-        "cancelled by a user"
-        if end.status == "CANCELLED"
-        else "it ended without a message; its logs say more"
-    )
-
-
-def _pause_message(drained: Drained) -> str:
-    """Describe how much of the work is saved."""
-    pauses = [
-        record.payload for record in drained.records if isinstance(record.payload, PausedRecord)
-    ]
-    step, saved = (pauses[-1].step, pauses[-1].saved_step) if pauses else (None, None)
-    if step is None or saved is None or saved >= step:
-        return "paused; its state is saved"
-    return (
-        f"paused after {step} steps; its newest checkpoint has {saved} of them, the rest is trained"
-        " again"
-    )
+    change_status(session, job, status, reason=reason, message=message, now=now, by=by)
+    append_end_event(session, job, now, by=by)
 
 
 def _build_override(row: OverrideRow) -> Override:

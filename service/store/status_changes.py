@@ -19,10 +19,17 @@ class ForbiddenTransition(Exception):
 
 
 def change_status(
-    session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
+    session: Session,
+    job: JobRow,
+    status: Status,
+    *,
+    reason: Reason,
+    message: str,
+    now: float,
+    by: str | None = None,
 ) -> None:
     """Change the status of a job, and append an event if anything changed. A new status is also
-    queued for the webhooks that want it.
+    queued for the webhooks that want it. `by` is the user who asked for the change, if one did.
 
     Raises:
         ForbiddenTransition: `ALLOWED_TRANSITIONS` does not contain the change.
@@ -36,15 +43,19 @@ def change_status(
     if status in ENDED:
         job.ended_at = max(now, job.started_at or job.created_at)
         job.workers, job.world_size, job.deadline = 0, 0, None
-    append_event(session, job, "status", data=status_data(job), now=now)
+    append_event(session, job, "status", data=status_data(job), now=now, by=by)
     if status != old:
-        queue_status_messages(session, job, old, now=now)
+        queue_status_messages(session, job, old, now=now, by=by)
 
 
-def record_first_status(session: Session, job: JobRow, *, now: float) -> None:
-    """Append the first event of a job whose row was inserted in this transaction."""
-    append_event(session, job, "status", data=status_data(job), now=now)
-    queue_status_messages(session, job, None, now=now)
+def record_first_status(
+    session: Session, job: JobRow, *, now: float, by: str | None = None
+) -> None:
+    """Append the first event of a job whose row was inserted in this transaction, by the user who
+    submitted it.
+    """
+    append_event(session, job, "status", data=status_data(job), now=now, by=by)
+    queue_status_messages(session, job, None, now=now, by=by)
 
 
 def status_data(job: JobRow) -> dict[str, Any]:

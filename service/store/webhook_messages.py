@@ -29,7 +29,7 @@ MAX_PENDING = 1000
 
 
 def queue_status_messages(
-    session: Session, job: JobRow, previous: Status | None, *, now: float
+    session: Session, job: JobRow, previous: Status | None, *, now: float, by: str | None = None
 ) -> None:
     """Queue a message about the job's new status for each webhook that wants it.
 
@@ -41,12 +41,14 @@ def queue_status_messages(
         previous: status before the change; None for a new job.
         now: seconds since 1970. It may be the time of a record, which a worker chose: a message is
             never older than its job, and `nan` is replaced by that, too.
+        by: user who caused the change; None if the service or the workers did.
     """
     now = max(job.created_at, now)
     with session.no_autoflush:
         webhooks = _find_webhooks(session, job)
     for webhook in webhooks:
-        data = _describe_change(job, previous) | {"url": f"{webhook.service_url}/jobs/{job.id}"}
+        url = f"{webhook.service_url}/jobs/{job.id}"
+        data = _describe_change(job, previous) | {"by": by, "url": url}
         _queue_message(session, webhook, JOB_STATUS, data=data, job=job, now=now)
 
 

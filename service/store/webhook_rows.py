@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
 import uuid_utils
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller, Scope
 from service.domain.jobs import Status
-from service.domain.webhook_retries import DeliveryState
+from service.domain.webhook_retries import SECRET_OVERLAP_S, DeliveryState
 from service.errors import Conflict, Forbidden, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
-from service.store.models import DeliveryRow, UserRow, WebhookRow
+from service.store.models import DeliveryRow, UserRow, WebhookRow, WebhookSecretRow
 from service.store.webhook_messages import (
     ALL_USERS,
     give_up_oldest,
@@ -27,6 +28,8 @@ from service.store.webhook_messages import (
 
 MAX_WEBHOOKS = 20
 """Maximum number of webhooks of a user."""
+MAX_PREVIOUS_SECRETS = 3
+"""Maximum number of replaced secrets of a webhook that are still valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class CountedWebhook:
     row: WebhookRow
     pending: int = 0
     dead: int = 0
+    previous_until: float | None = None
+    """When the last replaced secret ends, in seconds since 1970; None if none is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +77,10 @@ class WebhookStore:
     def list_webhooks(self, user: str) -> list[CountedWebhook]:
         """Return the webhooks of a user, by name."""
         query = select(WebhookRow).where(WebhookRow.user == user).order_by(WebhookRow.name)
+        now = self._clock()
         with self._database.read() as session:
-            return [_count_deliveries(session, row) for row in session.scalars(query).all()]
+            rows = session.scalars(query).all()
+            return [_count_deliveries(session, row, now=now) for row in rows]
 
     def add_webhook(self, caller: Caller, request: RequestedWebhook) -> WebhookRow:
         """Add a webhook of the caller.
@@ -109,6 +116,35 @@ class WebhookStore:
                 session, caller, "webhook.added", subject=row.name, after=_describe(row), now=now
             )
             return row
+
+    def rotate_secret(self, caller: Caller, name: str, encrypted: str) -> CountedWebhook:
+        """Replace the secret of a webhook of the caller. Messages are signed with the old one, too,
+        for `SECRET_OVERLAP_S`.
+
+        Raises:
+            NotFound: there is none of this name.
+            Forbidden: it is for the jobs of all users, and the caller may not see them.
+            Conflict: it is disabled, or too many replaced secrets are still valid.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            webhook = _get_webhook(session, caller, name, lock="change")
+            _refuse_unseen_jobs(webhook, caller)
+            _refuse_disabled(webhook)
+            _make_room_for_secret(session, webhook, now=now)
+            previous = WebhookSecretRow(
+                id=str(uuid_utils.uuid7()),
+                webhook_id=webhook.id,
+                encrypted=webhook.encrypted,
+                valid_until=now + SECRET_OVERLAP_S,
+            )
+            session.add(previous)
+            webhook.encrypted = encrypted
+            after = {"previous_valid_until": _format_utc(previous.valid_until)}
+            append_audit(
+                session, caller, "webhook.secret_rotated", subject=name, after=after, now=now
+            )
+            return _count_deliveries(session, webhook, now=now)
 
     def remove_webhook(self, caller: Caller, name: str) -> WebhookRow:
         """Remove a webhook of the caller with its deliveries, and return it.
@@ -242,7 +278,32 @@ def _refuse_disabled(webhook: WebhookRow) -> None:
         )
 
 
-def _count_deliveries(session: Session, webhook: WebhookRow) -> CountedWebhook:
+def _make_room_for_secret(session: Session, webhook: WebhookRow, *, now: float) -> None:
+    """Delete the secrets of a webhook that have ended.
+
+    Raises:
+        Conflict: too many have not.
+    """
+    of_webhook = WebhookSecretRow.webhook_id == webhook.id
+    session.execute(delete(WebhookSecretRow).where(of_webhook, WebhookSecretRow.valid_until <= now))
+    valid = session.scalars(
+        select(WebhookSecretRow.valid_until)
+        .where(of_webhook)
+        .order_by(WebhookSecretRow.valid_until)
+    ).all()
+    if len(valid) >= MAX_PREVIOUS_SECRETS:
+        raise Conflict(
+            f"webhook {webhook.name!r} has {len(valid)} replaced secrets that are still valid, the"
+            f" limit is {MAX_PREVIOUS_SECRETS}; the first one ends at {_format_utc(valid[0])}; to"
+            " end all of them now, remove the webhook and add it again"
+        )
+
+
+def _format_utc(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds")
+
+
+def _count_deliveries(session: Session, webhook: WebhookRow, *, now: float) -> CountedWebhook:
     counts = dict.fromkeys((DeliveryState.PENDING.value, DeliveryState.DEAD.value), 0)
     query = (
         select(DeliveryRow.state, func.count())
@@ -251,7 +312,14 @@ def _count_deliveries(session: Session, webhook: WebhookRow) -> CountedWebhook:
     )
     for state, count in session.execute(query):
         counts[state] = count
-    return CountedWebhook(row=webhook, pending=counts["PENDING"], dead=counts["DEAD"])
+    until = session.scalar(
+        select(func.max(WebhookSecretRow.valid_until)).where(
+            WebhookSecretRow.webhook_id == webhook.id, WebhookSecretRow.valid_until > now
+        )
+    )
+    return CountedWebhook(
+        row=webhook, pending=counts["PENDING"], dead=counts["DEAD"], previous_until=until
+    )
 
 
 def _describe(webhook: WebhookRow) -> dict[str, object]:

@@ -64,6 +64,7 @@ def write_calls(team: Team, token: str) -> list[tuple[str, str, str, dict[str, A
         ("secret.set", "PUT", "/api/v1/secrets/hf-token", {"json": {"value": "x"}}),
         ("secret.removed", "DELETE", "/api/v1/secrets/hf-token", {}),
         ("webhook.added", "POST", HOOKS, {"json": hook}),
+        ("webhook.secret_rotated", "POST", f"{HOOKS}/hook/secret", {}),
         ("webhook.tested", "POST", f"{HOOKS}/hook/test", {}),
         ("webhook.sent_again", "POST", f"{HOOKS}/old/deliveries/{sent}/send", {}),
         ("webhook.removed", "DELETE", f"{HOOKS}/hook", {}),

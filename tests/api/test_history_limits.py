@@ -89,11 +89,19 @@ def test_streams_of_a_long_job_begin_with_what_is_kept(
     job_id = small.submit(training={"epochs": 150})
     small.finish(job_id)
     job = small.job(job_id)
-    events = frames(small_client.get(f"{JOBS}/{job_id}/events").text)
+    gap, *events = frames(small_client.get(f"{JOBS}/{job_id}/events").text)
+    assert gap[:2] == (job.events_removed, "gap")
+    assert (gap[2]["from_seq"], gap[2]["to_seq"]) == (1, job.events_removed)
+    assert "ACCORDION_MAX_EVENTS" in gap[2]["why"]
     assert [number for number, _, _ in events] == list(
         range(job.events_removed + 1, job.event_seq + 1)
     )
     assert events[-1][1] == "end"
+    late = frames(small_client.get(f"{JOBS}/{job_id}/events", headers={"Last-Event-ID": "7"}).text)
+    assert late[0][2]["from_seq"] == 8
+    assert late[1:] == events
+    kept = small_client.get(f"{JOBS}/{job_id}/events?after={job.events_removed}").text
+    assert frames(kept) == events, "a client that has all removed events is told of no gap"
     lines = small_client.get(f"{JOBS}/{job_id}/logs").text.splitlines()
     removed = f"[accordion] {job.log_bytes_removed / 1e6:.1f} MB of older output were removed"
     assert lines[0].startswith(removed)

@@ -193,7 +193,7 @@ def test_layers_of_a_cancelled_newer_override_return_to_the_policy_not_the_older
     world.turn(3)
     states = [world.override_row(job_id, name).state for name in (older, newer)]
     assert states == ["CANCELLED", "CANCELLED"]
-    assert world.override_row(job_id, older).message == "cancelled with #2"
+    assert world.override_row(job_id, older).message == "cancelled with #2 by admin"
     assert world.runtime.jobs[job_id].orders.overrides == ()
 
 

@@ -63,6 +63,7 @@ def test_a_webhook_of_another_user_is_not_there(team: Team) -> None:
         assert team.call(token, "GET", HOOKS).json()["items"] == []
         for method, path in (
             ("DELETE", "hook"),
+            ("POST", "hook/secret"),
             ("POST", "hook/test"),
             ("GET", "hook/deliveries"),
             ("POST", f"hook/deliveries/{delivery}/send"),

@@ -16,11 +16,11 @@ from fastapi.testclient import TestClient
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from service.app import create_app
-from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S
+from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S, SECRET_OVERLAP_S
 from service.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
 from service.store import webhook_messages
 from service.store.delivery_queue import CLAIM_S, DeliveryQueue
-from service.store.webhook_rows import MAX_WEBHOOKS
+from service.store.webhook_rows import MAX_PREVIOUS_SECRETS, MAX_WEBHOOKS
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS, wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver, verify
@@ -106,12 +106,40 @@ def test_the_end_of_a_job_is_sent_with_a_signature(hooked: Hooked) -> None:
             "reason": job.reason,
             "message": job.message,
             "event": hooked.world.events(job_id, "status")[-1].seq,
+            "by": None,
             "url": f"{LOCAL}/jobs/{job_id}",
         },
     }
     assert request.headers["content-type"] == "application/json"
     shown = hooked.only()
     assert (shown["id"], shown["attempts"], shown["response_status"]) == (request.id, 1, 204)
+
+
+def test_messages_are_signed_with_a_replaced_secret_for_a_day(hooked: Hooked) -> None:
+    old = hooked.add()["secret"]
+    rotated = hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status().json()
+    assert rotated["previous_secret_until"] is not None
+    hooked.client.post(f"{HOOKS}/hook/test")
+    hooked.turn_until(lambda: len(hooked.receiver.received) == 1)
+    for secret in (old, rotated["secret"]):
+        assert verify(secret, hooked.receiver.received[0])["type"] == "webhook.test"
+    hooked.world.clock.now += SECRET_OVERLAP_S
+    hooked.client.post(f"{HOOKS}/hook/test")
+    hooked.turn_until(lambda: len(hooked.receiver.received) == 2)
+    assert verify(rotated["secret"], hooked.receiver.received[1])["type"] == "webhook.test"
+    with pytest.raises(WebhookVerificationError):
+        verify(old, hooked.receiver.received[1])
+    [shown] = hooked.client.get(HOOKS).json()["items"]
+    assert shown["previous_secret_until"] is None
+
+
+def test_a_secret_is_not_replaced_if_too_many_are_still_valid(hooked: Hooked) -> None:
+    hooked.add()
+    answers = [hooked.client.post(f"{HOOKS}/hook/secret") for _ in range(MAX_PREVIOUS_SECRETS + 1)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 409]
+    assert "3 replaced secrets that are still valid, the limit is 3" in answers[-1].text
+    hooked.world.clock.now += SECRET_OVERLAP_S
+    assert hooked.client.post(f"{HOOKS}/hook/secret").status_code == 200
 
 
 def test_a_changed_request_has_no_valid_signature(hooked: Hooked) -> None:

@@ -38,7 +38,7 @@ def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, stee
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
-    expect(changes(page, "resize")).to_contain_text("requested")
+    expect(changes(page, "resize")).to_contain_text("requested by admin")
     expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
     expect(page.locator("#marks")).to_contain_text("resize")
 
@@ -128,6 +128,8 @@ def test_a_resumed_job_is_marked_where_it_goes_on(page, service, steered):
     expect(changes(page, "restart")).to_contain_text("Attempt 1 ended")
     page.get_by_role("button", name="Resume", exact=True).click()
     expect(changes(page, "restart")).to_contain_text("Attempt 2 continues with 2 workers")
+    expect(changes(page, "restart")).to_contain_text("paused by admin: paused; its state is saved")
+    expect(changes(page, "restart")).to_contain_text("queued by admin: resumed")
     expect(signs(page, "loss", "↻")).to_have_count(1)
 
 
@@ -141,8 +143,8 @@ def test_shade_of_an_override_ends_where_it_is_cancelled(page, service, steered)
     }
     service.client.post(f"/api/v1/jobs/{steered}/overrides", json=body).raise_for_status()
     expect(changes(page, "override")).to_contain_text("Override 1: low for fc1*")
-    expect(changes(page, "override")).to_contain_text("to see <b>it</b>")
-    expect(page.locator("#decisions")).to_contain_text("override 1 holds 1 of 3 layers")
+    expect(changes(page, "override")).to_contain_text("to see <b>it</b>; then by admin")
+    expect(page.locator("#decisions")).to_contain_text("override 1 by admin holds 1 of 3 layers")
     expect(signs(page, "loss", "✎")).to_have_count(1)
     page.get_by_role("button", name="Cancel override 1").click()
     expect(page.locator("#overrides")).to_contain_text("Cancelled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_job_is_paused_and_resumed(page, steered):
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_hidden()
     page.get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator("#status")).to_have_text("Running")
-    expect(page.locator("#events")).to_contain_text("paused: paused; its state is saved")
+    expect(page.locator("#events")).to_contain_text("paused by admin: paused; its state is saved")
 
 
 def test_a_job_is_cancelled_only_after_being_asked_again(page, service):
@@ -305,8 +306,21 @@ def test_an_ended_job_is_archived_and_taken_back(page, service):
     page.get_by_label("Archived jobs").select_option("true")
     expect(row).to_contain_text("archived")
     page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#events")).to_contain_text("archived by admin")
     page.get_by_role("button", name="Unarchive").click()
     expect(page.get_by_text("Archived", exact=True)).to_be_hidden()
+
+
+def test_events_that_are_no_longer_kept_are_told_in_a_line(page, running):
+    gap = {"type": "gap", "from_seq": 3, "to_seq": 8, "why": "only the newest are kept"}
+    # It does not connect again while the test looks.
+    body = f"retry: 600000\n\nid: 8\nevent: gap\ndata: {json.dumps(gap)}\n\n"
+    page.route(
+        "**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=body)
+    )
+    page.goto(f"/jobs/{running}")
+    told = "events 3 to 8 are missing: only the newest are kept"
+    expect(page.locator("#events")).to_contain_text(told)
 
 
 def test_a_job_shows_its_packages_when_they_are_resolved(page, service):

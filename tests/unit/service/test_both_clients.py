@@ -27,12 +27,13 @@ TYPES = """
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, assert_type
 
+from service.api.history_schemas import GapView
 from service.api.schemas import EventView, JobPage, JobView, ProgressView
 from service.client import AsyncClient, Client
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
 
-Event = EventView | ProgressView
+Event = EventView | ProgressView | GapView
 
 def blocking(client: Client) -> None:
     assert_type(client.submit({}, idempotency_key="a"), JobView)

@@ -72,9 +72,9 @@ def override_four_times(client: Client, job_id: str) -> None:
 def test_overrides_are_cancelled_by_their_numbers(accordion: Accordion, overridden: str) -> None:
     said = accordion("hand-back", overridden, "4", "#3", "4")
     told = [
-        "override #2: rank=2 for fc2*: CANCELLED (cancelled with #3)",
-        "override #3: low for fc2*: CANCELLED (cancelled by a user)",
-        "override #4: rank=3 for fc3*: CANCELLED (cancelled by a user)",
+        "override #2: rank=2 for fc2*: CANCELLED (cancelled with #3 by admin)",
+        "override #3: low for fc2*: CANCELLED (cancelled by admin)",
+        "override #4: rank=3 for fc3*: CANCELLED (cancelled by admin)",
     ]
     assert (said.code, said.out.splitlines()) == (0, told)
 
@@ -108,7 +108,7 @@ def test_no_override_is_cancelled_if_one_cannot_be(
 def test_show_names_overrides_by_their_numbers(accordion: Accordion, untouched: str) -> None:
     shown = accordion("show", untouched).out
     assert re.search(r"fc3.weight .* override #4\n", shown)
-    assert "override #4 holds 1 of 3 layers" in shown
+    assert "override #4 by admin holds 1 of 3 layers" in shown
     assert "#1: low for *: APPLIED" in shown
     below = "\n".join(
         line for line in shown.splitlines()[1:] if not line.startswith(("ray", "storage"))

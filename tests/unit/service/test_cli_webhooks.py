@@ -80,6 +80,10 @@ def test_webhooks_are_listed_and_removed(accordion: Accordion, receiver: Receive
     [shown] = accordion("webhook", "list", "--json").json()["items"]
     assert (shown["name"], shown["all_jobs"], shown["pending"]) == ("all", True, 0)
     assert secret not in listed + json.dumps(shown)
+    rotated = accordion("webhook", "rotate-secret", "all")
+    assert "webhook all has a new secret; the old one is valid until 2" in rotated.err
+    assert rotated.out.startswith("whsec_")
+    assert rotated.out.strip() != secret
     assert accordion("webhook", "remove", "all").out == "removed webhook all\n"
     assert accordion("webhook", "list", "--json").json() == {"items": []}
 
@@ -90,6 +94,7 @@ def test_webhooks_are_listed_and_removed(accordion: Accordion, receiver: Receive
         (["add", "https://10.0.0.1/x"], "url: 10.0.0.1 has the address 10.0.0.1, which is not"),
         (["add", "https://8.8.8.8/x", "--on", "done"], "statuses.0: "),
         (["remove", "none"], "user 'admin' has no webhook 'none'"),
+        (["rotate-secret", "none"], "user 'admin' has no webhook 'none'"),
         (["test", "none"], "user 'admin' has no webhook 'none'"),
         (["deliveries", "none"], "user 'admin' has no webhook 'none'"),
         (["send-again", "none", "x"], "user 'admin' has no webhook 'none'"),

@@ -12,6 +12,8 @@ import httpx2
 import pytest
 import uvicorn
 
+from service.api.history_schemas import GapView
+from service.api.schemas import EventView
 from service.client import (
     AmbiguousJob,
     Client,
@@ -35,6 +37,9 @@ PROBLEM = {
 }
 
 
+EVENT_STREAM = {"content-type": "text/event-stream"}
+
+
 class Clock:
     """Time passes only in `sleep`."""
 
@@ -52,8 +57,8 @@ class Clock:
 def client_of(make_client: MakeClient) -> ClientOf:
     """Makes a client whose service is a function."""
 
-    def make(handler: Handler, **waiting: Any) -> Client:
-        clock = Clock()
+    def make(handler: Handler, *, clock: Clock | None = None, **waiting: Any) -> Client:
+        clock = clock or Clock()
         waiter = Waiter(clock=clock, sleep=clock.sleep, **waiting)
         transport = httpx2.MockTransport(handler)
         return make_client("http://service", transport=transport, waiter=waiter)
@@ -86,9 +91,20 @@ class Body(httpx2.SyncByteStream, httpx2.AsyncByteStream):
             yield part
 
 
+class QuietBody(Body):
+    """A body whose connection lasts for a minute."""
+
+    def __init__(self, *parts: str, clock: Clock, breaks: bool) -> None:
+        super().__init__(*parts, breaks=breaks)
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._clock.sleep(60.0)
+        yield from super().__iter__()
+
+
 def stream_of(*parts: str, breaks: bool = False) -> httpx2.Response:
-    headers = {"content-type": "text/event-stream"}
-    return httpx2.Response(200, stream=Body(*parts, breaks=breaks), headers=headers)
+    return httpx2.Response(200, stream=Body(*parts, breaks=breaks), headers=EVENT_STREAM)
 
 
 class Outbox:
@@ -208,14 +224,63 @@ def test_a_service_that_stays_away_is_told_once_and_then_given_up(client_of: Cli
 def test_a_quiet_stream_survives_lost_connections_for_longer_than_the_patience(
     client_of: ClientOf,
 ) -> None:
+    requests, clock = itertools.count(), Clock()
+
+    def serve(_: httpx2.Request) -> httpx2.Response:
+        number = next(requests)
+        if number == 20:
+            return stream_of(event(1, "end"))
+        quiet = QuietBody(": keep-alive\n\n", clock=clock, breaks=number % 2 == 0)
+        return httpx2.Response(200, stream=quiet, headers=EVENT_STREAM)
+
+    client = client_of(serve, clock=clock, patience_s=5.0, retry_s=1.0)
+    assert [found.seq for found in client.events("job")] == [1]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_stream_that_ends_at_once_is_given_up_after_the_patience(
+    client_of: ClientOf, *, breaks: bool
+) -> None:
+    requests: list[httpx2.Request] = []
+    told: list[Exception] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        return stream_of("retry: 1000\n\n", breaks=breaks)
+
+    client = client_of(serve, patience_s=5.0, retry_s=1.0, tell=told.append)
+    with pytest.raises(Unreachable):
+        list(client.events("job"))
+    assert (len(told), len(requests)) == (1, 7)
+
+
+def test_an_event_between_breaks_ends_the_outage(client_of: ClientOf) -> None:
     requests = itertools.count()
 
     def serve(_: httpx2.Request) -> httpx2.Response:
-        is_last = next(requests) == 20
-        return stream_of(event(1, "end")) if is_last else stream_of(": keep-alive\n\n", breaks=True)
+        number = next(requests)
+        if number == 40:
+            return stream_of(event(5, "end"))
+        return stream_of(event(1 + number // 10)) if number % 10 == 0 else stream_of()
 
-    client = client_of(serve, patience_s=5.0, retry_s=1.0)
-    assert [found.seq for found in client.events("job")] == [1]
+    client = client_of(serve, patience_s=9.0, retry_s=1.0)
+    assert [found.seq for found in client.events("job")] == [1, 2, 3, 4, 5]
+
+
+def test_removed_events_are_handed_on_as_a_gap(client_of: ClientOf) -> None:
+    gap = {"type": "gap", "from_seq": 3, "to_seq": 8, "why": "only the newest are kept"}
+    asked: list[str | None] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.headers.get("last-event-id"))
+        if len(asked) > 1:
+            return stream_of(event(9, "end"))
+        return stream_of(f"id: 8\nevent: gap\ndata: {json.dumps(gap)}\n\n", breaks=True)
+
+    found, end = client_of(serve).events("job", after=2)
+    assert found == GapView(from_seq=3, to_seq=8, why="only the newest are kept")
+    assert isinstance(end, EventView)
+    assert (end.seq, asked) == (9, ["2", "8"])
 
 
 def test_a_stream_of_an_unknown_job_is_not_tried_again(client_of: ClientOf) -> None:

@@ -151,7 +151,7 @@ def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_o
     batch, live = status(3, "SUPERSEDED", target="batch"), status(4, layers=("fc1",))
     handed, newer = status(5, layers=("fc1", "fc2")), status(6, "SUPERSEDED", layers=("fc1",))
     new = overrides.cancel_with_superseded(
-        [same, other, batch, live, handed, newer], handed, LAYERS
+        [same, other, batch, live, handed, newer], handed, LAYERS, by="ada"
     )
     assert [one.state for one in new] == [
         "CANCELLED",
@@ -161,7 +161,7 @@ def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_o
         "CANCELLED",
         "SUPERSEDED",
     ]
-    assert new[0].message == "cancelled with #5"
+    assert [new[0].message, new[4].message] == ["cancelled with #5 by ada", "cancelled by ada"]
 
 
 @pytest.mark.parametrize(("step", "place"), [(8, (None, None)), (9, (3, 9)), (12, (3, 9))])

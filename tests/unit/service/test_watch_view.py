@@ -42,5 +42,5 @@ def test_decisions_and_overrides_go_by_numbers(accordion, running, service) -> N
     accordion("override", running, "--level", "rank=3", "--layers", "fc1*", "--wait")
     with Client(service.url) as client:
         text = drawn(seen(client, running))
-    assert "override #1 holds 1 of 3 layers" in text
+    assert "override #1 by admin holds 1 of 3 layers" in text
     assert "#1: rank=3 for fc1*: APPLIED" in text

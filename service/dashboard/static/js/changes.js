@@ -1,5 +1,5 @@
 // Changes of worker group and overrides of a job: read from its events, marked in its charts, listed in a table.
-import { cell, clock, counted, element, fill, isHeld, labelled, levelText, otherUser } from "./format.js";
+import { byUser, cell, clock, counted, element, fill, isHeld, labelled, levelText } from "./format.js";
 import { CAUSES, lost } from "./workers.js";
 
 const at = (id) => document.getElementById(id);
@@ -34,7 +34,7 @@ const DONE = {
 const TAKE = {
   resizing: (changes, data, time) => announce(changes, {
     kind: "resize", time, sign: `${data.old}→${data.new}`, title: `Resizing: ${sizes(data.old, data.new)}`,
-    atEnd: `Resize ${data.old} → ${data.new} did not take place`, word: CAUSES[data.cause] ?? data.message,
+    atEnd: `Resize ${data.old} → ${data.new} did not take place`, word: `${CAUSES[data.cause] ?? data.message}${byUser(data)}`,
   }),
   failed: (changes, data, time) => announce(changes, {
     kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", atEnd: "Workers lost; the job ended",
@@ -57,14 +57,16 @@ export function takeEvent(changes, { type, time, data }) {
   else if (type === "status" && data.attempt > 0 && isHeld(data.status)) {
     const title = `Attempt ${data.attempt} ended`;
     if (open && last.kind === "resize") Object.assign(last, { done: true, title: last.atEnd });
-    if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word: data.message });
+    const word = data.by ? `${data.status.toLowerCase()}${byUser(data)}: ${data.message}` : data.message;
+    if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word });
+    else if (data.by && !last.words.includes(word)) last.words.push(word);
   }
 }
 
 const byHand = (row) => ({
   kind: "override", done: true, time: row.applied_at, sign: SIGNS.override, epoch: row.epoch, step: row.step, id: row.id,
   title: `Override ${row.number}: ${row.target === "batch" ? "batch " : ""}${levelText(row.level)}${row.layers.length ? ` for ${row.layers.join(", ")}` : ""}`,
-  words: [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean),
+  words: [row.reason, row.requested_by && `by ${row.requested_by}`].filter(Boolean),
 });
 
 // All changes, oldest first; an override counts from the time at which the workers applied it.

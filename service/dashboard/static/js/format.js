@@ -99,6 +99,15 @@ export const repaint = (node, status) => {
   node.textContent = words(status);
 };
 
+// The user who caused an event, to follow what happened; empty if the service or the workers did.
+export const byUser = ({ by }) => (by ? ` by ${by}` : "");
+
+const listed = (value) => (typeof value === "object" ? Object.entries(value).map((pair) => pair.join(":")).join(" ") || "none" : String(value));
+
+// What a user changed of a job's name, labels and priority.
+export const changeText = ({ before, after, ...data }) =>
+  `changed${byUser(data)}: ${Object.keys(after).map((name) => `${name} ${listed(before[name])} → ${listed(after[name])}`).join(", ")}`;
+
 // The user, unless it is whoever looks at the page.
 export const otherUser = (user) => (user && user !== document.documentElement.dataset.user ? user : "");
 

@@ -4,8 +4,8 @@ import { showAttempts, showCheckpoints } from "./attempts.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  barTone, bytes, cell, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint, swatch, tile,
-  packagesText, storageText, times, words,
+  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint,
+  packagesText, storageText, swatch, tile, times, words,
 } from "./format.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
@@ -133,13 +133,15 @@ function showSchedule() {
     cell("", row.said_by === "policy" ? "policy" : overrideName(row.said_by)), cell("", row.policy_level))));
 }
 
+const findOverride = (id) => seen.overrides.find((override) => override.id.startsWith(id));
+
 function overrideName(id) {
-  const row = seen.overrides.find((override) => override.id.startsWith(id));
+  const row = findOverride(id);
   return row ? `override ${row.number}` : "override";
 }
 
-// Reasons contain the first digits of override IDs; the page shows numbers instead.
-const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => overrideName(id));
+// Reasons contain the first digits of override IDs; the page shows numbers and users instead.
+const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
 
 const decisionRow = ({ decision }) => {
   const regimes = Object.values(decision.regime_by_layer);
@@ -152,7 +154,7 @@ const decisionRow = ({ decision }) => {
 const showDecisions = () => fill(at("decisions"), ...decisions().slice(-MAX_ROWS).reverse().map(decisionRow));
 
 const eventRow = ({ type, time, text }) => element("tr", {},
-  cell("quiet small num", clock(time)), cell("", type), cell("long small", text));
+  cell("quiet small num", time ? clock(time) : ""), cell("", type), cell("long small", text));
 
 const showAllChanges = () => showChanges(changes());
 
@@ -282,14 +284,16 @@ function again(...names) {
 }
 
 const TELL = {
-  status: ({ status, message }) => `${status.toLowerCase()}: ${message}`,
+  status: (data) => `${data.status.toLowerCase()}${byUser(data)}: ${data.message}`,
   epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: ${[`loss ${number(loss)}`, quality(metrics)].filter(Boolean).join(", ")}`,
   decision: ({ decision }) => named(decision.reason),
-  override: ({ number: place, level, state, message }) => `override ${place} (${levelText(level)}): ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
+  override: ({ number: place, level, state, message, requested_by: by }) => `override ${place} (${levelText(level)})${byUser({ by })}: ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
   workers: tellWorkers,
   checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; resumes at epoch ${epoch}`,
   packages: packagesText,
-  end: ({ status, message }) => `${status.toLowerCase()}${message ? `: ${message}` : ""}`,
+  archive: (data) => `${data.archived ? "archived" : "unarchived"}${byUser(data)}`,
+  change: changeText,
+  end: (data) => `${data.status.toLowerCase()}${byUser(data)}${data.message ? `: ${data.message}` : ""}`,
 };
 
 const REACT = {
@@ -305,6 +309,8 @@ const REACT = {
   },
   checkpoint: () => again("checkpoints"),
   packages: () => again("job"),
+  archive: () => again("job"),
+  change: () => again("job"),
   end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints"); },
 };
 
@@ -326,8 +332,9 @@ function open(name) {
   const source = STREAMS[name]();
   streams.set(name, source);
   source.onopen = () => came(name);
-  source.onerror = () => gone(name, source);
-  source.addEventListener("end", () => { source.close(); streams.delete(name); came(name); });
+  // Events may follow the end; after them, the service closes the stream of an ended job.
+  source.onerror = () => (streams.has(name) ? gone(name, source) : source.close());
+  source.addEventListener("end", () => { streams.delete(name); came(name); });
 }
 
 // A browser reconnects by itself unless the request was rejected, for example by a proxy.
@@ -339,7 +346,17 @@ async function gone(name, source) {
   if (streams.get(name) === source) open(name);
 }
 
+// Events that are no longer kept: what they would have changed is loaded instead.
+function takeGap({ data }) {
+  const { from_seq: first, to_seq: last, why } = JSON.parse(data);
+  newestEvent = last;
+  seen.events.push({ type: "gap", time: null, text: `events ${first} to ${last} are missing: ${why}` });
+  soon(showEvents);
+  again("job", "epochs", "decisions", "overrides", "schedule");
+}
+
 function followEvents(source) {
+  source.addEventListener("gap", takeGap);
   source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); soonWhy(); });
   for (const type of Object.keys(TELL)) {
     source.addEventListener(type, ({ data }) => {

@@ -1,6 +1,6 @@
 // The workers of a job: limits, compute time by rank, and the cost of changes.
 import { BASE, call } from "./api.js";
-import { cell, counted, element, fill, isGuest, number } from "./format.js";
+import { byUser, cell, counted, element, fill, isGuest, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 export const CAUSES = { ordered: "requested", joined: "workers joined", leaving: "node drained", infrastructure: "workers lost", job: "the job failed" };
@@ -77,9 +77,9 @@ const TELL = {
   started: ({ cause, why, previous_world_size: before, world_size: size, ...data }) => (cause === "start"
     ? `${counted(size, "worker")} training from epoch ${data.epoch}, step ${data.step}`
     : `${before} → ${size} workers: ${CAUSES[why] ?? why}, ${lost(data.steps_rolled_back, data.seconds_lost)}`),
-  resizing: (data) => `at the next step: ${data.message}`,
-  granted: (data) => `${data.old} → ${data.new} workers allocated: ${data.message}`,
-  allowed: ({ min, max }) => `${min} to ${max} workers allowed`,
+  resizing: (data) => `at the next step: ${data.message}${data.by ? `, requested${byUser(data)}` : ""}`,
+  granted: (data) => `${data.old} → ${data.new} workers allocated${data.by ? ` as requested${byUser(data)}` : ""}: ${data.message}`,
+  allowed: (data) => `${data.min} to ${data.max} workers allowed${byUser(data)}`,
   failed: ({ message }) => `workers failed: ${message}`,
 };
 

@@ -1,0 +1,42 @@
+"""Messages of jobs whose workers have ended or paused."""
+
+from __future__ import annotations
+
+from service.domain.jobs import Kind
+from service.store.models import JobRow
+from service.store.stored_spec import spec_value
+from workers.contract import Drained, EndRecord, PausedRecord
+
+
+def describe_end(job: JobRow, end: EndRecord, *, by: str | None) -> str:
+    """Describe the end of a job whose workers gave no message; `by` is the user who cancelled it,
+    if one did.
+    """
+    if job.kind == Kind.GUEST:
+        return (
+            "its script ended"
+            if end.status == "SUCCEEDED"
+            else "its script ended without a message"
+        )
+    if end.status == "SUCCEEDED":
+        epochs = spec_value(job, "training.epochs", 0)
+        return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
+    return (
+        f"cancelled by {by or 'a user'}"
+        if end.status == "CANCELLED"
+        else "it ended without a message; its logs say more"
+    )
+
+
+def describe_pause(drained: Drained) -> str:
+    """Describe how much of the work is saved."""
+    pauses = [
+        record.payload for record in drained.records if isinstance(record.payload, PausedRecord)
+    ]
+    step, saved = (pauses[-1].step, pauses[-1].saved_step) if pauses else (None, None)
+    if step is None or saved is None or saved >= step:
+        return "paused; its state is saved"
+    return (
+        f"paused after {step} steps; its newest checkpoint has {saved} of them, the rest is trained"
+        " again"
+    )

@@ -1,0 +1,66 @@
+"""Lines of `accordion watch` about who caused an event, and about events that are missing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from service.api.history_schemas import GapView
+from service.api.schemas import EventView
+from service.commands.watch_state import StreamItem, WatchState, apply_event
+from service.commands.watch_view import describe_event
+
+STATE = WatchState(id="j", name="old", status="RUNNING", reason="", message="", epochs=3)
+STATUS = {"reason": "", "message": "saved", "attempt": 1, "world_size": 0, "workers": 0}
+OVERRIDE = {"id": "o", "number": 3, "level": "low", "layers": ["*"], "apply_at": "next_step"}
+OVERRIDE |= {"until": None, "state": "CANCELLED", "message": "cancelled by bob"}
+GRANTED = {"what": "granted", "old": 2, "new": 4, "world_size": 2, "message": "free capacity"}
+LABELS = {"before": {"labels": {"a": "b"}}, "after": {"labels": {}}}
+
+
+def lines(item: StreamItem) -> list[str]:
+    return list(describe_event(apply_event(STATE, item), item))
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "line"),
+    [
+        ("status", {**STATUS, "status": "PAUSED", "by": "ada"}, "PAUSED by ada: saved"),
+        ("status", {**STATUS, "status": "PAUSED"}, "PAUSED: saved"),
+        ("end", {**STATUS, "status": "CANCELLED", "by": "ada"}, "CANCELLED by ada: saved"),
+        (
+            "override",
+            {**OVERRIDE, "requested_by": "ada", "by": "bob"},
+            "override #3: low for *: CANCELLED (cancelled by bob), requested by ada",
+        ),
+        ("override", OVERRIDE, "override #3: low for *: CANCELLED (cancelled by bob)"),
+        (
+            "workers",
+            {**GRANTED, "by": "ada"},
+            "2 → 4 workers allocated as requested by ada: free capacity",
+        ),
+        ("workers", GRANTED, "2 → 4 workers allocated: free capacity"),
+        ("archive", {"archived": True, "by": "ada"}, "archived by ada"),
+        (
+            "change",
+            {"before": {"name": "old"}, "after": {"name": "new"}, "by": "ada"},
+            "changed by ada: name old → new",
+        ),
+        ("change", {**LABELS, "by": "ada"}, "changed by ada: labels a:b → none"),
+    ],
+)
+def test_a_line_names_who_caused_the_event(kind: Any, data: dict[str, Any], line: str) -> None:
+    assert lines(EventView(seq=1, type=kind, time=datetime.now(UTC), data=data)) == [line]
+
+
+def test_a_new_name_is_that_of_the_watched_job() -> None:
+    data = {"before": {"name": "old"}, "after": {"name": "new"}}
+    event = EventView(seq=1, type="change", time=datetime.now(UTC), data=data)
+    assert apply_event(STATE, event).name == "new"
+
+
+def test_missing_events_are_told_in_a_line() -> None:
+    gap = GapView(from_seq=3, to_seq=8, why="the service keeps only the newest")
+    assert lines(gap) == ["events 3 to 8 are missing: the service keeps only the newest"]
