@@ -8,17 +8,20 @@ from sqlalchemy.orm import Mapped, mapped_column
 from service.store.columns import LongPlainText, PlainText
 from service.store.table_base import Base
 
+LIST_COLUMNS = ("key", "value", "archived", "created_at", "job_id", "kind", "owner", "name")
+"""Columns of the index of lists."""
+
 
 class JobLabelRow(Base):
     """One label of a job; `job_labels.py` writes it when the job's row is written.
 
-    The index has the columns by which most lists are filtered and ordered, so it serves them
-    without the rows of the jobs. SQLite keeps the rows themselves in the order of the primary key.
+    The index has all columns by which lists are ordered and filtered, except the status, which
+    changes often. SQLite keeps the rows themselves in the order of the primary key.
     """
 
     __tablename__ = "job_labels"
     __table_args__ = (
-        Index(None, "key", "value", "archived", "created_at", "job_id", "kind", "owner"),
+        Index("ix_job_labels_list", *LIST_COLUMNS),
         {"sqlite_with_rowid": False},
     )
 
@@ -32,3 +35,4 @@ class JobLabelRow(Base):
     created_at: Mapped[float]
     kind: Mapped[str] = mapped_column(PlainText(8))
     owner: Mapped[str | None] = mapped_column(PlainText(63))
+    name: Mapped[str] = mapped_column(LongPlainText())

@@ -17,7 +17,7 @@ from service.store.models import JobRow
 from service.store.stored_documents import stored_labels
 from workers.plain_text import clean_texts
 
-COPIED_COLUMNS = ("archived", "created_at", "kind", "owner")
+COPIED_COLUMNS = ("archived", "created_at", "kind", "owner", "name")
 """Columns of a job that the rows of its labels have, too."""
 
 

@@ -1,10 +1,9 @@
 """The list of jobs: its filters, and the queries that read one page of it.
 
-A page is read in the order of an index, and none reads more rows than a filter leaves. With labels,
-two indexes can give the order: that of one label, whose entries have most columns of the filters,
-and that of the list without labels. The former is read for the label with the fewest jobs, unless
-each of these jobs would have to be looked up for the other filters and they are many; then the list
-is read by its own index, and the labels are looked up.
+A page is read in the order of an index, up to the last job that it shows. With labels, that is the
+index of the label that the fewest jobs have: it has the columns of all filters but the status. For
+a filter by status the row of each of these jobs would have to be looked up. If they are many, the
+index of the statuses is read instead, and the labels of its jobs are looked up.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    CompoundSelect,
     Select,
     false,
     func,
@@ -30,8 +28,12 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from service.store.job_label_table import JobLabelRow
 from service.store.models import JobRow
 
-MAX_LOOKUPS = 1000
-"""Jobs with a label that may be looked up one by one to read a page."""
+MAX_ROWS = 5000
+"""Jobs with a label whose rows may be looked up to read a page; how many more there are is not
+counted.
+"""
+ROW_COST = 4
+"""Look-ups of labels that take as long as that of one row; the rows of jobs are large."""
 _LOWEST_ID, _HIGHEST_ID = (
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",
@@ -76,6 +78,7 @@ class _Listed:
     created_at: InstrumentedAttribute[float]
     kind: InstrumentedAttribute[str]
     owner: InstrumentedAttribute[str | None]
+    name: InstrumentedAttribute[str]
 
 
 _JOBS = _Listed(
@@ -84,6 +87,7 @@ _JOBS = _Listed(
     created_at=JobRow.created_at,
     kind=JobRow.kind,
     owner=JobRow.owner,
+    name=JobRow.name,
 )
 _ENTRIES = _Listed(
     id=JobLabelRow.job_id,
@@ -91,90 +95,109 @@ _ENTRIES = _Listed(
     created_at=JobLabelRow.created_at,
     kind=JobLabelRow.kind,
     owner=JobLabelRow.owner,
+    name=JobLabelRow.name,
 )
 
 
 def read_page(session: Session, wanted: JobFilter) -> list[JobRow]:
     """Return the jobs that match a filter, newest first."""
-    label = _choose_label(session, wanted) if wanted.labels else None
-    ids = _select_by_jobs(wanted) if label is None else _select_by_label(wanted, label)
+    label = _choose_label(session, wanted)
+    pages = _select_by_jobs(wanted) if label is None else _select_by_label(wanted, label)
+    ids = union_all(*(select(page.subquery().c[0]) for page in pages))
     order = JobRow.created_at.desc(), JobRow.id.desc()
     query = select(JobRow).where(JobRow.id.in_(ids)).order_by(*order).limit(wanted.limit)
     return list(session.scalars(query))
 
 
 def _choose_label(session: Session, wanted: JobFilter) -> Label | None:
-    """Return the label by whose index to read the list; None to read it by one of the jobs."""
-    counts = {label: _count_entries(session, wanted, label) for label in wanted.labels}
-    rarest = min(counts, key=lambda label: counts[label])
-    is_covered = not _row_conditions(wanted)
-    return rarest if is_covered or counts[rarest] <= MAX_LOOKUPS else None
+    """Return the label by whose index to read a list; None to read it by an index of the jobs."""
+    labels = list(dict.fromkeys(wanted.labels))
+    if len(labels) <= 1 and not wanted.statuses:
+        return labels[0] if labels else None
+    times = _time_conditions(wanted, _ENTRIES)
+    entries = {
+        label: _split_by_archived(
+            select(JobLabelRow.job_id).where(*_is_label(label), *times), wanted, _ENTRIES
+        )
+        for label in labels
+    }
+    counts = {label: _count(session, entries[label], MAX_ROWS + 1) for label in labels}
+    rarest = min(counts, key=lambda label: counts[label], default=None)
+    if rarest is None or not wanted.statuses:
+        return rarest
+    listed = select(JobRow.id).where(*_time_conditions(wanted, _JOBS))
+    num_listed = _count(session, _split_by_status(listed, wanted), MAX_ROWS * ROW_COST)
+    return rarest if counts[rarest] * ROW_COST <= num_listed else None
 
 
-def _count_entries(session: Session, wanted: JobFilter, label: Label) -> int:
-    """Count the entries of a label from which the page is taken; stop beyond `MAX_LOOKUPS`."""
-    entries = select(JobLabelRow.job_id).where(
-        *_is_label(label), *_time_conditions(wanted, _ENTRIES)
-    )
-    pages = [
-        entries.where(_is_archived(_ENTRIES, archived)).limit(MAX_LOOKUPS + 1).subquery()
-        for archived in _archived_values(wanted)
-    ]
-    counts = (session.scalar(select(func.count()).select_from(page)) for page in pages)
-    return sum(count or 0 for count in counts)
+def _count(session: Session, parts: Sequence[Select[str]], limit: int) -> int:
+    """Count the ids of several queries; stop at `limit`."""
+    some = union_all(*parts).limit(limit).subquery()
+    return session.scalar(select(func.count()).select_from(some)) or 0
 
 
-def _select_by_label(wanted: JobFilter, label: Label) -> CompoundSelect[str]:
+def _select_by_label(wanted: JobFilter, label: Label) -> list[Select[str]]:
     """Select the ids of a page by the index of one of its labels."""
     others = [_has_label(_ENTRIES, other) for other in wanted.labels if other != label]
     conditions = [*_is_label(label), *_index_conditions(wanted, _ENTRIES), *others]
     rows = _row_conditions(wanted)
     if rows:
         row = select(JobRow.id).where(JobRow.id == JobLabelRow.job_id, *rows)
-        conditions.append(row.scalar_subquery().is_not(None))
-    return _merge_pages(select(JobLabelRow.job_id).where(*conditions), wanted, _ENTRIES)
+        conditions.append(_is_found(row))
+    query = select(JobLabelRow.job_id).where(*conditions)
+    return [_cut(part, wanted, _ENTRIES) for part in _split_by_archived(query, wanted, _ENTRIES)]
 
 
-def _select_by_jobs(wanted: JobFilter) -> CompoundSelect[str]:
+def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
     """Select the ids of a page by an index of the jobs."""
     labels = [_has_label(_JOBS, label) for label in wanted.labels]
-    conditions = [*_index_conditions(wanted, _JOBS), *_row_conditions(wanted), *labels]
-    query = select(JobRow.id).where(*conditions)
+    query = select(JobRow.id).where(*_index_conditions(wanted, _JOBS), *labels)
     if wanted.id_prefix is None:
-        return _merge_pages(query, wanted, _JOBS)
+        query = query.where(*_desired_conditions(wanted))
+        return [_cut(part, wanted, _JOBS) for part in _split_by_status(query, wanted)]
     if wanted.archived is not None:
         # SQLite would prefer an index of this column to the primary key.
         archived = func.coalesce(JobRow.archived, false())
         query = query.where(archived == _constant(wanted.archived))
-    return _merge([_cut(query, wanted, _JOBS)])
+    return [_cut(query.where(*_row_conditions(wanted)), wanted, _JOBS)]
 
 
-def _merge_pages(query: Select[str], wanted: JobFilter, listed: _Listed) -> CompoundSelect[str]:
-    """Select a page of archived jobs, one of others, or both: indexes hold them apart."""
-    by_archived = (query.where(_is_archived(listed, value)) for value in _archived_values(wanted))
-    return _merge([_cut(page, wanted, listed) for page in by_archived])
+def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]:
+    """Split a query of jobs into one for each status: only then the index gives the order."""
+    parts = _split_by_archived(query, wanted, _JOBS)
+    if not wanted.statuses:
+        return parts
+    return [
+        part.where(JobRow.status == status)
+        for part in parts
+        for status in dict.fromkeys(wanted.statuses)
+    ]
 
 
-def _merge(pages: Sequence[Select[str]]) -> CompoundSelect[str]:
-    return union_all(*(select(page.subquery().c[0]) for page in pages))
+def _split_by_archived(query: Select[str], wanted: JobFilter, listed: _Listed) -> list[Select[str]]:
+    """Split a query into one for archived jobs and one for others: indexes hold them apart."""
+    values = (False, True) if wanted.archived is None else (wanted.archived,)
+    # An equation, which an index serves on both databases.
+    return [query.where(listed.archived == _constant(value)) for value in values]
 
 
 def _cut(query: Select[str], wanted: JobFilter, listed: _Listed) -> Select[str]:
     return query.order_by(listed.created_at.desc(), listed.id.desc()).limit(wanted.limit)
 
 
-def _archived_values(wanted: JobFilter) -> tuple[bool, ...]:
-    return (False, True) if wanted.archived is None else (wanted.archived,)
-
-
 def _index_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[bool]]:
-    """Return the conditions that need only the entries of an index."""
-    user = wanted.visible_to
+    """Return the conditions whose columns are in the index of labels, too."""
     return _time_conditions(wanted, listed) + _conditions(
         (wanted.id_prefix, lambda prefix: _has_id_prefix(listed, prefix)),
         (wanted.kind, lambda kind: listed.kind == kind),
         (wanted.owner, lambda owner: listed.owner == owner),
-        (user, lambda user: or_(listed.owner == user, listed.owner.is_(None))),
+        (
+            wanted.visible_to,
+            lambda user: or_(listed.owner == user, listed.owner.is_(None)),
+        ),
+        (wanted.name, lambda name: listed.name == name),
+        # LIKE ignores case in SQLite only.
+        (wanted.name_prefix, lambda start: func.substr(listed.name, 1, len(start)) == start),
     )
 
 
@@ -189,14 +212,13 @@ def _time_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[b
 
 
 def _row_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions that need the rows of the jobs, or an index of them."""
-    return _conditions(
-        (wanted.statuses or None, JobRow.status.in_),
-        (wanted.desired or None, JobRow.desired.in_),
-        (wanted.name, lambda name: JobRow.name == name),
-        # LIKE ignores case in SQLite only.
-        (wanted.name_prefix, lambda start: func.substr(JobRow.name, 1, len(start)) == start),
-    )
+    """Return the conditions that need the rows of the jobs."""
+    statuses = _conditions((wanted.statuses or None, JobRow.status.in_))
+    return statuses + _desired_conditions(wanted)
+
+
+def _desired_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    return _conditions((wanted.desired or None, JobRow.desired.in_))
 
 
 def _conditions(
@@ -212,15 +234,19 @@ def _is_label(label: Label) -> list[ColumnElement[bool]]:
 
 
 def _has_label(listed: _Listed, label: Label) -> ColumnElement[bool]:
-    """Look a label up by the primary key, which neither database turns into a join."""
-    (key, value), row = label, aliased(JobLabelRow)
-    found = select(row.value).where(row.job_id == listed.id, row.key == key)
-    return found.scalar_subquery() == value
+    (key, value), entry = label, aliased(JobLabelRow)
+    is_label = entry.job_id == listed.id, entry.key == key, entry.value == value
+    return _is_found(select(entry.job_id).where(*is_label))
 
 
-def _is_archived(listed: _Listed, archived: bool) -> ColumnElement[bool]:
-    """An equation, which an index serves on both databases."""
-    return listed.archived == _constant(archived)
+def _is_found(query: Select[str]) -> ColumnElement[bool]:
+    """Look a row up for each entry of an index.
+
+    Unlike `EXISTS`, no database makes this a join, whose order it may choose by a wrong estimate.
+    PostgreSQL takes it for true of almost all entries, so it reads the index in the order of the
+    page.
+    """
+    return query.scalar_subquery().is_not(None)
 
 
 def _constant(value: bool) -> ColumnElement[bool]:
@@ -233,4 +259,4 @@ def _has_id_prefix(listed: _Listed, prefix: str) -> ColumnElement[bool]:
     return listed.id.between(lowest, highest)
 
 
-__all__ = ["MAX_LOOKUPS", "JobFilter", "read_page"]
+__all__ = ["MAX_ROWS", "ROW_COST", "JobFilter", "read_page"]

@@ -11,7 +11,7 @@ branch_labels = None
 depends_on = None
 
 _JOBS_AT_ONCE = 2_000
-_INDEX = ["key", "value", "archived", "created_at", "job_id", "kind", "owner"]
+_INDEX = ["key", "value", "archived", "created_at", "job_id", "kind", "owner", "name"]
 
 
 def upgrade() -> None:
@@ -24,6 +24,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("kind", sa.String(length=8), nullable=False),
         sa.Column("owner", sa.String(length=63), nullable=True),
+        sa.Column("name", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name=op.f("fk_job_labels_job_id"), ondelete="CASCADE"
         ),
@@ -31,7 +32,7 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     _fill(op.get_bind(), table)
-    op.create_index(op.f("_".join(["ix_job_labels", *_INDEX])), "job_labels", _INDEX)
+    op.create_index(op.f("ix_job_labels_list"), "job_labels", _INDEX)
 
 
 def downgrade() -> None:
@@ -41,10 +42,10 @@ def downgrade() -> None:
 def _fill(connection: sa.Connection, table: sa.Table) -> None:
     jobs = sa.table(
         "jobs",
-        *(sa.column(name) for name in ("id", "labels", "created_at", "kind", "owner")),
+        *(sa.column(name) for name in ("id", "labels", "created_at", "kind", "owner", "name")),
         sa.column("archived", sa.Boolean()),
     )
-    copied = jobs.c.archived, jobs.c.created_at, jobs.c.kind, jobs.c.owner
+    copied = jobs.c.archived, jobs.c.created_at, jobs.c.kind, jobs.c.owner, jobs.c.name
     last = ""
     while True:
         # As text: a document that cannot be read must not stop the service from starting.
