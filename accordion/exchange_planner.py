@@ -222,9 +222,7 @@ class ExchangePlanner:
         if link is None or any(len(costs) != len(measured) for costs in levels.values()):
             return {}
         if in_force is not None:
-            alone_s = {
-                name: sum(cost.encode_s for cost in costs) for name, costs in levels.items()
-            }
+            alone_s = {name: sum(cost.encode_s for cost in costs) for name, costs in levels.items()}
             training_s = sum(cost.encode_s for cost in measured)
             if alone_s[in_force] > _LEAST_ENCODE_SHARE * max(alone_s.values()) and training_s > 0.0:
                 self._encode_factor = training_s / alone_s[in_force]

@@ -18,8 +18,8 @@ from service.domain.jobs import Desired, Kind, Status
 from service.errors import ApiError
 from service.store.job_archive import JobArchive
 from service.store.job_lifecycle import JobLifecycle, accept_any
+from service.store.job_list import JobFilter
 from service.store.models import JobRow
-from service.store.repository import JobFilter
 
 router = APIRouter(tags=["jobs"])
 

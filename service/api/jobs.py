@@ -37,9 +37,9 @@ from service.errors import Conflict, Invalid
 from service.pip_index import check_packages
 from service.queue_inputs import QueueReader
 from service.store.idempotency import Idempotency, body_hash
+from service.store.job_list import JobFilter
 from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
-from service.store.repository import JobFilter
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import stored_spec
 from workers.contract import JobSpec

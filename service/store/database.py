@@ -12,11 +12,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from service.store.columns import dump_document, load_document
 from service.store.database_errors import ErrorCounts
 from service.store.file_guard import FileGuard, count_change, num_changes
+from service.store.job_labels import store_labels
 from service.store.postgres import SessionLimits, create_reader, create_writer, lift_limits
 
 _BUSY_S = 30.0
@@ -50,6 +51,8 @@ class Database:
             self._guard = None
             self.engine = create_reader(url, limits or SessionLimits(), **_DOCUMENTS)
             self._writer = create_writer(url, limits or SessionLimits(), **_DOCUMENTS)
+        self._open_writer = sessionmaker(self._writer, expire_on_commit=False)
+        event.listen(self._open_writer, "after_flush", store_labels)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -67,7 +70,7 @@ class Database:
         """Open a write transaction: committed at the end, rolled back if the body raises."""
         with self.errors.watch():
             with (
-                Session(self._writer, expire_on_commit=False) as session,
+                self._open_writer() as session,
                 session.begin(),
                 self._count_change(session),
             ):

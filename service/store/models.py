@@ -13,6 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.domain.jobs import Kind
 from service.store.columns import LongPlainText, PlainText
+from service.store.job_label_table import JobLabelRow as JobLabelRow
 from service.store.logger_table import LoggerRow as LoggerRow
 from service.store.login_code_table import LoginCodeRow as LoginCodeRow
 from service.store.node_table import NodeFailureRow as NodeFailureRow

@@ -75,6 +75,8 @@ def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
         "tcp_keepalives_interval": f"{repeat_s:.0f}",
         "tcp_keepalives_count": "3",
         "tcp_user_timeout": _as_milliseconds(silent_s),
+        # Compiling a query takes longer than any of ours.
+        "jit": "off",
     }
     of_socket = {
         "connect_timeout": f"{limits.connect_s:.0f}",

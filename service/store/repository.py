@@ -6,23 +6,11 @@ Writes are in `job_submission.py` and `job_lifecycle.py` (users) and `scheduler_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    and_,
-    false,
-    func,
-    or_,
-    select,
-    true,
-    tuple_,
-    union,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Select, and_, false, func, select, tuple_, union
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
 from service.domain.cluster_snapshot import list_unschedulable
@@ -31,6 +19,7 @@ from service.domain.jobs import Kind, Reason, Status
 from service.domain.quotas import Quota, QuotaTable
 from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.database import Database
+from service.store.job_list import JobFilter, read_page
 from service.store.models import (
     AckRow,
     AttemptRow,
@@ -62,37 +51,6 @@ _REPORTED = (
     JobRow.tally,
 )
 """Columns whose documents take longer to parse than all others of a job."""
-_LOWEST_ID, _HIGHEST_ID = (
-    "00000000-0000-0000-0000-000000000000",
-    "ffffffff-ffff-ffff-ffff-ffffffffffff",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
-    """Filter of a job list; None and empty match all."""
-
-    statuses: Sequence[str] = ()
-    desired: Sequence[str] = ()
-    """Requested states."""
-    name: str | None = None
-    id_prefix: str | None = None
-    """Prefix of the job id."""
-    labels: Sequence[tuple[str, str]] = ()
-    """Labels as key and value; a job must have all of them."""
-    owner: str | None = None
-    name_prefix: str | None = None
-    kind: str | None = None
-    created_after: float | None = None
-    """Earliest time of submission, in seconds since 1970."""
-    created_before: float | None = None
-    archived: bool | None = False
-    """Only archived jobs, or only others; None for both."""
-    visible_to: str | None = None
-    """User whose jobs, and guest runs, are visible; None if all jobs are."""
-    before: tuple[float, str] | None = None
-    """Creation time and id of the last job of the previous page."""
-    limit: int = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +96,8 @@ class Repository:
 
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that match the filter, newest first."""
-        newest_first = JobRow.created_at.desc(), JobRow.id.desc()
-        conditions = _list_conditions(wanted)
-        if wanted.before is not None:
-            conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
-        # Indexes have the columns of most filters, so rows are read only of the jobs of the page.
-        newest = select(JobRow.id).where(*conditions).order_by(*newest_first).limit(wanted.limit)
-        pages = [newest]
-        if wanted.archived is None and wanted.id_prefix is None:
-            # The indexes hold archived jobs and others apart, so each kind has a page of its own.
-            pages = [newest.where(_is_archived(archived)) for archived in (False, True)]
-        ids = union_all(*(select(page.subquery().c.id) for page in pages))
-        query = select(JobRow).where(JobRow.id.in_(ids))
-        return self._all(query.order_by(*newest_first).limit(wanted.limit))
+        with self.database.read() as session:
+            return read_page(session, wanted)
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
@@ -356,7 +303,7 @@ class Repository:
         oldest = JobRow.ended_at, JobRow.id
         if not beyond:
             return self._all(query.order_by(*oldest).limit(limit))
-        query = query.where(_is_archived_unindexed(False))
+        query = query.where(_is_unarchived())
         rows = self._all(query.order_by(*newest).offset(beyond).limit(limit))
         return rows[::-1]
 
@@ -394,40 +341,9 @@ class Repository:
             return next(iter(_fetch_rows(session, query.limit(1))), None)
 
 
-def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions of the filters that are set."""
-    filters: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
-        (wanted.statuses or None, JobRow.status.in_),
-        (wanted.desired or None, JobRow.desired.in_),
-        (wanted.name, lambda name: JobRow.name == name),
-        # LIKE ignores case in SQLite only.
-        (wanted.name_prefix, lambda start: func.substr(JobRow.name, 1, len(start)) == start),
-        (wanted.id_prefix, _has_id_prefix),
-        (wanted.kind, lambda kind: JobRow.kind == kind),
-        (wanted.owner, lambda owner: JobRow.owner == owner),
-        (wanted.archived, _is_archived if wanted.id_prefix is None else _is_archived_unindexed),
-        (wanted.visible_to, lambda user: or_(JobRow.owner == user, JobRow.owner.is_(None))),
-        (wanted.created_after, lambda time: JobRow.created_at >= time),
-        (wanted.created_before, lambda time: JobRow.created_at < time),
-    ]
-    labels = [JobRow.labels[key].as_string() == value for key, value in wanted.labels]
-    return labels + [condition(value) for value, condition in filters if value is not None]
-
-
-def _is_archived(archived: bool) -> ColumnElement[bool]:
-    """An equation, which an index serves on both databases."""
-    return JobRow.archived == (true() if archived else false())
-
-
-def _is_archived_unindexed(archived: bool) -> ColumnElement[bool]:
+def _is_unarchived() -> ColumnElement[bool]:
     """A condition that leads to no index: SQLite would prefer that to the one that is meant."""
-    return func.coalesce(JobRow.archived, false()) == (true() if archived else false())
-
-
-def _has_id_prefix(prefix: str) -> ColumnElement[bool]:
-    """A range of full ids can use the primary key in every collation."""
-    lowest, highest = (prefix + end[len(prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID))
-    return JobRow.id.between(lowest, highest)
+    return func.coalesce(JobRow.archived, false()) == false()
 
 
 def _fetch_rows(session: Session, query: Select[Row]) -> list[Row]:

@@ -20,7 +20,8 @@ from sqlalchemy import (
     text,
 )
 
-from service.store.models import Base, JobRow, LeaseRow
+from service.store.job_labels import label_rows
+from service.store.models import Base, JobLabelRow, JobRow, LeaseRow
 from tests.api.world import World
 
 OWNERS = 20
@@ -51,15 +52,15 @@ def add_ended_jobs(url: str, home: Path, number: int) -> None:
         newest = time.time()
         for first in range(0, number, _BATCH):
             numbers = range(first, min(first + _BATCH, number))
-            connection.execute(
-                insert(jobs),
-                [
-                    _copy_job(row, n, submitted_at=newest - (number - n) * SPACING_S)
-                    for n in numbers
-                ],
-            )
+            copies = [
+                _copy_job(row, n, submitted_at=newest - (number - n) * SPACING_S) for n in numbers
+            ]
+            connection.execute(insert(jobs), copies)
+            labels = [label for copy in copies for label in label_rows(JobRow(**copy))]
+            connection.execute(insert(JobLabelRow), labels)
         for table in Base.metadata.sorted_tables:
-            if table is not jobs and "job_id" in table.primary_key.columns:
+            is_copied = table.name not in {"jobs", "job_labels"}
+            if is_copied and "job_id" in table.primary_key.columns:
                 _copy_rows(connection, table, jobs, template)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))

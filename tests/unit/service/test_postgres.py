@@ -16,11 +16,12 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from service.domain.access import FULL_ACCESS
 from service.store.database import Database
 from service.store.ended_sessions import end_session, is_session_ended
+from service.store.job_list import JobFilter
 from service.store.job_submission import JobSubmission
 from service.store.leases import Lease
 from service.store.models import EndedSessionRow
 from service.store.postgres import SessionLimits
-from service.store.repository import JobFilter, Repository
+from service.store.repository import Repository
 from tests.postgres import Postgres
 from workers.contract import JobSpec
 

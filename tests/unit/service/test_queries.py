@@ -13,8 +13,9 @@ from sqlalchemy import Engine, event, insert, select
 
 from service import allocator
 from service.metrics import metrics_response
+from service.store.job_list import JobFilter
 from service.store.models import Base, JobRow
-from service.store.repository import JobFilter, Repository
+from service.store.repository import Repository
 from tests.api.world import World
 
 

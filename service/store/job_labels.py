@@ -1,0 +1,50 @@
+"""Keeps the rows of `job_labels` equal to the labels of the jobs, whoever writes these.
+
+Every session that writes calls `store_labels` after each flush (`database.py`), so the rows change
+in the transaction of the job and no caller can forget them. Statements that write a job's labels,
+or a column that is copied, without an object are not seen; `tests/architecture` refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, insert, inspect
+from sqlalchemy.orm import Session
+
+from service.store.job_label_table import JobLabelRow
+from service.store.models import JobRow
+from service.store.stored_documents import stored_labels
+from workers.plain_text import clean_texts
+
+COPIED_COLUMNS = ("archived", "created_at", "kind", "owner", "name")
+"""Columns of a job that the rows of its labels have, too."""
+
+
+def label_rows(job: JobRow) -> list[dict[str, Any]]:
+    """Return the rows of a job's labels; none if they are unreadable."""
+    copied = {name: getattr(job, name) for name in COPIED_COLUMNS}
+    labels = clean_texts(stored_labels(job))
+    return [{"job_id": job.id, "key": key, "value": labels[key], **copied} for key in labels]
+
+
+def store_labels(session: Session, _context: object) -> None:
+    """Store the labels of the jobs that a flush has inserted or changed; for `after_flush`."""
+    new = [job for job in session.new if isinstance(job, JobRow)]
+    changed = [job for job in session.dirty if isinstance(job, JobRow) and _has_new_labels(job)]
+    if not (new or changed):
+        return
+    connection = session.connection()
+    for job in changed:
+        connection.execute(delete(JobLabelRow).where(JobLabelRow.job_id == job.id))
+    rows = [row for job in (*new, *changed) for row in label_rows(job)]
+    if rows:
+        connection.execute(insert(JobLabelRow), rows)
+
+
+def _has_new_labels(job: JobRow) -> bool:
+    attributes = inspect(job).attrs
+    return any(attributes[name].history.has_changes() for name in ("labels", *COPIED_COLUMNS))
+
+
+__all__ = ["COPIED_COLUMNS", "label_rows", "store_labels"]

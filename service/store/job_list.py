@@ -1,0 +1,262 @@
+"""The list of jobs: its filters, and the queries that read one page of it.
+
+A page is read in the order of an index, up to the last job that it shows. With labels, that is the
+index of the label that the fewest jobs have: it has the columns of all filters but the status. For
+a filter by status the row of each of these jobs would have to be looked up. If they are many, the
+index of the statuses is read instead, and the labels of its jobs are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    false,
+    func,
+    or_,
+    select,
+    true,
+    tuple_,
+    union_all,
+)
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from service.store.job_label_table import JobLabelRow
+from service.store.models import JobRow
+
+MAX_ROWS = 5000
+"""Jobs with a label whose rows may be looked up to read a page; how many more there are is not
+counted.
+"""
+ROW_COST = 4
+"""Look-ups of labels that take as long as that of one row; the rows of jobs are large."""
+_LOWEST_ID, _HIGHEST_ID = (
+    "00000000-0000-0000-0000-000000000000",
+    "ffffffff-ffff-ffff-ffff-ffffffffffff",
+)
+Label = tuple[str, str]
+"""Key and value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Filter of a job list; None and empty match all."""
+
+    statuses: Sequence[str] = ()
+    desired: Sequence[str] = ()
+    """Requested states."""
+    name: str | None = None
+    id_prefix: str | None = None
+    """Prefix of the job id."""
+    labels: Sequence[Label] = ()
+    """Labels as key and value; a job must have all of them."""
+    owner: str | None = None
+    name_prefix: str | None = None
+    kind: str | None = None
+    created_after: float | None = None
+    """Earliest time of submission, in seconds since 1970."""
+    created_before: float | None = None
+    archived: bool | None = False
+    """Only archived jobs, or only others; None for both."""
+    visible_to: str | None = None
+    """User whose jobs, and guest runs, are visible; None if all jobs are."""
+    before: tuple[float, str] | None = None
+    """Creation time and id of the last job of the previous page."""
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """Columns of the table whose index gives the order of a list."""
+
+    id: InstrumentedAttribute[str]
+    archived: InstrumentedAttribute[bool]
+    created_at: InstrumentedAttribute[float]
+    kind: InstrumentedAttribute[str]
+    owner: InstrumentedAttribute[str | None]
+    name: InstrumentedAttribute[str]
+
+
+_JOBS = _Listed(
+    id=JobRow.id,
+    archived=JobRow.archived,
+    created_at=JobRow.created_at,
+    kind=JobRow.kind,
+    owner=JobRow.owner,
+    name=JobRow.name,
+)
+_ENTRIES = _Listed(
+    id=JobLabelRow.job_id,
+    archived=JobLabelRow.archived,
+    created_at=JobLabelRow.created_at,
+    kind=JobLabelRow.kind,
+    owner=JobLabelRow.owner,
+    name=JobLabelRow.name,
+)
+
+
+def read_page(session: Session, wanted: JobFilter) -> list[JobRow]:
+    """Return the jobs that match a filter, newest first."""
+    label = _choose_label(session, wanted)
+    pages = _select_by_jobs(wanted) if label is None else _select_by_label(wanted, label)
+    ids = union_all(*(select(page.subquery().c[0]) for page in pages))
+    order = JobRow.created_at.desc(), JobRow.id.desc()
+    query = select(JobRow).where(JobRow.id.in_(ids)).order_by(*order).limit(wanted.limit)
+    return list(session.scalars(query))
+
+
+def _choose_label(session: Session, wanted: JobFilter) -> Label | None:
+    """Return the label by whose index to read a list; None to read it by an index of the jobs."""
+    labels = list(dict.fromkeys(wanted.labels))
+    if len(labels) <= 1 and not wanted.statuses:
+        return labels[0] if labels else None
+    times = _time_conditions(wanted, _ENTRIES)
+    entries = {
+        label: _split_by_archived(
+            select(JobLabelRow.job_id).where(*_is_label(label), *times), wanted, _ENTRIES
+        )
+        for label in labels
+    }
+    counts = {label: _count(session, entries[label], MAX_ROWS + 1) for label in labels}
+    rarest = min(counts, key=lambda label: counts[label], default=None)
+    if rarest is None or not wanted.statuses:
+        return rarest
+    listed = select(JobRow.id).where(*_time_conditions(wanted, _JOBS))
+    num_listed = _count(session, _split_by_status(listed, wanted), MAX_ROWS * ROW_COST)
+    return rarest if counts[rarest] * ROW_COST <= num_listed else None
+
+
+def _count(session: Session, parts: Sequence[Select[str]], limit: int) -> int:
+    """Count the ids of several queries; stop at `limit`."""
+    some = union_all(*parts).limit(limit).subquery()
+    return session.scalar(select(func.count()).select_from(some)) or 0
+
+
+def _select_by_label(wanted: JobFilter, label: Label) -> list[Select[str]]:
+    """Select the ids of a page by the index of one of its labels."""
+    others = [_has_label(_ENTRIES, other) for other in wanted.labels if other != label]
+    conditions = [*_is_label(label), *_index_conditions(wanted, _ENTRIES), *others]
+    rows = _row_conditions(wanted)
+    if rows:
+        row = select(JobRow.id).where(JobRow.id == JobLabelRow.job_id, *rows)
+        conditions.append(_is_found(row))
+    query = select(JobLabelRow.job_id).where(*conditions)
+    return [_cut(part, wanted, _ENTRIES) for part in _split_by_archived(query, wanted, _ENTRIES)]
+
+
+def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
+    """Select the ids of a page by an index of the jobs."""
+    labels = [_has_label(_JOBS, label) for label in wanted.labels]
+    query = select(JobRow.id).where(*_index_conditions(wanted, _JOBS), *labels)
+    if wanted.id_prefix is None:
+        query = query.where(*_desired_conditions(wanted))
+        return [_cut(part, wanted, _JOBS) for part in _split_by_status(query, wanted)]
+    if wanted.archived is not None:
+        # SQLite would prefer an index of this column to the primary key.
+        archived = func.coalesce(JobRow.archived, false())
+        query = query.where(archived == _constant(wanted.archived))
+    return [_cut(query.where(*_row_conditions(wanted)), wanted, _JOBS)]
+
+
+def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]:
+    """Split a query of jobs into one for each status: only then the index gives the order."""
+    parts = _split_by_archived(query, wanted, _JOBS)
+    if not wanted.statuses:
+        return parts
+    return [
+        part.where(JobRow.status == status)
+        for part in parts
+        for status in dict.fromkeys(wanted.statuses)
+    ]
+
+
+def _split_by_archived(query: Select[str], wanted: JobFilter, listed: _Listed) -> list[Select[str]]:
+    """Split a query into one for archived jobs and one for others: indexes hold them apart."""
+    values = (False, True) if wanted.archived is None else (wanted.archived,)
+    # An equation, which an index serves on both databases.
+    return [query.where(listed.archived == _constant(value)) for value in values]
+
+
+def _cut(query: Select[str], wanted: JobFilter, listed: _Listed) -> Select[str]:
+    return query.order_by(listed.created_at.desc(), listed.id.desc()).limit(wanted.limit)
+
+
+def _index_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[bool]]:
+    """Return the conditions whose columns are in the index of labels, too."""
+    return _time_conditions(wanted, listed) + _conditions(
+        (wanted.id_prefix, lambda prefix: _has_id_prefix(listed, prefix)),
+        (wanted.kind, lambda kind: listed.kind == kind),
+        (wanted.owner, lambda owner: listed.owner == owner),
+        (
+            wanted.visible_to,
+            lambda user: or_(listed.owner == user, listed.owner.is_(None)),
+        ),
+        (wanted.name, lambda name: listed.name == name),
+        # LIKE ignores case in SQLite only.
+        (wanted.name_prefix, lambda start: func.substr(listed.name, 1, len(start)) == start),
+    )
+
+
+def _time_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[bool]]:
+    """Return the conditions that bound a range of an index."""
+    place = tuple_(listed.created_at, listed.id)
+    return _conditions(
+        (wanted.before, lambda last: place < last),
+        (wanted.created_after, lambda time: listed.created_at >= time),
+        (wanted.created_before, lambda time: listed.created_at < time),
+    )
+
+
+def _row_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions that need the rows of the jobs."""
+    statuses = _conditions((wanted.statuses or None, JobRow.status.in_))
+    return statuses + _desired_conditions(wanted)
+
+
+def _desired_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    return _conditions((wanted.desired or None, JobRow.desired.in_))
+
+
+def _conditions(
+    *filters: tuple[Any, Callable[[Any], ColumnElement[bool]]],
+) -> list[ColumnElement[bool]]:
+    """Return the conditions of the filters that are set."""
+    return [condition(value) for value, condition in filters if value is not None]
+
+
+def _is_label(label: Label) -> list[ColumnElement[bool]]:
+    key, value = label
+    return [JobLabelRow.key == key, JobLabelRow.value == value]
+
+
+def _has_label(listed: _Listed, label: Label) -> ColumnElement[bool]:
+    (key, value), entry = label, aliased(JobLabelRow)
+    is_label = entry.job_id == listed.id, entry.key == key, entry.value == value
+    return _is_found(select(entry.job_id).where(*is_label))
+
+
+def _is_found(query: Select[str]) -> ColumnElement[bool]:
+    """Look a row up for each entry of an index.
+
+    Unlike `EXISTS`, no database makes this a join, whose order it may choose by a wrong estimate.
+    PostgreSQL takes it for true of almost all entries, so it reads the index in the order of the
+    page.
+    """
+    return query.scalar_subquery().is_not(None)
+
+
+def _constant(value: bool) -> ColumnElement[bool]:
+    return true() if value else false()
+
+
+def _has_id_prefix(listed: _Listed, prefix: str) -> ColumnElement[bool]:
+    """A range of full ids can use the primary key in every collation."""
+    lowest, highest = (prefix + end[len(prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID))
+    return listed.id.between(lowest, highest)
+
+
+__all__ = ["MAX_ROWS", "ROW_COST", "JobFilter", "read_page"]
