@@ -31,10 +31,10 @@ class DescribedModel(BaseModel):
         """Make the JSON schema, and add the descriptions."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
-        owners = [owner for owner in cls.__mro__ if issubclass(owner, DescribedModel)]
-        for owner in owners:
+        for owner in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
             for name, text in _read_docstrings(owner.__module__).get(owner.__qualname__, ()):
-                fields[name].setdefault("description", text)
+                if name in fields:
+                    fields[name].setdefault("description", text)
         return schema
 
 
