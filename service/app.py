@@ -34,6 +34,7 @@ from service.api import (
     webhooks,
 )
 from service.api.app_state import AppState, Clock
+from service.api.described_models import build_models
 from service.api.feeds import FeedHub
 from service.api.problems import install_problems
 from service.dashboard import provider_login, report_route
@@ -66,6 +67,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         SettingsError: the service would be reachable from other machines without a token, or
             settings do not fit together.
     """
+    build_models()
     access = access_of(settings)
     state = _build_state(settings, clock)
     access = replace(access, cookie=state.cookie)

@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from service.domain.access import Role
 from service.errors import SettingsError
-from workers.contract import MAX_PRIORITY
+from workers.spec_types import MAX_PRIORITY
 
 MIN_KEY_LENGTH = 32
 """Minimum length of the key that encrypts secrets."""
@@ -300,6 +298,10 @@ class Settings(BaseSettings):
     def _driver(cls, url: str) -> str:
         if not url:
             return url
+        # The command line rarely needs SQLAlchemy, which takes 0.1 s to load.
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
         try:
             name = make_url(url).drivername
         except (ArgumentError, ValueError):

@@ -8,31 +8,29 @@ open.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.data_spec import DataCache as DataCache
 from workers.data_spec import name_variable as name_variable
-from workers.env_spec import MAX_VALUE_LENGTH as MAX_VALUE_LENGTH
 from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
 from workers.env_spec import list_secret_names as list_secret_names
 from workers.env_spec import list_secret_values
 from workers.env_spec import resolve_env as resolve_env
 from workers.objective_spec import ObjectiveSpec as ObjectiveSpec
-from workers.plain_text import clean_texts
 from workers.plan_messages import PlanResult as PlanResult
 from workers.plan_messages import PlanTask as PlanTask
-from workers.requirement_spec import Package as Package
+from workers.public_records import Bytes as Bytes
+from workers.public_records import EpochRecord as EpochRecord
+from workers.public_records import Package as Package
+from workers.public_records import Reported as Reported
+from workers.public_records import StorageUse as StorageUse
 from workers.requirement_spec import PackagesRecord as PackagesRecord
 from workers.requirement_spec import PipIndex as PipIndex
-from workers.spec import MAX_PRIORITY as MAX_PRIORITY
-from workers.spec import MAX_SAMPLES as MAX_SAMPLES
 from workers.spec import JobSpec as JobSpec
-from workers.spec_types import LABEL_PATTERN as LABEL_PATTERN
-from workers.spec_types import Label as Label
-from workers.spec_types import Strict
+from workers.spec_types import Label, Strict
 from workers.warm_start_spec import ModelSource as ModelSource
 from workers.warm_start_spec import WarmStartSpec as WarmStartSpec
 
@@ -44,30 +42,6 @@ releases. It grows with each change that the other side could not read.
 """
 
 
-class Reported(Strict):
-    """Base of records with text from a job's own code: NUL and lone surrogates are replaced."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _clean_texts(cls, data: Any) -> Any:
-        return clean_texts(data)
-
-
-class Bytes(Strict):
-    """Bytes of one worker over some steps, all layers."""
-
-    payload: int = 0
-    """Bytes that the compressors passed to the network."""
-    wire: int = 0
-    """Estimate of what this worker's interface sends: all-reduce 2(W-1)/W, all-gather W-1 times
-    the payload.
-    """
-    dense: int = 0
-    """Payload of the same gradients uncompressed in fp32."""
-    fp16: int = 0
-    """Payload of the same gradients uncompressed in fp16."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     """Next sample that the job trains on."""
@@ -75,19 +49,6 @@ class Position:
     epoch: int = 0
     samples: int = 0
     """Samples of this epoch that all workers together have trained on."""
-
-
-class StorageUse(Strict):
-    """Where a worker group keeps its checkpoints, and how many workers verified that they can read
-    there.
-    """
-
-    place: str
-    """URL or path."""
-    workers: int
-    """Workers that read there what rank 0 had written; 1 for a group of one worker."""
-    hosts: int
-    """Hosts that these workers run on."""
 
 
 class Started(Reported):
@@ -137,43 +98,6 @@ class ResizeRecord(Reported):
     step: int
     """Last known step."""
     message: str
-
-
-class EpochRecord(Reported):
-    """One finished epoch."""
-
-    kind: Literal["epoch"] = "epoch"
-    """Type of the record."""
-    epoch: int
-    """Number of the epoch, counted from 0."""
-    step: int
-    """Optimizer steps of the job at the end of the epoch."""
-    world_size: int
-    """Number of workers at the end of the epoch."""
-    loss: float | None
-    """Mean training loss over the samples of the epoch; null if it was not finite."""
-    metrics: dict[str, float] = Field(default_factory=dict)
-    """Metrics of the evaluation after the epoch, by name, such as `loss` and `accuracy`."""
-    lr: float
-    """Learning rate at the end of the epoch."""
-    global_batch: int
-    """Samples per step at the end of the epoch; 0 if unknown, as in most guest runs."""
-    samples: int
-    """Training samples of the epoch; 0 if unknown, as in most guest runs."""
-    skipped_steps: int = 0
-    """Steps skipped because a gradient was not finite."""
-    seconds_by_phase: dict[str, float]
-    """Seconds that rank 0 spent in each phase: `load` (data), `compute`, `encode` (gradients),
-    `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait` (`min_step_s`).
-    """
-    bytes: Bytes
-    """Bytes of one worker in this epoch."""
-    statistic_by_layer: dict[str, float] | None = None
-    """Gradient statistic of the window that ended with this epoch, by layer; null if none ended."""
-    regime_by_layer: dict[str, Literal["critical", "stable"]]
-    """Regime at the end of the epoch, by layer."""
-    level_by_layer: dict[str, str]
-    """Name of the compression level at the end of the epoch, by layer."""
 
 
 class DecisionRecord(Reported):

@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from workers.spec_types import Strict
+from workers.spec_types import MAX_VALUE_LENGTH, Strict
 
 MAX_VARIABLES = 64
 """Maximum number of variables of a job."""
-MAX_VALUE_LENGTH = 32_000
-"""Maximum characters of a value. Each has up to 4 bytes, and Linux takes 128 KiB with the name."""
 MAX_NAME_LENGTH = 63
 """Maximum characters of the name of a secret."""
 SECRET_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"  # noqa: S105 - a pattern

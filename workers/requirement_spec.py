@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, Field
 
+from workers.public_records import Package
 from workers.secret_mask import mask_url_logins
 from workers.spec_types import Strict
 
@@ -114,15 +115,6 @@ def _list_parts(url: str) -> Iterator[str]:
     yield query
     if path.rstrip("/") not in _ORDINARY_PATHS:
         yield path.rstrip("/")
-
-
-class Package(Strict):
-    """One package that a job installs."""
-
-    name: str
-    """Name of the package."""
-    version: str
-    """Version of the package."""
 
 
 class PackagesRecord(Strict):

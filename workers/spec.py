@@ -30,7 +30,15 @@ from workers.logger_spec import MAX_LOGGERS, LoggerSpec
 from workers.objective_spec import ObjectiveSpec, check_metric
 from workers.plain_text import check_texts
 from workers.requirement_spec import PipRequirements
-from workers.spec_types import Label, Number, Sha256, Strict, Whole
+from workers.spec_types import (
+    MAX_PRIORITY,
+    MAX_SAMPLES,
+    Label,
+    Number,
+    Sha256,
+    Strict,
+    Whole,
+)
 from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
 from workers.warm_start_spec import WarmStartSpec
@@ -38,10 +46,6 @@ from workers.workers_spec import WorkersSpec as WorkersSpec
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """Name of a user's task class: `package.module:Class`."""
-MAX_SAMPLES = 10_000_000
-"""Largest global batch."""
-MAX_PRIORITY = 100
-"""Highest priority of a job."""
 MAX_YEAR = 3000
 """First year in which no job can be scheduled."""
 _LIBRARY = Config()

@@ -1,4 +1,4 @@
-"""Types of the fields of a job's specification, and the base of its parts."""
+"""Types and limits of the fields of a job's specification, and the base of its parts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MAX_PRIORITY = 100
+"""Highest priority of a job."""
+MAX_SAMPLES = 10_000_000
+"""Largest global batch."""
+MAX_VALUE_LENGTH = 32_000
+"""Maximum characters of the value of an environment variable. Each has up to 4 bytes, and Linux
+takes 128 KiB with the name.
+"""
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from service.api.schemas import Answer, Request
 from service.domain.access import USER_NAME
 from service.domain.jobs import Status
-from workers.contract import Label
+from workers.spec_types import Label
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""

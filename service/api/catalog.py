@@ -33,7 +33,7 @@ from service.domain.waiting_message import format_waiting_message
 from service.queue_inputs import QueueReader
 from service.store.models import ClusterRow, JobRow
 from service.store.stored_spec import resource_request
-from workers.contract import MAX_PRIORITY
+from workers.spec_types import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 _SHOWN_TO_ALL = ("id", "owner", "priority", "reason", "created_at")

@@ -21,7 +21,8 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, Reposit
 from service.api.logger_checks import check_loggers
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
-from service.api.schemas import PLAIN, CloneRequest, DryRun, JobPage, JobView
+from service.api.schemas import PLAIN, CloneRequest, JobPage, JobView
+from service.api.spec_schemas import DryRun
 from service.api.user_secrets import check_secrets
 from service.api.views import job_view
 from service.api.warm_start_checks import check_warm_start

@@ -1,4 +1,4 @@
-"""Request and response models of plans: predicted steps of a job that does not run yet."""
+"""Response models of plans: predicted steps of a job that does not run yet."""
 
 from __future__ import annotations
 
@@ -7,30 +7,8 @@ from datetime import datetime
 from pydantic import Field
 
 from accordion.messages import OptionValue
-from service.api.schemas import Answer, Request
+from service.api.schemas import Answer
 from service.domain.plan_status import PlanStatus
-from workers.contract import JobSpec
-
-
-class PlanLink(Request):
-    """Link between every pair of workers."""
-
-    mbit_per_s: float = Field(gt=0, le=1e7)
-    """Bandwidth in one direction in Mbit/s, such as 100; 1000 is 1 Gbit/s."""
-    latency_ms: float = Field(default=0.0, ge=0, le=60_000)
-    """Time in milliseconds from one worker to another, which is half of a round trip; 0 by default.
-    """
-
-
-class PlanRequest(Request):
-    """Request for the predicted steps of a job."""
-
-    spec: JobSpec
-    """The job, as in `POST /jobs`. The prediction is for `workers.max` workers, at least 2."""
-    link: PlanLink
-    """Link between the workers."""
-    measure_s: float = Field(default=5.0, ge=0, le=60)
-    """Seconds for which steps of one worker are measured; 5 by default."""
 
 
 class PredictionView(Answer):

@@ -8,7 +8,7 @@ from typing import Any
 from service.api.quota_schemas import LABEL, USER_OR_ANY
 from service.api.schemas import PLAIN, PLAIN_LINES
 from service.domain.access import USER_NAME
-from workers.contract import LABEL_PATTERN
+from workers.spec_types import LABEL_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""

@@ -10,21 +10,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
+from service.api.described_models import DescribedModel
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
-from workers.contract import (
-    MAX_PRIORITY,
-    Bytes,
-    EpochRecord,
-    JobSpec,
-    Label,
-    Package,
-    StorageUse,
-)
 from workers.plain_text import check_texts
+from workers.public_records import Bytes, EpochRecord, Package, StorageUse
+from workers.spec_types import MAX_PRIORITY, Label
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""
@@ -32,12 +26,14 @@ PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
 """Text with tabs and line breaks, but no other control characters."""
 
 
-class Request(BaseModel):
+DESCRIBED_DATACLASSES = ConfigDict(use_attribute_docstrings=True)
+"""Configuration of a model with a dataclass, so that the fields of that have descriptions too."""
+
+
+class Request(DescribedModel):
     """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types."""
 
-    model_config = ConfigDict(
-        extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -45,10 +41,12 @@ class Request(BaseModel):
         return check_texts(data)
 
 
-class Answer(BaseModel):
-    """Base of responses."""
+class Answer(DescribedModel):
+    """Base of responses, which are built at their first use: a command of the command line needs
+    few.
+    """
 
-    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(from_attributes=True, defer_build=True)
 
 
 class ProgressView(Answer):
@@ -123,6 +121,8 @@ class RayRunView(Answer):
 
 class JobView(Answer):
     """One job or guest run."""
+
+    model_config = DESCRIBED_DATACLASSES
 
     id: str
     """ID of the job (UUID)."""
@@ -268,19 +268,6 @@ class CloneRequest(Request):
     )
 
 
-class DryRun(Answer):
-    """What submitting a spec would do; nothing was stored."""
-
-    spec: JobSpec
-    """The spec with all defaults filled in."""
-    would_wait: bool
-    """True if the job would stay in the queue; false if it would start, also if less important jobs
-    have to release workers first. That it may start beside a job ahead of it is not considered.
-    """
-    message: str
-    """Why the job would wait, or with how many workers it would start."""
-
-
 class EpochView(EpochRecord):
     """One finished epoch. A repeated epoch replaces the earlier record, so each appears once."""
 
@@ -292,6 +279,8 @@ class EpochView(EpochRecord):
 
 class DecisionView(Answer):
     """One decision that every worker has applied."""
+
+    model_config = DESCRIBED_DATACLASSES
 
     attempt: int
     """Attempt in which it was applied."""
@@ -307,6 +296,8 @@ class DecisionView(Answer):
 
 class AttemptView(Answer):
     """One run of a job, from its placement on the cluster to its end."""
+
+    model_config = DESCRIBED_DATACLASSES
 
     number: int
     """Number of the attempt, counted from 1."""
@@ -482,7 +473,7 @@ class Problem(Answer):
     """Stable code of the problem, such as `not_found` or `invalid`."""
     request_id: str
     """ID of the request, as in the service's log."""
-    errors: list[ProblemItem] = []
+    errors: list[ProblemItem] = Field(default=[])
     """The rejected values, if the request was invalid."""
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import ConfigDict, Field
 
 from service.api.schemas import Answer, Request
-from workers.contract import MAX_VALUE_LENGTH
+from workers.spec_types import MAX_VALUE_LENGTH
 
 
 class SecretRequest(Request):

@@ -32,7 +32,7 @@ from service.client.blocking import BlockingTransport, run_coroutine
 from service.client.cluster_requests import ClusterRequests
 from service.client.history_requests import HistoryRequests
 from service.client.job_requests import JobRequests
-from service.client.request_sender import IDLE_CONNECTION_S, LIMITS
+from service.client.request_sender import IDLE_CONNECTION_S, LIMITS, choose_certificates
 from service.client.retries import RetryBudget
 from service.client.shared_methods import Awaiting, Blocking
 from service.client.stream import Waiter
@@ -64,7 +64,10 @@ class Client(_Requests, Blocking):
             url,
             token,
             transport=BlockingTransport(
-                transport or httpx2.HTTPTransport(limits=LIMITS, trust_env=False)
+                transport
+                or httpx2.HTTPTransport(
+                    verify=choose_certificates(url), limits=LIMITS, trust_env=False
+                )
             ),
             waiter=replace(waiter, sleep=waiter.sleep or time.sleep),
             retries=retries,

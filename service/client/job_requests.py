@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.api.batch_schemas import BatchView
-from service.api.schemas import CodeView, DryRun, JobPage, JobView
+from service.api.schemas import CodeView, JobPage, JobView
 from service.client.errors import AmbiguousJob, NotFound
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.domain.job_status import UNFINISHED
+
+if TYPE_CHECKING:
+    from service.api.spec_schemas import DryRun
 
 UPLOAD_TIMEOUT_S = 120.0
 """Timeout of an upload, which is unpacked once before the response."""
@@ -62,6 +65,8 @@ class JobRequests(RequestSender):
     @shared_method
     async def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
         """Validate a spec: returns it with defaults, and whether the job would wait."""
+        from service.api.spec_schemas import DryRun
+
         more = {"json": dict(spec), "params": {"dry_run": "true"}}
         return await self._request(DryRun, "POST", "/jobs", repeatable=True, **more)
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from service.api.schemas import DryRun, JobView, ProgressView
+    from service.api.schemas import JobView, ProgressView
+    from service.api.spec_schemas import DryRun
 
 ID_SHOWN = 13
 """Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +65,20 @@ def test_every_option_of_a_task_method_or_policy_has_a_description() -> None:
     rows = {**TASKS, SCRIPT: SCRIPT_ROW, **COMPRESSORS, **POLICIES}
     schemas = {name: options_schema(row.options) for name, row in rows.items()}
     assert [field for name, part in schemas.items() for field in undescribed(name, part)] == []
+
+
+def test_a_wrong_model_stops_the_start_of_the_api(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from service.api.schemas import Answer;"
+        " from service.app import create_app; from service.settings import load_settings;"
+        " Broken = type('Broken', (Answer,), {'__annotations__': {'size': 'Unknown'}});"
+        f" create_app(load_settings(home=Path({str(tmp_path)!r}), no_auth=True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "name 'Unknown' is not defined" in done.stderr
 
 
 @pytest.mark.parametrize("model", [JobSpec, OverrideRequest])

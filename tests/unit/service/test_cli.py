@@ -398,6 +398,18 @@ def test_help_loads_nothing_heavy() -> None:
     assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())
 
 
+def test_show_loads_no_database_no_server_and_no_spec() -> None:
+    done = fresh(
+        "import sys; from service.commands.cli_app import run_command;"
+        " code = run_command(['show', 'nothing', '--url', 'http://127.0.0.1:1']);"
+        " print(code, *sys.modules)"
+    )
+    code, *loaded = done.stdout.split()
+    assert code == "3", done.stderr
+    assert "service.client" in loaded
+    assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec"}.isdisjoint(loaded)
+
+
 def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
     command = f"{sys.executable} -m service.cli list --json --url {service.url} | head -c 1"
     done = subprocess.run(

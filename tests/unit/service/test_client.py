@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from service.client import (
     Waiter,
 )
 from service.client.client import IDLE_CONNECTION_S
+from service.client.request_sender import choose_certificates
 from tests.unit.service.conftest import MakeClient
 
 ClientOf = Callable[..., Client]
@@ -458,3 +460,13 @@ def test_a_download_is_whole_or_not_there(client_of: ClientOf, tmp_path: Path) -
     whole = client_of(lambda _: httpx2.Response(200, content=b"all of it", headers=headers))
     assert whole.download_model("a", file, checkpoint="g1") == "g1"
     assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"all of it"]
+
+
+def test_a_client_trusts_no_certificate_if_its_address_has_no_tls() -> None:
+    context = choose_certificates("http://127.0.0.1:8080")
+    assert isinstance(context, ssl.SSLContext)
+    assert (context.verify_mode, context.get_ca_certs()) == (ssl.CERT_REQUIRED, [])
+
+
+def test_a_client_verifies_the_certificate_of_a_service_with_tls() -> None:
+    assert choose_certificates("https://accordion.example") is True

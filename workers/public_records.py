@@ -1,0 +1,96 @@
+"""Records of the workers that the REST API shows as they are, so that each field has a description.
+
+Loads pydantic, but neither ray, torch nor the specification of a job: the command line reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from workers.plain_text import clean_texts
+from workers.spec_types import Strict
+
+
+class Reported(Strict):
+    """Base of records with text from a job's own code: NUL and lone surrogates are replaced."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clean_texts(cls, data: Any) -> Any:
+        return clean_texts(data)
+
+
+class Bytes(Strict):
+    """Bytes of one worker over some steps, all layers."""
+
+    payload: int = 0
+    """Bytes that the compressors passed to the network."""
+    wire: int = 0
+    """Estimate of what this worker's interface sends: all-reduce 2(W-1)/W, all-gather W-1 times
+    the payload.
+    """
+    dense: int = 0
+    """Payload of the same gradients uncompressed in fp32."""
+    fp16: int = 0
+    """Payload of the same gradients uncompressed in fp16."""
+
+
+class EpochRecord(Reported):
+    """One finished epoch."""
+
+    kind: Literal["epoch"] = "epoch"
+    """Type of the record."""
+    epoch: int
+    """Number of the epoch, counted from 0."""
+    step: int
+    """Optimizer steps of the job at the end of the epoch."""
+    world_size: int
+    """Number of workers at the end of the epoch."""
+    loss: float | None
+    """Mean training loss over the samples of the epoch; null if it was not finite."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Metrics of the evaluation after the epoch, by name, such as `loss` and `accuracy`."""
+    lr: float
+    """Learning rate at the end of the epoch."""
+    global_batch: int
+    """Samples per step at the end of the epoch; 0 if unknown, as in most guest runs."""
+    samples: int
+    """Training samples of the epoch; 0 if unknown, as in most guest runs."""
+    skipped_steps: int = 0
+    """Steps skipped because a gradient was not finite."""
+    seconds_by_phase: dict[str, float]
+    """Seconds that rank 0 spent in each phase: `load` (data), `compute`, `encode` (gradients),
+    `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait` (`min_step_s`).
+    """
+    bytes: Bytes
+    """Bytes of one worker in this epoch."""
+    statistic_by_layer: dict[str, float] | None = None
+    """Gradient statistic of the window that ended with this epoch, by layer; null if none ended."""
+    regime_by_layer: dict[str, Literal["critical", "stable"]]
+    """Regime at the end of the epoch, by layer."""
+    level_by_layer: dict[str, str]
+    """Name of the compression level at the end of the epoch, by layer."""
+
+
+class StorageUse(Strict):
+    """Where a worker group keeps its checkpoints, and how many workers verified that they can read
+    there.
+    """
+
+    place: str
+    """URL or path."""
+    workers: int
+    """Workers that read there what rank 0 had written; 1 for a group of one worker."""
+    hosts: int
+    """Hosts that these workers run on."""
+
+
+class Package(Strict):
+    """One package that a job installs."""
+
+    name: str
+    """Name of the package."""
+    version: str
+    """Version of the package."""
