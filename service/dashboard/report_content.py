@@ -29,8 +29,10 @@ from service.commands.format import (
     format_milliseconds,
     format_number,
     format_savings,
+    format_user,
     format_worker_event,
     format_workers,
+    name_override,
     replace_override_ids,
 )
 from service.domain.jobs import Kind
@@ -169,14 +171,14 @@ def _describe_workers(source: ReportSource) -> Figure:
 
 def list_tables(source: ReportSource) -> list[ReportTable]:
     """Return the tables that have rows."""
-    numbers = {override.id: override.number for override in source.overrides}
+    names = {one.id: name_override(one.number, one.requested_by) for one in source.overrides}
     tables = (
         _tabulate_parts(source.why),
         _tabulate_overrides(source.overrides),
-        _tabulate_decisions(source, numbers),
+        _tabulate_decisions(source, names),
         _tabulate_changes(source.events),
         _tabulate_attempts(source.attempts),
-        _tabulate_layers(source.schedule, numbers),
+        _tabulate_layers(source.schedule, names),
         _tabulate_epochs(source),
         _tabulate_phases(source),
     )
@@ -234,7 +236,7 @@ def _tabulate_overrides(overrides: Sequence[OverrideView]) -> ReportTable:
     )
 
 
-def _tabulate_decisions(source: ReportSource, numbers: Mapping[str, int]) -> ReportTable:
+def _tabulate_decisions(source: ReportSource, names: Mapping[str, str]) -> ReportTable:
     def describe(view: DecisionView) -> tuple[str, ...]:
         decision = view.decision
         regimes = list(decision.regime_by_layer.values())
@@ -244,11 +246,11 @@ def _tabulate_decisions(source: ReportSource, numbers: Mapping[str, int]) -> Rep
             str(decision.epoch),
             str(decision.step),
             decision.cause.replace("_", " "),
-            replace_override_ids(decision.reason, numbers),
+            replace_override_ids(decision.reason, names),
             f"{regimes.count('critical')} of {len(regimes)}",
             ", ".join(f"{name} {count}x" for name, count in levels.most_common()),
             format_number(max(changes), 3) if changes else "-",
-            _decided_by(decision.override_ids, numbers),
+            _decided_by(decision.override_ids, names),
         )
 
     columns = ("Epoch", "Step", "Cause", "Reason", "Critical", "Levels", "Largest change", "By")
@@ -262,8 +264,8 @@ def _tabulate_decisions(source: ReportSource, numbers: Mapping[str, int]) -> Rep
     )
 
 
-def _decided_by(overrides: Sequence[str], numbers: Mapping[str, int]) -> str:
-    named = [f"override #{numbers[id_]}" for id_ in overrides if id_ in numbers]
+def _decided_by(overrides: Sequence[str], names: Mapping[str, str]) -> str:
+    named = [f"override {names[id_]}" for id_ in overrides if id_ in names]
     return ", ".join(["policy", *(named or ["override"])]) if overrides else "policy"
 
 
@@ -287,7 +289,7 @@ def _describe_event(event: Mapping[str, Any]) -> str:
         if event["type"] == "workers":
             return format_worker_event(data)
         message = data["message"]
-        return f"{data['status']}{f': {message}' if message else ''}"
+        return f"{data['status']}{format_user(data)}{f': {message}' if message else ''}"
     except (KeyError, TypeError):
         return "an event that this version cannot read"
 
@@ -313,7 +315,7 @@ def _tabulate_attempts(attempts: Sequence[AttemptView]) -> ReportTable:
     )
 
 
-def _tabulate_layers(schedule: ScheduleView, numbers: Mapping[str, int]) -> ReportTable:
+def _tabulate_layers(schedule: ScheduleView, names: Mapping[str, str]) -> ReportTable:
     rows = [
         (
             row.layer,
@@ -322,7 +324,7 @@ def _tabulate_layers(schedule: ScheduleView, numbers: Mapping[str, int]) -> Repo
             row.level,
             f"{row.method} {format_level(row.options)}".rstrip(),
             row.policy_level,
-            f"override #{numbers[row.said_by]}" if row.said_by in numbers else row.said_by,
+            f"override {names[row.said_by]}" if row.said_by in names else row.said_by,
         )
         for row in schedule.layers[:MAX_ROWS]
     ]

@@ -81,7 +81,7 @@ def _build_page(job: JobRow, state: AppState) -> ReportPage:
         why=why_view(job, newest),
         epochs=epoch_views(rows.epochs),
         num_epochs=rows.num_epochs,
-        decisions=decision_views(rows.decisions),
+        decisions=decision_views(rows.decisions, rows.overrides),
         num_decisions=rows.num_decisions,
         overrides=[override_view(row, []) for row in rows.overrides],
         attempts=[attempt_view(row) for row in rows.attempts],
