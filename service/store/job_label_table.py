@@ -8,9 +8,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 from service.store.columns import LongPlainText, PlainText
 from service.store.table_base import Base
 
-LIST_COLUMNS = ("key", "value", "archived", "created_at", "job_id", "kind", "owner", "name")
-"""Columns of the index of lists."""
-
 
 class JobLabelRow(Base):
     """One label of a job; `job_labels.py` writes it when the job's row is written.
@@ -21,7 +18,17 @@ class JobLabelRow(Base):
 
     __tablename__ = "job_labels"
     __table_args__ = (
-        Index("ix_job_labels_list", *LIST_COLUMNS),
+        Index(
+            "ix_job_labels_list",
+            "key",
+            "value",
+            "archived",
+            "created_at",
+            "job_id",
+            "kind",
+            "owner",
+            "name",
+        ),
         {"sqlite_with_rowid": False},
     )
 

@@ -1,8 +1,8 @@
-"""Keeps the rows of `job_labels` equal to the labels of the jobs, whoever writes these.
+"""Keeps the table of labels equal to the labels of the jobs, whoever writes these.
 
 Every session that writes calls `store_labels` after each flush (`database.py`), so the rows change
-in the transaction of the job and no caller can forget them. Statements that write a job's labels,
-or a column that is copied, without an object are not seen; `tests/architecture` refuses them.
+in the transaction of their job, and no caller can forget them. A statement that writes rows of jobs
+without objects would not be seen; `tests/architecture/test_label_writes.py` lists those there are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def label_rows(job: JobRow) -> list[dict[str, Any]]:
 def store_labels(session: Session, _context: object) -> None:
     """Store the labels of the jobs that a flush has inserted or changed; for `after_flush`."""
     new = [job for job in session.new if isinstance(job, JobRow)]
-    changed = [job for job in session.dirty if isinstance(job, JobRow) and _has_new_labels(job)]
+    changed = [job for job in session.dirty if isinstance(job, JobRow) and _are_labels_stale(job)]
     if not (new or changed):
         return
     connection = session.connection()
@@ -42,7 +42,7 @@ def store_labels(session: Session, _context: object) -> None:
         connection.execute(insert(JobLabelRow), rows)
 
 
-def _has_new_labels(job: JobRow) -> bool:
+def _are_labels_stale(job: JobRow) -> bool:
     attributes = inspect(job).attrs
     return any(attributes[name].history.has_changes() for name in ("labels", *COPIED_COLUMNS))
 

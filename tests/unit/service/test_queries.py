@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event, insert, select
 
 from service import allocator
 from service.metrics import metrics_response
+from service.store import job_list
 from service.store.job_list import JobFilter
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
@@ -152,7 +153,93 @@ def test_a_filter_is_served_by_an_index(
     assert all(step.startswith("SEARCH jobs USING ") for step in steps)
 
 
-@pytest.mark.parametrize("filters", [{}, {"name": "n"}, {"owner": "ada"}, {"statuses": ["FAILED"]}])
+_LABEL = "job_labels USING COVERING INDEX ix_job_labels_list (key=? AND value=? AND archived=?"
+_TEAM, _RUN = ("team", "a"), ("run", "1")
+
+
+def steps_of(world: World, statement: tuple[str, Any]) -> list[str]:
+    """Steps of the plan of a statement that read a table or an index."""
+    text, values = statement
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
+        return [step[3] for step in plan if " job" in step[3]]
+
+
+@pytest.mark.parametrize("archived", [False, True, None])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"before": (1.0, "j")},
+        {"created_before": 1.0, "kind": "guest"},
+        {"owner": "ada"},
+        {"visible_to": "ada", "name": "n"},
+        {"name_prefix": "n", "id_prefix": "01a2"},
+    ],
+    ids=str,
+)
+def test_a_list_by_label_reads_the_index_of_labels_and_the_jobs_of_the_page(
+    world: World, filters: dict[str, Any], archived: bool | None
+) -> None:
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(labels=[_TEAM], archived=archived, **filters))
+    [statement] = found
+    page, *steps = steps_of(world, statement)
+    assert page == "SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"
+    assert len(steps) == (2 if archived is None else 1), "archived jobs and others are read apart"
+    assert all(_LABEL in step for step in steps), steps
+
+
+def test_the_label_that_the_fewest_jobs_have_leads_a_list(world: World) -> None:
+    world.submit(labels=dict([_TEAM, _RUN]))
+    world.submit(labels=dict([_TEAM]))
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(labels=[_TEAM, _RUN]))
+    [first, *others] = steps_of(world, found[-1])[1:]
+    assert _LABEL in first
+    assert [step.partition(" USING ")[2] for step in others] == ["PRIMARY KEY (job_id=? AND key=?)"]
+    values = list(found[-1][1])
+    assert values.index("run") < values.index("team"), "the other label is looked up"
+
+
+@pytest.mark.parametrize("statuses", [["FAILED"], ["FAILED", "RUNNING"]], ids=str)
+def test_a_label_that_many_jobs_have_is_looked_up_for_the_jobs_of_a_status(
+    world: World, monkeypatch: pytest.MonkeyPatch, statuses: list[str]
+) -> None:
+    world.submit(labels=dict([_TEAM]))
+    monkeypatch.setattr(job_list, "MAX_ROWS", 0)
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(labels=[_TEAM], statuses=statuses))
+    steps = steps_of(world, found[-1])[1:]
+    jobs = [step for step in steps if "ix_jobs_status_archived_created_at_id (status=?" in step]
+    assert len(jobs) == len(statuses)
+    assert sum("PRIMARY KEY (job_id=? AND key=?)" in step for step in steps) == len(statuses)
+    assert len(steps) == 2 * len(statuses)
+
+
+def test_a_label_that_few_jobs_have_leads_a_list_of_a_status(world: World) -> None:
+    world.submit(labels=dict([_TEAM]))
+    for _ in range(4):
+        world.submit()
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(labels=[_TEAM], statuses=["QUEUED"]))
+    label, job = steps_of(world, found[-1])[1:]
+    assert _LABEL in label
+    assert job == "SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"name": "n"},
+        {"owner": "ada"},
+        {"statuses": ["FAILED"]},
+        {"statuses": ["FAILED", "RUNNING"]},
+        {"labels": [_TEAM]},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("archived", [False, True, None])
 def test_a_list_is_read_in_the_order_of_an_index(
     world: World, filters: dict[str, Any], archived: bool | None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import MetaData, text
+from sqlalchemy import Connection, MetaData, text
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
 from service.errors import StartError
@@ -28,6 +29,7 @@ from service.store.migrations import alembic_config, current, head, upgrade
 from service.store.models import Base, JobRow
 from service.store.plan_rows import PlanStore
 from service.store.repository import Repository
+from tests.api.label_law import check_labels, listed_labels
 from workers.contract import JobSpec
 
 
@@ -126,6 +128,60 @@ def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -
     assert PlanStore(old, lambda: 0.0).get(editor, "p").id == "p"
     assert use_login_link(old, "d", 0.0) == "", "a session of the admin token"
     assert [user.name for user in AccountStore(old, lambda: 0.0).users()] == ["admin"]
+
+
+@pytest.mark.each_database
+def test_labels_of_the_jobs_that_are_there_fill_their_table(empty_url: str) -> None:
+    database, portion = Database(empty_url), 2000
+    documents: list[Any] = [{"run": str(n), "team": "ab"[n % 2]} for n in range(portion + 5)]
+    documents += [{}, [], {"run": "1", "other": [None]}, {"caf\udce9": "\0"}]
+    with database.connect_writer() as connection:
+        migrate(connection, "0024")
+        tables = MetaData()
+        tables.reflect(connection)
+        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
+        job |= {"status": "FAILED", "kind": "job", "tally": {}, "metrics": {}, "spec": {}}
+        rows = [
+            {"id": f"{n:04}", "name": f"n{n % 7}", "owner": "ada", "archived": n % 2 == 0}
+            for n in range(len(documents))
+        ]
+        jobs = [
+            {**job, **row, "labels": labels} for row, labels in zip(rows, documents, strict=True)
+        ]
+        connection.execute(tables.tables["jobs"].insert(), jobs)
+    upgrade(empty_url)
+    found = check_labels(database)
+    assert len(found) == 2 * (portion + 5) + 1
+    assert ("2008", "caf\ufffd", "\ufffd", True, 0.0, "job", "ada", "n6") in found
+    with database.connect_writer() as connection:
+        migrate(connection, "0024", command.downgrade)
+        assert not connection.dialect.has_table(connection, "job_labels")
+    upgrade(empty_url)
+    assert check_labels(database) == found
+    database.close()
+
+
+def migrate(
+    connection: Connection, revision: str, direction: Callable[..., None] = command.upgrade
+) -> None:
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    direction(config, revision)
+
+
+def test_a_document_of_labels_that_is_not_json_does_not_stop_the_migration(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/damaged.db"
+    database = Database(url)
+    with database.connect_writer() as connection:
+        migrate(connection, "0024")
+        tables = MetaData()
+        tables.reflect(connection)
+        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
+        connection.execute(tables.tables["jobs"].insert(), {**job, "id": "j"})
+        connection.execute(text("UPDATE jobs SET labels = '{\"team\": '"))
+    upgrade(url)
+    assert listed_labels(database) == set()
+    database.close()
 
 
 @pytest.mark.each_database
