@@ -1,0 +1,142 @@
+"""No job waits for ever: each one starts within a bound that follows from the jobs ahead of it.
+
+While a job waits, one that is ahead of it, or that ran before, keeps it from starting: those that
+start behind it take only what no job ahead can use. So it waits no longer than these run one after
+the other. Pausing is off here; `test_day_of_jobs.py` has it on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.domain.bin_packing import count_fitting
+from service.domain.queue import QueueRules
+from service.domain.resources import Resources, worker_resources
+from tests.unit.service.test_backfill import NAMED_NODES
+from tests.unit.service.test_day_of_jobs import TURN_MIN, Day, SimulatedJob
+from tests.unit.service.test_queue import ASKED, asked
+
+LOWEST, HIGHEST = 20, 80
+POINTS_PER_HOUR = 240
+"""Ageing: the lowest priority is ahead of a new job of the highest one after 15 minutes."""
+ROUNDS, ROUND_MIN = 12, 2 * TURN_MIN
+TURNS_TO_START = 2
+"""A job starts in the turn after the last obstacle ended, or one later if it must be known first
+where other workers are.
+"""
+NO_PAUSES = QueueRules(may_pause=False)
+CROWD = st.lists(
+    st.builds(
+        SimulatedJob,
+        id=st.just(""),
+        request=ASKED,
+        priority=st.sampled_from([LOWEST, 50, HIGHEST]),
+        accounts=st.just(()),
+        submitted_min=st.just(0.0),
+        left=st.integers(1, 12).map(float),
+    ),
+    min_size=1,
+    max_size=3,
+)
+"""Jobs that are submitted again and again, so that the cluster may have more than it can run."""
+
+
+def repeat(crowd: list[SimulatedJob], points_per_hour: float) -> list[SimulatedJob]:
+    return [
+        replace(
+            job,
+            id=f"{number}-{round_}",
+            submitted_min=float(round_ * ROUND_MIN),
+            points_per_hour=points_per_hour,
+            placed=[],
+        )
+        for round_ in range(ROUNDS)
+        for number, job in enumerate(crowd)
+    ]
+
+
+def run_all(jobs: list[SimulatedJob], nodes: list[Resources]) -> Day:
+    """Turn until every job that the cluster can hold has ended."""
+    day = Day([replace(job, placed=[]) for job in jobs if can_start(job, nodes)], nodes, NO_PAUSES)
+    while day.later or day.waiting or day.running:
+        day.turn()
+        day.check()
+    return day
+
+
+def can_start(job: SimulatedJob, nodes: list[Resources]) -> bool:
+    return count_fitting(worker_resources(job.request), nodes, ()) >= job.request.min
+
+
+def longest_run(job: SimulatedJob) -> float:
+    """Minutes from its start, with its fewest workers, until what it held is used again."""
+    turns = math.ceil(job.left / job.request.min / TURN_MIN) + TURNS_TO_START
+    return turns * TURN_MIN
+
+
+def latest_start(job: SimulatedJob, jobs: list[SimulatedJob], day: Day, *, closed: float) -> float:
+    """Minute in which a job starts at the latest.
+
+    Args:
+        job: one of the jobs.
+        jobs: all jobs.
+        day: what happened.
+        closed: minute after which no job is submitted that goes ahead of this one.
+    """
+    ahead = [
+        other
+        for other in jobs
+        if other is not job
+        and other.submitted_min <= closed
+        and day.ended.get(other.id, 0.0) > job.submitted_min
+    ]
+    return closed + TURNS_TO_START * TURN_MIN + sum(longest_run(other) for other in ahead)
+
+
+@settings(max_examples=60)
+@given(CROWD, NAMED_NODES, st.sampled_from([LOWEST, HIGHEST]))
+def test_without_ageing_no_job_of_the_same_priority_is_overtaken_for_ever(
+    crowd: list[SimulatedJob], nodes: list[Resources], priority: int
+) -> None:
+    jobs = repeat([replace(job, priority=priority) for job in crowd], points_per_hour=0.0)
+    day = run_all(jobs, nodes)
+    for job in jobs:
+        if job.id in day.started:
+            latest = latest_start(job, jobs, day, closed=job.submitted_min)
+            assert day.started[job.id] <= latest
+
+
+@settings(max_examples=60)
+@given(CROWD, NAMED_NODES)
+def test_with_ageing_every_job_starts_within_a_bound_of_its_priority(
+    crowd: list[SimulatedJob], nodes: list[Resources]
+) -> None:
+    jobs = repeat(crowd, POINTS_PER_HOUR)
+    day = run_all(jobs, nodes)
+    for job in jobs:
+        if job.id in day.started:
+            ageing_min = (HIGHEST - job.priority) / POINTS_PER_HOUR * 60
+            latest = latest_start(job, jobs, day, closed=job.submitted_min + ageing_min)
+            assert day.started[job.id] <= latest
+
+
+def test_ageing_is_what_starts_a_job_behind_a_stream_of_more_important_ones() -> None:
+    nodes = [Resources(cpus=2.0, gpus=0.0, node="n")]
+    important = SimulatedJob(
+        id="",
+        request=asked(2, 2),
+        priority=HIGHEST,
+        accounts=(),
+        submitted_min=0.0,
+        left=float(2 * ROUND_MIN),
+    )
+    started = {}
+    for points in (0.0, POINTS_PER_HOUR):
+        jobs = repeat([important, replace(important, priority=LOWEST)], points)
+        started[points] = run_all(jobs, nodes).started["1-0"]
+    last = (ROUNDS - 1) * ROUND_MIN
+    assert started[POINTS_PER_HOUR] < last < started[0.0]
