@@ -38,8 +38,11 @@ class Pair:
         """URL that leads to whichever server accepts writes."""
         name = database.rpartition("/")[2]
         user = database.partition("@")[0]
-        hosts, ports = zip(*((one.host, one.port) for one in (self.primary, self.standby)))
-        query = f"host={','.join(hosts)}&port={','.join(map(str, ports))}"
+        servers = (self.primary, self.standby)
+        hosts, ports = (
+            ",".join(str(getattr(one, name)) for one in servers) for name in ("host", "port")
+        )
+        query = f"host={hosts}&port={ports}"
         return f"{user}@/{name}?{query}&target_session_attrs=read-write"
 
 

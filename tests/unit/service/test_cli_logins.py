@@ -89,9 +89,7 @@ def test_a_logout_revokes_and_forgets_the_token(
     assert token["revoked_at"] is not None
 
 
-def test_a_code_that_was_made_up_logs_nobody_in(
-    ours: Accordion, printed: Printed
-) -> None:
+def test_a_code_that_was_made_up_logs_nobody_in(ours: Accordion, printed: Printed) -> None:
     printed(lambda url: httpx2.get(f"http://127.0.0.1:{httpx2.URL(url).params['port']}/?code=x"))
     said = ours("login")
     assert (said.code, "the login code is wrong" in said.err) == (2, True)

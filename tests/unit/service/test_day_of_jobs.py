@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from service.domain.allocation import plan_allocations
 from service.domain.bin_packing import FreeCapacity, Packing, fits_beside
 from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, measure_usage, plan_queue
+from service.domain.queue import (
+    Admission,
+    AllocatedJob,
+    PendingJob,
+    QueueRules,
+    measure_usage,
+    plan_queue,
+)
 from service.domain.quotas import Quota, QuotaTable, label_account, user_account
 from service.domain.resources import ResourceRequest, Resources, worker_resources
 
@@ -138,9 +145,7 @@ class Day:
         self.reallocate()
 
     def admit(self) -> None:
-        before = [job.allocated() for job in self.running]
-        pending = [job.pending() for job in self.waiting]
-        admissions = plan_queue(pending, self.nodes, before, rules=self.rules)
+        admissions = self.plan_admissions()
         admitted = [job for job in self.waiting if admissions[job.id].workers]
         for job in self.waiting:
             least, workers = job.request.min, admissions[job.id].workers
@@ -155,6 +160,11 @@ class Day:
         self.waiting = [job for job in self.waiting if not job.placed]
         self.running += admitted
         self.started = {job.id: self.minute for job in admitted} | self.started
+
+    def plan_admissions(self) -> dict[str, Admission]:
+        before = [job.allocated() for job in self.running]
+        pending = [job.pending() for job in self.waiting]
+        return plan_queue(pending, self.nodes, before, rules=self.rules)
 
     def check_head(self, head: SimulatedJob) -> None:
         """The first job that waits for capacity could not start instead."""
@@ -171,8 +181,11 @@ class Day:
             job.leaving = job.leaving or workers == 0
             del job.placed[workers or len(job.placed) :]
         growing = [job for job in self.running if job.id in changes and not job.leaving]
-        self.place({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
+        self.grow({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
         self.num_paused += sum(change.workers == 0 for change in changes.values())
+
+    def grow(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
+        self.place(workers, jobs)
 
     def place(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
         """Place more workers of jobs; every one that the plan counted finds a node."""

@@ -117,7 +117,9 @@ def describe_tables(database: Database) -> dict[str, Any]:
         found = inspect(connection)
         return {
             table: (
-                sorted((c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(table)),
+                sorted(
+                    (c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(table)
+                ),
                 sorted(str(index["name"]) for index in found.get_indexes(table)),
             )
             for table in found.get_table_names()
