@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.domain.bin_packing import count_fitting
@@ -23,11 +23,7 @@ from tests.unit.service.test_queue import ASKED, asked
 LOWEST, HIGHEST = 20, 80
 POINTS_PER_HOUR = 240
 """Ageing: the lowest priority is ahead of a new job of the highest one after 15 minutes."""
-ROUNDS, ROUND_MIN = 12, 2 * TURN_MIN
-TURNS_TO_START = 2
-"""A job starts in the turn after the last obstacle ended, or one later if it must be known first
-where other workers are.
-"""
+ROUNDS, ROUND_MIN = 24, 2 * TURN_MIN
 NO_PAUSES = QueueRules(may_pause=False)
 CROWD = st.lists(
     st.builds(
@@ -37,7 +33,7 @@ CROWD = st.lists(
         priority=st.sampled_from([LOWEST, 50, HIGHEST]),
         accounts=st.just(()),
         submitted_min=st.just(0.0),
-        left=st.integers(1, 12).map(float),
+        left=st.integers(1, 16).map(float),
     ),
     min_size=1,
     max_size=3,
@@ -98,9 +94,8 @@ def can_start(job: SimulatedJob, nodes: list[Resources]) -> bool:
 
 
 def longest_run(job: SimulatedJob) -> float:
-    """Minutes from its start, with its fewest workers, until what it held is used again."""
-    turns = math.ceil(job.left / job.request.min / TURN_MIN) + TURNS_TO_START
-    return turns * TURN_MIN
+    """Minutes that it trains with its fewest workers, in whole turns."""
+    return math.ceil(job.left / job.request.min / TURN_MIN) * TURN_MIN
 
 
 def latest_start(job: SimulatedJob, jobs: list[SimulatedJob], day: Day, *, closed: float) -> float:
@@ -112,18 +107,36 @@ def latest_start(job: SimulatedJob, jobs: list[SimulatedJob], day: Day, *, close
         day: what happened.
         closed: minute after which no job is submitted that goes ahead of this one.
     """
+    number = jobs.index(job)
     ahead = [
         other
-        for other in jobs
-        if other is not job
-        and other.submitted_min <= closed
+        for index, other in enumerate(jobs)
+        if index != number
+        and (other.submitted_min <= closed if closed > job.submitted_min else index < number)
         and day.ended.get(other.id, 0.0) > job.submitted_min
     ]
-    return closed + TURNS_TO_START * TURN_MIN + sum(longest_run(other) for other in ahead)
+    return closed + TURN_MIN + sum(longest_run(other) for other in ahead)
+
+
+def job_of(workers: int, minutes: float, priority: int = LOWEST) -> SimulatedJob:
+    """A job that trains for so many minutes."""
+    return SimulatedJob(
+        id="",
+        request=asked(workers, workers),
+        priority=priority,
+        accounts=(),
+        submitted_min=0.0,
+        left=minutes * workers,
+    )
+
+
+WIDE_AND_NARROW = [job_of(4, 3.0), job_of(1, 12.0)]
+"""Jobs of which a wide one never finds all CPUs free if each narrow one may start."""
 
 
 @settings(max_examples=60)
 @given(CROWD, NAMED_NODES, st.sampled_from([LOWEST, HIGHEST]))
+@example(WIDE_AND_NARROW, [Resources(cpus=4.0, gpus=0.0, node="n0")], LOWEST)
 def test_without_ageing_no_job_of_the_same_priority_is_overtaken_for_ever(
     crowd: list[SimulatedJob], nodes: list[Resources], priority: int
 ) -> None:
@@ -137,6 +150,8 @@ def test_without_ageing_no_job_of_the_same_priority_is_overtaken_for_ever(
 
 @settings(max_examples=60)
 @given(CROWD, NAMED_NODES)
+@example(WIDE_AND_NARROW, [Resources(cpus=4.0, gpus=0.0, node="n0")])
+@example([job_of(2, 6.0, HIGHEST), job_of(2, 3.0)], [Resources(cpus=2.0, gpus=0.0, node="n0")])
 def test_with_ageing_every_job_starts_within_a_bound_of_its_priority(
     crowd: list[SimulatedJob], nodes: list[Resources]
 ) -> None:
@@ -150,15 +165,7 @@ def test_with_ageing_every_job_starts_within_a_bound_of_its_priority(
 
 
 def test_ageing_is_what_starts_a_job_behind_a_stream_of_more_important_ones() -> None:
-    nodes = [Resources(cpus=2.0, gpus=0.0, node="n")]
-    important = SimulatedJob(
-        id="",
-        request=asked(2, 2),
-        priority=HIGHEST,
-        accounts=(),
-        submitted_min=0.0,
-        left=float(2 * ROUND_MIN),
-    )
+    nodes, important = [Resources(cpus=2.0, gpus=0.0, node="n")], job_of(2, ROUND_MIN, HIGHEST)
     started = {}
     for points in (0.0, POINTS_PER_HOUR):
         jobs = repeat([important, replace(important, priority=LOWEST)], points)
