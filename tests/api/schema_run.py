@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,19 +44,10 @@ def run_schemathesis(
         command = [sys.executable, "-m", "schemathesis.cli"]
         command += ["--config-file", str(folder / "settings.toml"), "run"]
         command += [str(folder / "openapi.json"), "--url", url, "--no-color", *options]
-        return subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=capture)
-
-
-def list_checks_left_out() -> set[str]:
-    """Return the checks that the settings switch off, for all operations or for some."""
-    settings = tomllib.loads(SETTINGS.read_text())
-    parts = [settings, *settings.get("operations", [])]
-    return {
-        name
-        for part in parts
-        for name, check in part.get("checks", {}).items()
-        if not check.get("enabled", True)
-    }
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # of the hooks
+        return subprocess.run(
+            command, cwd=folder, env=environment, check=False, text=True, capture_output=capture
+        )
 
 
 def _fetch_schema(url: str, tokens: Sequence[str]) -> bytes:
