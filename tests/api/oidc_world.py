@@ -55,7 +55,7 @@ class Provider:
 
     def log_in(self, url: str, subject: str) -> str:
         """Log in at the provider, as its form does; return the address it redirects to."""
-        return str(httpx2.post(url, data={"sub": subject}).headers["location"])
+        return str(httpx2.post(url, data={"sub": subject}, timeout=60).headers["location"])
 
     def before(self) -> None:
         import flask
@@ -162,7 +162,9 @@ def log_in_through(provider: Provider, subject: str = "1") -> Callable[[str], No
     """
 
     def open_address(address: str) -> None:
-        with httpx2.Client(follow_redirects=True, headers={"Accept": "text/html"}) as browser:
+        with httpx2.Client(
+            follow_redirects=True, headers={"Accept": "text/html"}, timeout=60
+        ) as browser:
             form = browser.get(address)
             link = re.search(r'href="(/login/oidc[^"]*)"', form.text)
             assert link is not None, form.text
