@@ -134,7 +134,7 @@ WIDE_AND_NARROW = [job_of(4, 3.0), job_of(1, 12.0)]
 """Jobs of which a wide one never finds all CPUs free if each narrow one may start."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(CROWD, NAMED_NODES, st.sampled_from([LOWEST, HIGHEST]))
 @example(WIDE_AND_NARROW, [Resources(cpus=4.0, gpus=0.0, node="n0")], LOWEST)
 def test_without_ageing_no_job_of_the_same_priority_is_overtaken_for_ever(
@@ -148,7 +148,7 @@ def test_without_ageing_no_job_of_the_same_priority_is_overtaken_for_ever(
             assert day.started[job.id] <= latest
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(CROWD, NAMED_NODES)
 @example(WIDE_AND_NARROW, [Resources(cpus=4.0, gpus=0.0, node="n0")])
 @example([job_of(2, 6.0, HIGHEST), job_of(2, 3.0)], [Resources(cpus=2.0, gpus=0.0, node="n0")])
