@@ -15,6 +15,11 @@ IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 ENGINE ?=
 # Which of the tests of test-elastic are run, such as ELASTIC_ARGS='-m both_engines'.
 ELASTIC_ARGS ?=
+# What `make schemathesis` tests: the address of a service, its token and those of other users, and for how long.
+URL ?= http://127.0.0.1:8080
+TOKEN ?=
+OTHER_TOKENS ?=
+SECONDS ?= 600
 # What the bench gets, such as BENCH_ARGS='--quick --rows encode'.
 BENCH_ARGS ?=
 
@@ -32,7 +37,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-plan bench-mixed bench-service bench-recovery chaos
+.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -48,6 +53,7 @@ help:
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
 	@echo "make bench-service  load the control plane on both databases; alone on the machine, 20 minutes (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make chaos   kill parts of a service at random while 30 jobs of three owners run, then check every job; 15 minutes at most"
+	@echo "make schemathesis  test the REST API of a running service with random requests (URL=..., TOKEN=..., SECONDS=600); it gets random jobs and users"
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make venv    install everything into $(VENV)"
 
@@ -117,6 +123,9 @@ bench-service: $(TEST_STAMP)
 
 chaos: $(TEST_STAMP)
 	$(BIN)/python -m tests.chaos.run $(CHAOS_ARGS)
+
+schemathesis: $(TEST_STAMP)
+	@TOKENS='$(TOKEN) $(OTHER_TOKENS)' $(BIN)/python -m tests.api.schema_run $(URL) --seconds $(SECONDS)
 
 bench-recovery: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.recovery $(BENCH_ARGS)

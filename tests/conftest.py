@@ -71,6 +71,7 @@ LONGEST_FILES = (
     "elastic/test_new_nodes",
     "elastic/test_bad_tasks",
     "elastic/test_link_changes",
+    "api/test_schema",
     "distributed/test_frameworks",
     "distributed/test_torchrun",
     "distributed/test_composition",

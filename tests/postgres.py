@@ -63,10 +63,14 @@ class Postgres:
         """Remove a database, whoever is still connected to it."""
         self.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
 
+    def kill(self) -> None:
+        """Kill all processes of the server."""
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(timeout=30)
+
     def crash(self) -> None:
         """Kill all processes of the server, and start it again: it recovers from its log."""
-        self.process.send_signal(signal.SIGQUIT)
-        self.process.wait()
+        self.kill()
         self.process = self.start()
         _wait_for_answer(self, self.log)
 
@@ -112,38 +116,77 @@ def run_postgres(
             "--no-sync",
         ]
         _run([initdb, f"--pgdata={folder}/data", "--locale=C.UTF-8", *options], user, folder)
-        with (folder / "log").open("wb") as log:
-            port = pick_port()
-            command = [
-                initdb.with_name("postgres"),
-                "-D",
-                folder / "data",
-                "-p",
-                str(port),
-                "-k",
-                folder,
-            ]
-            command += [part for setting in settings.items() for part in ("-c", "=".join(setting))]
+        cluster = _Cluster(folder=folder, programs=initdb.parent, user=user, settings=settings)
+        with _serve(cluster, "data", pick_port(), password) as server:
+            yield server
 
-            def start() -> subprocess.Popen[bytes]:
-                return subprocess.Popen(
-                    command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
-                )
 
-            server = Postgres(
-                host="127.0.0.1",
-                port=port,
-                password=password,
-                process=start(),
-                start=start,
-                log=folder / "log",
+@contextmanager
+def run_standby(
+    primary: Postgres, initdb: Path, pick_port: Callable[[], int]
+) -> Iterator[Postgres]:
+    """Start a copy of a server that receives all of its changes; from then on, the server confirms
+    nothing that the copy does not have.
+    """
+    user = _ordinary_user()
+    cluster = _Cluster(
+        folder=primary.log.parent, programs=initdb.parent, user=user, settings=_SETTINGS
+    )
+    command = [cluster.programs / "pg_basebackup", "-D", cluster.folder / "standby", "-R"]
+    command += ["-h", primary.host, "-p", str(primary.port), "-U", _USER, "-c", "fast", "--no-sync"]
+    _run(command, user, cluster.folder, PGPASSWORD=primary.password)
+    with _serve(cluster, "standby", pick_port(), primary.password) as standby:
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.execute("SELECT pg_reload_conf()")
+        while not primary.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"):
+            time.sleep(0.05)  # pytest's time limit ends it
+        yield standby
+
+
+def promote(standby: Postgres, initdb: Path) -> None:
+    """Let a copy accept writes."""
+    folder = standby.log.parent
+    command = [initdb.with_name("pg_ctl"), "promote", "-D", folder / "standby", "--wait"]
+    _run(command, _ordinary_user(), folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cluster:
+    """What servers on copies of the same data share."""
+
+    folder: Path
+    programs: Path
+    user: str
+    settings: Mapping[str, str]
+
+
+@contextmanager
+def _serve(cluster: _Cluster, data: str, port: int, password: str) -> Iterator[Postgres]:
+    """Start a server on a folder of data, and stop it at the end of the block."""
+    path = cluster.folder / f"{data}.log"
+    with path.open("wb") as log:
+        command: list[Any] = [cluster.programs / "postgres", "-D", cluster.folder / data]
+        command += ["-p", str(port), "-k", cluster.folder]
+        for setting in cluster.settings.items():
+            command += ["-c", "=".join(setting)]
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent,
+                **_as_user(cluster.user),
             )
-            try:
-                _wait_for_answer(server, server.log)
-                yield server
-            finally:
-                server.process.send_signal(signal.SIGQUIT)
-                server.process.wait(timeout=30)
+
+        server = Postgres(
+            host="127.0.0.1", port=port, password=password, process=start(), start=start, log=path
+        )
+        try:
+            _wait_for_answer(server, server.log)
+            yield server
+        finally:
+            server.kill()
 
 
 def _ordinary_user() -> str:
@@ -160,9 +203,15 @@ def _as_user(user: str) -> dict[str, Any]:
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
-def _run(command: list[Any], user: str, folder: Path) -> None:
+def _run(command: list[Any], user: str, folder: Path, **environment: str) -> None:
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, **_as_user(user)
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, **environment},
+        **_as_user(user),
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

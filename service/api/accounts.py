@@ -160,7 +160,7 @@ def change_user(
     return UserView.model_validate(row)
 
 
-@router.get("/audit", dependencies=[require_scope(Scope.ADMIN)])
+@router.get("/audit", dependencies=[require_scope(Scope.AUDIT)])
 def get_audit(query: Annotated[_AuditQuery, Query()], state: StateDep) -> AuditPage:
     """List the changes that users made, newest first, in pages. Pass `next_cursor` as `cursor` to
     get the next page.

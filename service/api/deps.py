@@ -9,13 +9,25 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 
 from service.api.app_state import AppState
 from service.api.callers import CallerDep
 from service.errors import NotFound, Unavailable
 from service.store.models import JobRow
 from service.store.repository import Repository
+
+
+def _refuse_number(given: Any) -> Any:
+    """Reject a number, which would count as seconds since 1970 although no schema says so."""
+    try:
+        float(given)
+    except (TypeError, ValueError):
+        return given
+    raise ValueError("give a time with a time zone, such as 2026-01-01T08:00:00Z")
+
+
+QueryTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number)]
 
 
 class QueryParams(BaseModel):

@@ -11,13 +11,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, format_etag
-from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, RepositoryDep, StateDep
+from service.api.deps import (
+    NO_QUERY,
+    WRITES_ROWS,
+    JobDep,
+    QueryParams,
+    QueryTime,
+    RepositoryDep,
+    StateDep,
+)
 from service.api.logger_checks import check_loggers
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
@@ -107,10 +115,10 @@ class ListQuery(QueryParams):
         description="only jobs whose name starts with this",
     )
     kind: Kind | None = Field(default=None, description="only submitted jobs, or only guest runs")
-    created_after: AwareDatetime | None = Field(
+    created_after: QueryTime | None = Field(
         default=None, description="only jobs submitted at this time or later, with a time zone"
     )
-    created_before: AwareDatetime | None = Field(
+    created_before: QueryTime | None = Field(
         default=None, description="only jobs submitted before this time, with a time zone"
     )
     archived: Archived = Field(

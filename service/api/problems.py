@@ -12,17 +12,16 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from sqlalchemy.exc import DatabaseError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from service.api.history_schemas import GapView
+from service.api.api_document import build_document
 from service.api.invalid_values import describe_errors, join_items
 from service.api.known_keys import body_type
-from service.api.schemas import EventView, Problem, ProblemItem
+from service.api.schemas import Problem, ProblemItem
 from service.errors import ApiError, Invalid, TooManyRequests
 from service.store.file_guard import is_damage
 
@@ -96,7 +95,7 @@ def install_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     for kind in (DatabaseError, PoolTimeout):
         app.add_exception_handler(kind, _database_error)
-    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: build_document(app)  # type: ignore[method-assign]
 
 
 def _api_error(request: Request, error: Exception) -> Response:
@@ -136,7 +135,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods_of(app: FastAPI, path: str) -> list[str]:
     """Return all methods of a path; the framework names only those of its first route."""
-    for template, operations in _build_openapi(app)["paths"].items():
+    for template, operations in build_document(app)["paths"].items():
         if re.fullmatch(re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(template)), path):
             return sorted(name.upper() for name in operations)
     return []
@@ -162,17 +161,3 @@ def database_problem(scope: Scope, error: Exception) -> Response:
     if code == sqlite3.SQLITE_FULL:
         detail = "the disk of the database is full; free some space, and try again"
     return problem_response(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
-
-
-def _build_openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        schema = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        models = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in (Problem, EventView, GapView):
-            own = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            models.update(own.pop("$defs", {}))
-            models[model.__name__] = own
-        app.openapi_schema = schema
-    return app.openapi_schema

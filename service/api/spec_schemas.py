@@ -27,7 +27,7 @@ class DryRun(Answer):
 class PlanLink(Request):
     """Link between every pair of workers."""
 
-    mbit_per_s: float = Field(gt=0, le=1e7)
+    mbit_per_s: float = Field(ge=0.001, le=1e7)
     """Bandwidth in one direction in Mbit/s, such as 100; 1000 is 1 Gbit/s."""
     latency_ms: float = Field(default=0.0, ge=0, le=60_000)
     """Time in milliseconds from one worker to another, which is half of a round trip; 0 by default.

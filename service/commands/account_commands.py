@@ -124,8 +124,8 @@ def new_token(
         typer.Option(
             "--scope",
             metavar="SCOPE",
-            help="what it allows: read, read:all, submit, override, write:all, tokens, metrics or"
-            " admin; may be repeated (default: all that the role allows)",
+            help="what it allows: read, read:all, submit, override, write:all, tokens, metrics,"
+            " audit or admin; may be repeated (default: all that the role allows)",
             autocompletion=complete_words(*Scope),
         ),
     ] = None,

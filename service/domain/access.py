@@ -40,8 +40,10 @@ class Scope(StrEnum):
     """Create tokens of one's own with at most the same scopes, and revoke one's own."""
     METRICS = "metrics"
     """Read `/metrics`, which names the jobs of all users."""
+    AUDIT = "audit"
+    """Read the audit log."""
     ADMIN = "admin"
-    """Manage users, their tokens and quotas, and read the audit log."""
+    """Manage users, their tokens and quotas; includes `audit`."""
 
 
 class Role(StrEnum):

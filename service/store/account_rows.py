@@ -299,5 +299,6 @@ def _format_time(seconds: float) -> str:
 
 
 def _read_scopes(stored: Sequence[str]) -> frozenset[Scope]:
-    """Return the scopes that this version knows."""
-    return frozenset(scope for scope in Scope if scope.value in stored)
+    """Return the scopes that this version knows; tokens with `admin` may be older than `audit`."""
+    scopes = frozenset(scope for scope in Scope if scope.value in stored)
+    return scopes | {Scope.AUDIT} if Scope.ADMIN in scopes else scopes

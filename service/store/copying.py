@@ -123,8 +123,12 @@ def count_rows(url: str) -> dict[str, int]:
 
 
 def hide_password(url: str) -> str:
-    """Return the URL of a database for messages, without password and query."""
-    return make_url(url).set(query={}).render_as_string(hide_password=True)
+    """Return the URL of a database for messages, without password, and only with the hosts of its
+    query.
+    """
+    parsed = make_url(url)
+    query = {name: value for name, value in parsed.query.items() if name in {"host", "port"}}
+    return parsed.set(query=query).render_as_string(hide_password=True)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +55,7 @@ class Provider:
 
     def log_in(self, url: str, subject: str) -> str:
         """Log in at the provider, as its form does; return the address it redirects to."""
-        return str(httpx2.post(url, data={"sub": subject}).headers["location"])
+        return str(httpx2.post(url, data={"sub": subject}, timeout=60).headers["location"])
 
     def before(self) -> None:
         import flask
@@ -152,6 +154,32 @@ def open_browser(home: Path, provider: Provider, **settings: Any) -> Iterator[Br
     with TestClient(app, base_url=address, follow_redirects=False) as client:
         yield Browser(client, provider)
     app.state.accordion.database.close()
+
+
+def log_in_through(provider: Provider, subject: str = "1") -> Callable[[str], None]:
+    """Return a browser that opens the address which `accordion login` prints: its user logs in at
+    the provider, and confirms.
+    """
+
+    def open_address(address: str) -> None:
+        with httpx2.Client(
+            follow_redirects=True, headers={"Accept": "text/html"}, timeout=60
+        ) as browser:
+            form = browser.get(address)
+            link = re.search(r'href="(/login/oidc[^"]*)"', form.text)
+            assert link is not None, form.text
+            at_provider = browser.get(form.url.join(html.unescape(link[1])))
+            back = browser.get(provider.log_in(str(at_provider.url), subject))
+            target = re.search(r'content="0; url=([^"]*)"', back.text)
+            assert target is not None, back.text
+            page = browser.get(form.url.join(html.unescape(target[1]))).text
+            asked = dict(re.findall(r'data-(port|challenge|label)="([^"]*)"', page))
+            port = asked.pop("port")
+            code = browser.post(form.url.join("/api/v1/login-codes"), json=asked).json()["code"]
+            assert browser.get(f"http://127.0.0.1:{port}/favicon.ico").status_code == 404
+            assert "close this page" in browser.get(f"http://127.0.0.1:{port}/?code={code}").text
+
+    return open_address
 
 
 def query_of(url: str) -> dict[str, str]:

@@ -22,8 +22,23 @@ ADMIN = "the-admin-token-of-the-settings"
 JOBS = "/api/v1/jobs"
 DAY_S = 86_400.0
 WRITES = {"POST", "PATCH", "PUT", "DELETE"}
-GUARDED = ("/api/", "/metrics", "/jobs/", "/login/command-line")
-"""Beginnings of the paths that need a caller."""
+EVERYBODY, ANY_TOKEN = "everybody", "any token"
+RULES = {
+    "/livez": EVERYBODY,
+    "/readyz": EVERYBODY,
+    "/login": EVERYBODY,
+    "/login/code": EVERYBODY,
+    "/login/oidc": EVERYBODY,
+    "/login/oidc/callback": EVERYBODY,
+    "/logout": EVERYBODY,
+    "/static/docs": EVERYBODY,
+    "/static/pages/{version}/{name:path}": EVERYBODY,
+    "/openapi.json": ANY_TOKEN,
+    "/docs": ANY_TOKEN,
+    "/docs/oauth2-redirect": ANY_TOKEN,
+    "/redoc": ANY_TOKEN,
+}
+"""Rules of the routes that require no scope, by path."""
 PLAN = {"spec": {**DIGITS, "workers": {"max": 2}}, "link": {"mbit_per_s": 100.0}}
 
 
@@ -76,10 +91,25 @@ def id_of(token: str) -> str:
     return token.split("_")[1]
 
 
+def all_routes(app: FastAPI) -> list[Any]:
+    """Every route, with its prefix and all dependencies: of the API, of pages and of files."""
+    return list(iter_route_contexts(app.routes))
+
+
 def api_routes(app: FastAPI) -> list[Any]:
-    """Every route that needs a caller, with its prefix and all dependencies."""
-    routes = [route for route in iter_route_contexts(app.routes) if hasattr(route, "dependant")]
-    return [route for route in routes if route.path.startswith(GUARDED)]
+    """Every route that requires a scope."""
+    return [route for route in all_routes(app) if required_scopes(route)]
+
+
+def required_scopes(route: Any) -> list[Scope]:
+    dependant = getattr(route, "dependant", None)
+    return scopes_of(dependant) if dependant is not None else []
+
+
+def rules_of(route: Any) -> list[str]:
+    """Who may use a route; a route with a rule has exactly one."""
+    scopes: list[str] = [*required_scopes(route)]
+    return scopes + [rule for path, rule in RULES.items() if path == route.path]
 
 
 def scopes_of(dependant: Dependant) -> list[Scope]:
@@ -88,10 +118,21 @@ def scopes_of(dependant: Dependant) -> list[Scope]:
 
 
 def calls_of(app: FastAPI) -> Iterator[tuple[str, str, Scope]]:
-    """Method, path and required scope of every route, for things that are not there."""
+    """Method, path and required scope of every route with one, for things that are not there."""
     for route in api_routes(app):
-        path = re.sub(r"{sha256}", "0" * 64, route.path)
-        path = re.sub(r"{name}", "nobody", path)
-        path = re.sub(r"{\w+}", "none", path)
         for method in route.methods:
-            yield method, path, scopes_of(route.dependant)[0]
+            yield method, fill_path(route.path), required_scopes(route)[0]
+
+
+def all_calls(app: FastAPI) -> Iterator[tuple[str, str, str]]:
+    """Method, path and rule of every route, for things that are not there."""
+    for route in all_routes(app):
+        for method in getattr(route, "methods", None) or {"GET"}:  # files have no methods
+            yield method, fill_path(route.path), rules_of(route)[0]
+
+
+def fill_path(path: str) -> str:
+    """Return a path in which every parameter has a value."""
+    path = re.sub(r"{sha256}", "0" * 64, path)
+    path = re.sub(r"{name}", "nobody", path)
+    return re.sub(r"{\w+(:\w+)?}", "none", path)

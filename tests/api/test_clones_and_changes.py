@@ -198,4 +198,5 @@ def test_the_list_is_filtered_by_the_start_of_names_kind_and_time(
     at = datetime.fromtimestamp(world.clock.now - 10.0, UTC).isoformat()
     assert listed(created_after=at) == ["run_3", "Run-2"]
     assert listed(created_before=at) == ["run-1"]
-    assert client.get(JOBS, params={"created_after": "2026-01-01T00:00:00"}).status_code == 422
+    for wrong in ("2026-01-01T00:00:00", "0.5", "1800000000"):
+        assert client.get(JOBS, params={"created_after": wrong}).status_code == 422

@@ -6,30 +6,49 @@ import pytest
 
 from service.domain.access import SCOPES_OF_ROLE, Role
 from tests.api.team import (
+    ANY_TOKEN,
+    EVERYBODY,
     JOBS,
     PLAN,
+    RULES,
     Team,
+    all_calls,
+    all_routes,
     api_routes,
     calls_of,
-    scopes_of,
+    rules_of,
 )
 from tests.api.world import DIGITS
 
 pytestmark = pytest.mark.each_database
 
 
-def test_every_route_requires_one_scope(team: Team) -> None:
+def test_every_route_has_one_rule(team: Team) -> None:
     assert len(api_routes(team.app)) > 25
-    for route in api_routes(team.app):
-        assert len(scopes_of(route.dependant)) == 1, f"{route.methods} {route.path}"
+    for route in all_routes(team.app):
+        rules = rules_of(route)
+        assert len(rules) == 1, f"{route.path} has the rules {rules}; give it require_scope(...)"
+    assert RULES.keys() <= {route.path for route in all_routes(team.app)}
+
+
+def test_a_route_without_a_rule_is_found(team: Team) -> None:
+    team.app.get("/new-page")(lambda: None)
+    without = [route.path for route in all_routes(team.app) if not rules_of(route)]
+    assert without == ["/new-page"]
+
+
+def test_only_routes_for_everybody_answer_without_a_token(team: Team) -> None:
+    for method, path, rule in all_calls(team.app):
+        status = team.client.request(method, path).status_code
+        assert (status == 401) == (rule != EVERYBODY), f"{method} {path}: {status}"
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_role_may_use_the_routes_of_its_scopes_and_no_others(team: Team, role: Role) -> None:
-    token = team.user("ada", role)
-    for method, path, scope in calls_of(team.app):
+    token, allowed = team.user("ada", role), {*SCOPES_OF_ROLE[role], ANY_TOKEN, EVERYBODY}
+    for method, path, rule in all_calls(team.app):
         status = team.call(token, method, path).status_code
-        assert (status == 403) == (scope not in SCOPES_OF_ROLE[role]), f"{method} {path}: {status}"
+        assert (status == 403) == (rule not in allowed), f"{method} {path}: {status}"
         assert status != 401
 
 

@@ -192,6 +192,7 @@ def test_a_plan_gets_the_uploaded_code_of_its_job(client: TestClient, world: Wor
         ({"spec": {"task": {"name": "guest"}, "workers": {"max": 2}}}, "/spec/task/name"),
         ({"spec": {"task": {"name": "no-such-task"}}}, "/spec/task"),
         ({"link": {"mbit_per_s": 0.0}}, "/link/mbit_per_s"),
+        ({"link": {"mbit_per_s": 5e-324}}, "/link/mbit_per_s"),  # steps would never end
         ({"measure_s": 61.0}, "/measure_s"),
         ({"more": 1}, "/more"),
     ],

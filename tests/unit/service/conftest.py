@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from service.client import AsyncClient, Client
+from service.commands import logins
 from service.commands.cli_app import run_command
 from tests.api.conftest import Live, serve_live
 from tests.unit.service.event_loop import InEventLoop
@@ -36,6 +38,7 @@ class Said:
 
 
 Accordion = Callable[..., Said]
+Printed = Callable[[Callable[[str], object]], None]
 MakeClient = Callable[..., Client]
 
 
@@ -77,6 +80,27 @@ def alone(
         return Said(code, said.out, said.err)
 
     return call
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Printed]:
+    """Calls a function, in a thread, with the address that the next `accordion login` prints."""
+    threads: list[threading.Thread] = []
+    echo = logins.typer.echo
+
+    def watch(open_address: Callable[[str], object]) -> None:
+        def say(text: str, **more: object) -> None:
+            echo(text, **more)
+            if "open in a browser: " in text:
+                address = text.partition(": ")[2]
+                threads.append(threading.Thread(target=open_address, args=(address,)))
+                threads[-1].start()
+
+        monkeypatch.setattr(logins.typer, "echo", say)
+
+    yield watch
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -16,9 +14,9 @@ import pytest
 from service.commands import logins
 from service.loopback_listener import open_listener
 from tests.api.conftest import Live, serve_live
-from tests.api.oidc_world import Provider, oidc_settings, run_provider
+from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
 from tests.conftest import Require
-from tests.unit.service.conftest import Accordion
+from tests.unit.service.conftest import Accordion, Printed
 
 ADMIN = "the-admin-token-of-the-settings"
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config")  # of the provider
@@ -43,52 +41,8 @@ def ours(alone: Accordion, guarded: Live, monkeypatch: pytest.MonkeyPatch) -> Ac
     return alone
 
 
-@pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[str], object]], None]]:
-    """Calls a function, in a thread, with the address that the command prints."""
-    threads: list[threading.Thread] = []
-    echo = logins.typer.echo
-
-    def watch(open_address: Callable[[str], object]) -> None:
-        def say(text: str, **more: object) -> None:
-            echo(text, **more)
-            if "open in a browser: " in text:
-                address = text.partition(": ")[2]
-                threads.append(threading.Thread(target=open_address, args=(address,)))
-                threads[-1].start()
-
-        monkeypatch.setattr(logins.typer, "echo", say)
-
-    yield watch
-    for thread in threads:
-        thread.join()
-
-
-def log_in_through(provider: Provider) -> Callable[[str], object]:
-    """A browser whose user logs in at the provider, and confirms."""
-
-    def open_address(address: str) -> None:
-        with httpx2.Client(follow_redirects=True, headers={"Accept": "text/html"}) as browser:
-            form = browser.get(address)
-            link = re.search(r'href="(/login/oidc[^"]*)"', form.text)
-            assert link is not None, form.text
-            at_provider = browser.get(form.url.join(html.unescape(link[1])))
-            back = browser.get(provider.log_in(str(at_provider.url), "1"))
-            target = re.search(r'content="0; url=([^"]*)"', back.text)
-            assert target is not None, back.text
-            page = browser.get(form.url.join(html.unescape(target[1]))).text
-            [asked] = [re.findall(r'data-(port|challenge|label)="([^"]*)"', page)]
-            port = dict(asked).pop("port")
-            body = {name: value for name, value in asked if name != "port"}
-            code = browser.post(form.url.join("/api/v1/login-codes"), json=body).json()["code"]
-            assert browser.get(f"http://127.0.0.1:{port}/favicon.ico").status_code == 404
-            assert "close this page" in browser.get(f"http://127.0.0.1:{port}/?code={code}").text
-
-    return open_address
-
-
 def test_a_command_line_logs_in_through_the_provider(
-    ours: Accordion, provider: Provider, printed: Callable[..., None], tmp_path: Path, guarded: Live
+    ours: Accordion, provider: Provider, printed: Printed, tmp_path: Path, guarded: Live
 ) -> None:
     printed(log_in_through(provider))
     said = ours("login")
@@ -103,7 +57,7 @@ def test_a_command_line_logs_in_through_the_provider(
 
 
 def test_a_saved_token_is_sent_to_its_own_service_only(
-    ours: Accordion, provider: Provider, printed: Callable[..., None]
+    ours: Accordion, provider: Provider, printed: Printed
 ) -> None:
     printed(log_in_through(provider))
     assert ours("login", "--json").json()["user"] == "ada"
@@ -123,7 +77,7 @@ def test_a_saved_token_is_sent_to_its_own_service_only(
 
 
 def test_a_logout_revokes_and_forgets_the_token(
-    ours: Accordion, provider: Provider, printed: Callable[..., None], guarded: Live
+    ours: Accordion, provider: Provider, printed: Printed, guarded: Live
 ) -> None:
     printed(log_in_through(provider))
     token_id = ours("login", "--json").json()["token_id"]
@@ -135,9 +89,7 @@ def test_a_logout_revokes_and_forgets_the_token(
     assert token["revoked_at"] is not None
 
 
-def test_a_code_that_was_made_up_logs_nobody_in(
-    ours: Accordion, printed: Callable[..., None]
-) -> None:
+def test_a_code_that_was_made_up_logs_nobody_in(ours: Accordion, printed: Printed) -> None:
     printed(lambda url: httpx2.get(f"http://127.0.0.1:{httpx2.URL(url).params['port']}/?code=x"))
     said = ours("login")
     assert (said.code, "the login code is wrong" in said.err) == (2, True)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from service.domain.allocation import plan_allocations
 from service.domain.bin_packing import FreeCapacity, Packing, fits_beside
 from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, measure_usage, plan_queue
+from service.domain.queue import (
+    Admission,
+    AllocatedJob,
+    PendingJob,
+    QueueRules,
+    measure_usage,
+    plan_queue,
+)
 from service.domain.quotas import Quota, QuotaTable, label_account, user_account
 from service.domain.resources import ResourceRequest, Resources, worker_resources
 
@@ -22,6 +29,7 @@ TABLE = QuotaTable(
         label_account("team", "a"): Quota(gpus=6),
     }
 )
+TEAM_RULES = QueueRules(quotas=TABLE, may_pause=True)
 
 
 @dataclass(kw_only=True)
@@ -39,10 +47,11 @@ class SimulatedJob:
     """Nodes of its workers; empty while it waits."""
     leaving: bool = False
     """Whether it saves, to be paused with the next turn."""
+    points_per_hour: float = POINTS_PER_HOUR
 
     @property
     def rank(self) -> float:
-        return self.priority - self.submitted_min / 60 * POINTS_PER_HOUR
+        return self.priority - self.submitted_min / 60 * self.points_per_hour
 
     def pending(self) -> PendingJob:
         return PendingJob(
@@ -98,21 +107,29 @@ def submit_job(draw: random.Random, number: int, minute: float) -> SimulatedJob:
 class Day:
     """The queue and the cluster while time goes on."""
 
-    def __init__(self, jobs: list[SimulatedJob]) -> None:
-        self.rules = QueueRules(quotas=TABLE, may_pause=True)
+    def __init__(
+        self,
+        jobs: list[SimulatedJob],
+        nodes: list[Resources] = NODES,
+        rules: QueueRules = TEAM_RULES,
+    ) -> None:
+        self.nodes, self.rules = nodes, rules
         self.minute = 0.0
         self.later = jobs[::-1]
         """Jobs that are not submitted yet, the next one last."""
         self.waiting: list[SimulatedJob] = []
         self.running: list[SimulatedJob] = []
-        self.started: set[str] = set()
-        """Jobs that have started once."""
+        self.started: dict[str, float] = {}
+        """Minute of the first start of each job."""
+        self.ended: dict[str, float] = {}
+        """Minute of the end of each job."""
         self.num_paused = self.num_started_behind = 0
 
     def turn(self) -> None:
         self.minute += TURN_MIN
         for job in self.running:
             job.left -= TURN_MIN * len(job.placed)
+        self.ended |= {job.id: self.minute for job in self.running if job.left <= 0}
         self.running = [job for job in self.running if job.left > 0]
         for job in self.running:
             if job.leaving:
@@ -128,9 +145,7 @@ class Day:
         self.reallocate()
 
     def admit(self) -> None:
-        before = [job.allocated() for job in self.running]
-        pending = [job.pending() for job in self.waiting]
-        admissions = plan_queue(pending, NODES, before, rules=self.rules)
+        admissions = self.plan_admissions()
         admitted = [job for job in self.waiting if admissions[job.id].workers]
         for job in self.waiting:
             least, workers = job.request.min, admissions[job.id].workers
@@ -144,47 +159,55 @@ class Day:
                 self.check_head(self.waiting[head])
         self.waiting = [job for job in self.waiting if not job.placed]
         self.running += admitted
-        self.started |= {job.id for job in admitted}
+        self.started = {job.id: self.minute for job in admitted} | self.started
+
+    def plan_admissions(self) -> dict[str, Admission]:
+        before = [job.allocated() for job in self.running]
+        pending = [job.pending() for job in self.waiting]
+        return plan_queue(pending, self.nodes, before, rules=self.rules)
 
     def check_head(self, head: SimulatedJob) -> None:
         """The first job that waits for capacity could not start instead."""
         taken = [size for job in self.running for size in job.allocated().list_workers()]
-        assert not fits_beside(head.request, NODES, taken)
+        assert not fits_beside(head.request, self.nodes, taken)
 
     def reallocate(self) -> None:
         self.running.sort(key=lambda job: (-job.priority, job.submitted_min))
         held = [job.allocated() for job in self.running]
         pending = [job.pending() for job in self.waiting]
-        changes = plan_allocations(held, pending, NODES, rules=self.rules)
+        changes = plan_allocations(held, pending, self.nodes, rules=self.rules)
         for job in self.running:
             workers = changes[job.id].workers if job.id in changes else len(job.placed)
             job.leaving = job.leaving or workers == 0
             del job.placed[workers or len(job.placed) :]
         growing = [job for job in self.running if job.id in changes and not job.leaving]
-        self.place({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
+        self.grow({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
         self.num_paused += sum(change.workers == 0 for change in changes.values())
+
+    def grow(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
+        self.place(workers, jobs)
 
     def place(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
         """Place more workers of jobs; every one that the plan counted finds a node."""
         placed = [*self.running, *(job for job in jobs if job not in self.running)]
         present = [size for job in placed for size in job.allocated().list_workers()]
-        free = Packing(present, NODES).free
+        free = Packing(present, self.nodes).free
         sizes = [
             (worker_resources(job.request), job) for job in jobs for _ in range(workers[job.id])
         ]
         sizes.sort(key=lambda one: (one[0].gpus, one[0].cpus), reverse=True)
         for size, job in sizes:
-            job.placed.append(place_worker(size, free))
+            job.placed.append(self.nodes[choose_node(size, free)].node)
 
     def check(self) -> None:
         """Nobody is below the minimum, nothing is taken twice, and no quota is exceeded."""
         held = [job.allocated() for job in self.running]
-        packing = Packing([size for job in held for size in job.list_workers()], NODES)
+        packing = Packing([size for job in held for size in job.list_workers()], self.nodes)
         assert all(min(node.cpus, node.gpus) >= 0 for node in packing.free)
         assert all(job.request.min <= job.allocated_workers <= job.request.max for job in held)
-        usage = measure_usage(held, TABLE)
+        usage = measure_usage(held, self.rules.quotas)
         for account in {account for job in held for account in job.accounts}:
-            used, quota = usage.find_usage(account), TABLE.find_quota(account)
+            used, quota = usage.find_usage(account), self.rules.quotas.find_quota(account)
             pairs = [
                 (used.jobs, quota.jobs),
                 (used.workers, quota.workers),
@@ -193,12 +216,12 @@ class Day:
             assert all(limit is None or number <= limit for number, limit in pairs), account
 
 
-def place_worker(size: Resources, free: list[FreeCapacity]) -> str:
+def choose_node(size: Resources, free: list[FreeCapacity]) -> int:
     fits = [index for index, node in enumerate(free) if node.fits(size)]
     assert fits, "the plan counted a worker that no node holds"
     index = min(fits, key=lambda index: (free[index].gpus, free[index].cpus))
     free[index].take(size)
-    return NODES[index].node
+    return index
 
 
 def test_a_day_of_jobs_ends_with_every_job_done() -> None:

@@ -14,7 +14,8 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, text
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, MetaData, inspect, text
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
 from service.errors import StartError
@@ -102,6 +103,50 @@ def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: 
     assert [job.id for job in repository.unfinished()] == ["c"]
     ended = [repository.job("a"), repository.job("b")]
     assert [(job.status, job.ended_at) for job in ended] == [("FAILED", 5.0)] * 2
+
+
+def migrate(database: Database, step: Callable[..., None], revision: str) -> None:
+    with database.connect_writer() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        step(config, revision)
+
+
+def describe_tables(database: Database) -> dict[str, Any]:
+    """Columns and indexes of each table."""
+    with database.engine.connect() as connection:
+        found = inspect(connection)
+        return {
+            table: (
+                sorted(
+                    (c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(table)
+                ),
+                sorted(str(index["name"]) for index in found.get_indexes(table)),
+            )
+            for table in found.get_table_names()
+        }
+
+
+@pytest.mark.each_database
+def test_every_migration_can_be_undone_and_done_again(empty_url: str) -> None:
+    database = Database(empty_url)
+    script = ScriptDirectory.from_config(alembic_config())
+    revisions = [one.revision for one in script.walk_revisions()][::-1]
+    before: dict[str, Any] = {}
+    for revision in revisions:
+        migrate(database, command.upgrade, revision)
+        before[revision] = describe_tables(database)
+    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+    JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, None)
+    Lease(database, owner="h" * 190, clock=lambda: 0.0, lease_s=3.0).hold()
+    for revision in revisions[-2::-1]:
+        migrate(database, command.downgrade, revision)
+        assert describe_tables(database) == before[revision], revision
+    migrate(database, command.downgrade, "base")
+    assert describe_tables(database).keys() == {"alembic_version"}
+    upgrade(empty_url)
+    assert describe_tables(database) == before[head()]
+    database.close()
 
 
 @pytest.mark.each_database

@@ -1,25 +1,32 @@
-"""The walk through in service/README.md: each command is run, and prints what is written there."""
+"""The walk through in service/README.md: each command is run as it stands there, and prints what is
+written there.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.api.conftest import Live, serve_live
-from tests.unit.service.conftest import Accordion, Said
+from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
+from tests.conftest import Require
+from tests.unit.service.conftest import Accordion, Printed, Said
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "service" / "README.md"
-ADMIN = "the-admin-token-of-the-settings"
+ADDRESS = "https://accordion.example.org"
+"""Address of the service in the text."""
+GROUPS = {"olga": "platform", "ada": "ml"}
+"""Group of each user at the provider, which is also the user's subject there."""
 REPEATED = {"show", "queue"}
 """Commands that a reader repeats until they show what the text says."""
 ANYTHING = re.escape("...")
+pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config")  # of the provider
 
 
 @dataclass
@@ -32,7 +39,7 @@ class Step:
     """Lines that it prints among others, in this order."""
 
     def matches(self, said: Said) -> bool:
-        lines = iter((said.out + said.err).splitlines())
+        lines = iter((said.err + said.out).splitlines())
         patterns = [re.escape(line).replace(ANYTHING, ".*") for line in self.printed]
         return all(any(re.search(pattern, line) for line in lines) for pattern in patterns)
 
@@ -51,29 +58,47 @@ def read_steps() -> list[Step]:
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> Iterator[Live]:
-    yield from serve_live(tmp_path / "service", admin_token=ADMIN)
+def provider(require: Require) -> Iterator[Provider]:
+    with run_provider(require) as provider:
+        for name, group in GROUPS.items():
+            provider.set_user(name, preferred_username=name, groups=[group])
+        yield provider
+
+
+@pytest.fixture
+def team(tmp_path: Path, provider: Provider) -> Iterator[Live]:
+    yield from serve_live(tmp_path / "service", **oidc_settings(provider.issuer))
+
+
+@pytest.fixture
+def run_as(
+    alone: Accordion, team: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Step], Said]:
+    """Runs a command in the home directory and with the variables of its user."""
+    urls: dict[str, str] = {}
+
+    def run(step: Step) -> Said:
+        program, *words = step.command
+        if program == "export":
+            [urls[step.who]] = [word.removeprefix("ACCORDION_URL=") for word in words]
+            return Said(0, "", "")
+        assert (program, urls[step.who]) == ("accordion", ADDRESS)
+        monkeypatch.setenv("ACCORDION_URL", team.url)
+        monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / step.who))
+        return alone(*words)
+
+    monkeypatch.chdir(ROOT)
+    return run
 
 
 def test_the_walk_through_prints_what_is_written(
-    alone: Accordion, team: Live, monkeypatch: pytest.MonkeyPatch
+    run_as: Callable[[Step], Said], provider: Provider, printed: Printed
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("ACCORDION_URL", team.url)
-    tokens, made = {"operator": ADMIN}, ""
     steps = read_steps()
-    assert len(steps) >= 15
+    assert {step.who for step in steps} == GROUPS.keys()
     for step in steps:
-        if step.command[0] == "export":
-            tokens[step.who] = made
-            continue
-        monkeypatch.setenv("ACCORDION_TOKEN", tokens[step.who])
-        words = [made if word.startswith("acc_") else word for word in step.command[1:]]
-        if words[0] == "submit":
-            words += ["--set", "training.epochs=2000", "--set", "workers={min: 1, max: 1}"]
-        said = alone(*words)
-        while words[0] in REPEATED and not step.matches(said):
-            said = alone(*words)  # pytest's time limit ends it
-        assert step.matches(said), f"{step.command}: {said}"
-        made = said.out.strip() if words[:2] == ["token", "new"] else made
-    assert os.environ["ACCORDION_TOKEN"] == made
+        printed(log_in_through(provider, step.who))
+        said = run_as(step)
+        while step.command[1] in REPEATED and not step.matches(said):
+            said = run_as(step)  # pytest's time limit ends it
+        assert step.matches(said), f"{step.who}: {step.command}: {said}"
