@@ -15,16 +15,49 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from sqlalchemy.engine import make_url
 
 from service.app import create_app
 from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import load_settings
+from service.store.database import Database
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
 
 LOCAL = "http://127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def check_databases(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that opens a database, and does not run on both kinds."""
+    opened, open_database = set(), Database.__init__
+
+    def note_and_open(database: Database, url: str, **limits: Any) -> None:
+        opened.add(make_url(url).get_backend_name())
+        open_database(database, url, **limits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "__init__", note_and_open)
+        yield
+    check_opened(request.node, opened)
+
+
+def check_opened(item: pytest.Item, opened: set[str]) -> None:
+    """Fail if a test opened no PostgreSQL where it should have, or SQLite and would never open
+    PostgreSQL.
+    """
+    kinds = getattr(item, "callspec", None)
+    kind = kinds.params.get("database_url") if kinds else None
+    if kind == "postgresql" and kind not in opened:
+        pytest.fail("the test takes `database_url` and opens no database at that URL")
+    is_exempt = item.get_closest_marker("sqlite_only") or "shared_database_url" in item.fixturenames
+    if kind is None and opened and not is_exempt:
+        pytest.fail(
+            f"the test opens {sorted(opened)} and runs once: open the database at `database_url`,"
+            " which runs it on SQLite and on PostgreSQL"
+        )
 
 
 @pytest.fixture
@@ -58,13 +91,15 @@ class Live:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    yield from serve_live(tmp_path)
+def live(tmp_path: Path, database_url: str) -> Iterator[Live]:
+    yield from serve_live(tmp_path, database_url=database_url)
 
 
 @pytest.fixture(scope="module")
-def shared_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    yield from serve_live(tmp_path_factory.mktemp("live"))
+def shared_live(
+    tmp_path_factory: pytest.TempPathFactory, shared_database_url: str
+) -> Iterator[Live]:
+    yield from serve_live(tmp_path_factory.mktemp("live"), database_url=shared_database_url)
 
 
 def serve_live(home: Path, **more: Any) -> Iterator[Live]:

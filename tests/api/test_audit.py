@@ -20,7 +20,6 @@ from tests.api.test_code import GOOD, SHA
 from tests.api.test_nodes import put_nodes
 from tests.api.world import DIGITS
 
-pytestmark = pytest.mark.each_database
 HOOKS = "/api/v1/webhooks"
 
 

@@ -301,7 +301,6 @@ def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(
     assert detail == "apply_at is next_epoch, which is epoch 1; the job's last epoch is 0"
 
 
-@pytest.mark.each_database
 @pytest.mark.parametrize("job_id", ["%00", "a%00b", "%EF%BF%BF", "no-such-job"])
 def test_the_page_of_a_job_that_cannot_exist_is_refused(client: TestClient, job_id: str) -> None:
     assert client.get(f"/jobs/{job_id}").status_code in {404, 422}

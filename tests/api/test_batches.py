@@ -12,7 +12,6 @@ from service.domain.jobs import Status
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 ACTIONS = "/api/v1/job-actions"
 SWEEP = {"labels": {"sweep": "lr"}, "training": {"epochs": 400}}
 

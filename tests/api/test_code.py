@@ -46,9 +46,11 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, shared_database_url: str
+) -> Iterator[Shared]:
     home = tmp_path_factory.mktemp("shared")
-    app = create_app(load_settings(home=home))
+    app = create_app(load_settings(home=home, database_url=shared_database_url))
     with TestClient(app, base_url=LOCAL) as client:
         yield Shared(client, home)
     app.state.accordion.database.close()
@@ -117,7 +119,7 @@ def test_a_body_of_another_kind_is_refused(shared: Shared) -> None:
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
 
 
-def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
+def test_an_upload_ends_where_it_is_too_large(tmp_path: Path, database_url: str) -> None:
     read = []
 
     def pieces() -> Any:
@@ -125,7 +127,8 @@ def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
             read.append(number)
             yield bytes(1024)
 
-    app = create_app(load_settings(home=tmp_path, max_code_bytes=4096))
+    settings = load_settings(home=tmp_path, database_url=database_url, max_code_bytes=4096)
+    app = create_app(settings)
     with TestClient(app, base_url=LOCAL) as client:
         answer = client.post(CODE, content=pieces(), headers={"Content-Type": "application/zip"})
     app.state.accordion.database.close()
@@ -134,16 +137,18 @@ def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
     assert kept(tmp_path) == []
 
 
-def test_code_may_be_larger_than_other_bodies(tmp_path: Path) -> None:
-    app = create_app(load_settings(home=tmp_path, max_body_bytes=1024))
+def test_code_may_be_larger_than_other_bodies(tmp_path: Path, database_url: str) -> None:
+    settings = load_settings(home=tmp_path, database_url=database_url, max_body_bytes=1024)
+    app = create_app(settings)
     data = archive(("m.py", b""), ("data.bin", hashlib.shake_256(b"").digest(5000)))
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, data).status_code == 201
     app.state.accordion.database.close()
 
 
-def test_upload_requires_the_token(tmp_path: Path) -> None:
-    app = create_app(load_settings(home=tmp_path, admin_token="0123456789abcdef"))
+def test_upload_requires_the_token(tmp_path: Path, database_url: str) -> None:
+    settings = load_settings(home=tmp_path, database_url=database_url, admin_token="0123456789abcdef")
+    app = create_app(settings)
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, GOOD).status_code == 401
         assert (

@@ -9,10 +9,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from psycopg.errors import DiskFull
 
 from service.store.job_submission import JobSubmission
 from service.store.repository import Repository
 from tests.api.world import DIGITS, World
+
+FULL = "the disk of the database is full; free some space"
 
 
 def checks(client: TestClient) -> dict[str, tuple[bool, str]]:
@@ -91,10 +94,14 @@ def test_a_statement_the_database_rejects_is_our_error_and_not_an_outage(
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
 
 
-def _full() -> Exception:
+def _full(error: Exception) -> Exception:
+    return OperationalError("INSERT", {}, error)
+
+
+def _full_file() -> Exception:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    return OperationalError("INSERT", {}, error)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,8 @@ def _full() -> Exception:
             PoolTimeout("QueuePool limit of size 1 overflow 0 reached"),
             "the database does not respond; try again",
         ),
-        (_full(), "the disk of the database is full; free some space"),
+        (_full(_full_file()), FULL),
+        (_full(DiskFull("could not extend file")), FULL),
     ],
 )
 def test_a_database_that_takes_nothing_now_is_no_fault_of_the_request(

@@ -10,8 +10,6 @@ from fastapi.testclient import TestClient
 
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
-
 JOBS = "/api/v1/jobs"
 
 

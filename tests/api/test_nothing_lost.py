@@ -18,8 +18,6 @@ from service.store.scheduler_writes import SchedulerWrites
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 
-pytestmark = pytest.mark.each_database
-
 LONG = {"training": {"epochs": 40}}
 
 

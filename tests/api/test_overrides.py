@@ -8,8 +8,6 @@ from fastapi.testclient import TestClient
 from tests.api.fake_job import Saved
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
-
 LONG = {"training": {"epochs": 30}}
 
 

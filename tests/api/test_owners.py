@@ -15,8 +15,6 @@ from tests.api.team import (
 )
 from tests.api.world import DIGITS
 
-pytestmark = pytest.mark.each_database
-
 
 def test_every_route_requires_one_scope(team: Team) -> None:
     assert len(api_routes(team.app)) > 25

@@ -17,7 +17,6 @@ from tests.api.team import JOBS, PLAN
 from tests.api.world import DIGITS, World
 from workers.contract import PackagesRecord, PipIndex
 
-pytestmark = pytest.mark.each_database
 PIP = {"pip": ["einops==0.8.0", "acc-beta"]}
 LOGIN = "ada:s3cret-of-ada"
 

@@ -16,8 +16,6 @@ from tests.api.world import World
 from workers.contract import PlanResult
 
 PLANS = "/api/v1/plans"
-pytestmark = pytest.mark.each_database
-
 
 def body(**changes: Any) -> dict[str, Any]:
     spec = {"task": {"name": "digits-mlp"}, "workers": {"max": 4}}

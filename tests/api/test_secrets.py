@@ -19,7 +19,6 @@ from tests.api.conftest import LOCAL
 from tests.api.team import ADMIN, JOBS, PLAN, Team
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 SECRETS = "/api/v1/secrets"
 VALUE = "hf_nobody-may-see-this"
 TOKEN = {"env": {"HF_HOME": "/mnt/hf", "HF_TOKEN": {"secret": "hf-token"}}}

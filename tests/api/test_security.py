@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +25,10 @@ METHODS = ["POST", "PUT", "PATCH", "DELETE"]
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[TestClient]:
+def guarded(tmp_path: Path, database_url: str) -> Iterator[TestClient]:
     """A service with a token, and a client that does not know it."""
-    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN), clock := Clock())
+    settings = load_settings(home=tmp_path, database_url=database_url, admin_token=TOKEN)
+    app = create_app(settings, clock := Clock())
     with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
         client.clock = clock  # type: ignore[attr-defined]
         yield client
@@ -109,11 +109,12 @@ def logged_in(guarded: TestClient) -> dict[str, str]:
 
 
 def test_two_services_on_one_host_name_do_not_replace_each_others_login(
-    guarded: TestClient, tmp_path_factory: pytest.TempPathFactory
+    guarded: TestClient, tmp_path_factory: pytest.TempPathFactory, empty_url: str
 ) -> None:
-    other = create_app(
-        load_settings(home=tmp_path_factory.mktemp("other"), admin_token=TOKEN[::-1])
+    settings = load_settings(
+        home=tmp_path_factory.mktemp("other"), database_url=empty_url, admin_token=TOKEN[::-1]
     )
+    other = create_app(settings)
     with TestClient(other, base_url=LOCAL, cookies=guarded.cookies) as beside:
         guarded.post("/login", data={"token": TOKEN})
         answer = beside.post("/login", data={"token": TOKEN[::-1]}, follow_redirects=False)
@@ -159,10 +160,12 @@ def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(
 ) -> None:
     guarded.post("/login", data={"token": TOKEN})
 
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
+    engine = guarded.app.state.accordion.database.engine  # type: ignore[attr-defined]
 
-    event.listen(guarded.app.state.accordion.database.engine, "do_execute", fail)  # type: ignore[attr-defined]
+    def fail(*_: object) -> None:
+        raise engine.dialect.dbapi.OperationalError("disk I/O error")
+
+    event.listen(engine, "do_execute", fail)
     answer = guarded.get(JOBS)
     assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
 
@@ -276,9 +279,12 @@ def test_unreadable_content_length_is_too_large(client: TestClient, length: str)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
-def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path) -> None:
+def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path, database_url: str) -> None:
     scrape = "scrape-" + TOKEN
-    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN, metrics_token=scrape))
+    settings = load_settings(
+        home=tmp_path, database_url=database_url, admin_token=TOKEN, metrics_token=scrape
+    )
+    app = create_app(settings)
     with TestClient(
         app, base_url=LOCAL, headers={"Authorization": f"Bearer {scrape}"}
     ) as prometheus:

@@ -12,7 +12,6 @@ from service.errors import Conflict
 from tests.api.team import JOBS
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 LONG = {"epochs": 4000}
 LIMITED = {"training": LONG, "limits": {"training_seconds": 20}}
 

@@ -26,7 +26,6 @@ from tests.api.team import JOBS, wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver, verify
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 HOOKS = "/api/v1/webhooks"
 VALUE = "hf_nobody-may-see-this"
 

@@ -39,15 +39,6 @@ def database(database_url: str) -> Iterator[Database]:
     database.close()
 
 
-@pytest.fixture
-def empty_url(database_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """URL of a database without tables."""
-    if not database_url.startswith("postgresql"):
-        return f"sqlite:///{tmp_path}/empty.db"
-    return request.getfixturevalue("postgres").create_database(migrated=False)
-
-
-@pytest.mark.each_database
 def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database) -> None:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -55,7 +46,6 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database
     assert current(database) == head()
 
 
-@pytest.mark.each_database
 def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(
     empty_url: str,
 ) -> None:
@@ -80,7 +70,6 @@ def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history
     assert len(repository.events("j", after=0)) == 1
 
 
-@pytest.mark.each_database
 def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: str) -> None:
     database, repository = Database(empty_url), Repository(Database(empty_url))
     upgrade(empty_url)
@@ -102,7 +91,6 @@ def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: 
     assert [(job.status, job.ended_at) for job in ended] == [("FAILED", 5.0)] * 2
 
 
-@pytest.mark.each_database
 def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -> None:
     old = Database(empty_url)
     with old.connect_writer() as connection:
@@ -128,7 +116,6 @@ def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -
     assert [user.name for user in AccountStore(old, lambda: 0.0).users()] == ["admin"]
 
 
-@pytest.mark.each_database
 def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(upgrade, [empty_url] * 4))
@@ -163,7 +150,6 @@ def test_writers_take_turns_and_lose_nothing(database: Database) -> None:
         assert session.scalar(text("SELECT n FROM counter")) == 80
 
 
-@pytest.mark.each_database
 def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
     def fail() -> None:
         with database.write() as session:
@@ -182,6 +168,7 @@ def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
         assert reader.scalar(text("SELECT count(*) FROM jobs")) == 0
 
 
+@pytest.mark.sqlite_only("it locks the whole database file")
 def test_a_reader_does_not_wait_for_many_writers_who_wait(
     database: Database, tmp_path: Path
 ) -> None:
@@ -215,7 +202,6 @@ def test_a_reader_does_not_wait_for_many_writers_who_wait(
     assert count() == many
 
 
-@pytest.mark.each_database
 def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
     now = [0.0]
     leases = [Lease(database, owner=str(n), clock=lambda: now[0], lease_s=3.0) for n in range(4)]
@@ -228,7 +214,6 @@ def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
     assert sorted({tokens[0] for tokens in seen if tokens}) == [1, 2, 3, 4]
 
 
-@pytest.mark.each_database
 def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> None:
     now = [0.0]
     old, new = (
@@ -245,7 +230,6 @@ def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> Non
     assert old.hold() is None
 
 
-@pytest.mark.each_database
 def test_late_holder_continues_if_no_other_took_the_lease(database: Database) -> None:
     now = [0.0]
     lease = Lease(database, owner="a", clock=lambda: now[0], lease_s=3.0)
@@ -268,7 +252,6 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(
     assert "hidden" not in str(raised.value)
 
 
-@pytest.mark.each_database
 def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +268,6 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     assert (again.id, was_replayed) == (first.id, True)
 
 
-@pytest.mark.each_database
 def test_a_metric_that_is_no_number_is_kept(database: Database) -> None:
     job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(
         JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None
