@@ -288,7 +288,7 @@ def check_exception(test: str, mark: pytest.Mark, used: Sequence[str]) -> None:
     if not used:
         names = " nor ".join(DATABASE_FIXTURES)
         raise pytest.UsageError(
-            f"{test} has the mark sqlite_only, and uses neither {names}: remove the mark, or use one"
+            f"{test} has the mark sqlite_only and uses neither {names}; remove the mark, or use one"
         )
     if len(mark.args) != 1 or not str(mark.args[0]).strip():
         raise pytest.UsageError(
@@ -358,9 +358,7 @@ def new_database(
 
 
 @pytest.fixture
-def empty_url(
-    database_url: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[str]:
+def empty_url(database_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of another database of the kind of `database_url`, without tables."""
     if not database_url.startswith("postgresql"):
         yield f"sqlite:///{tmp_path}/empty.db"

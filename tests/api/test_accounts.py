@@ -297,9 +297,7 @@ def test_an_open_stream_ends_when_its_token_no_longer_allows_it(
 ) -> None:
     serve = contextmanager(serve_live)
     with (
-        serve(
-            tmp_path, database_url=database_url, admin_token=ADMIN, sse_keepalive_s=0.1
-        ) as live,
+        serve(tmp_path, database_url=database_url, admin_token=ADMIN, sse_keepalive_s=0.1) as live,
         Client(live.url, ADMIN) as admin,
         live.client() as http,
     ):

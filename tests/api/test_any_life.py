@@ -120,7 +120,9 @@ def test_rows_stay_true_whatever_happens(
     new_database: NewDatabase, happenings: list[str], ending: str
 ) -> None:
     with tempfile.TemporaryDirectory() as home, new_database() as url:
-        world = World(Path(home), database_url=url, max_lost_attempts=100, preempt_for_priority=True)
+        world = World(
+            Path(home), database_url=url, max_lost_attempts=100, preempt_for_priority=True
+        )
         world.runtime.cpus = [2.0, 2.0]
         job_id = world.submit(training={"epochs": 6})
         for what in happenings:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from service.domain.access import Role
 from tests.api.team import (
     ADMIN,

@@ -46,9 +46,7 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(
-    tmp_path_factory: pytest.TempPathFactory, shared_database_url: str
-) -> Iterator[Shared]:
+def shared(tmp_path_factory: pytest.TempPathFactory, shared_database_url: str) -> Iterator[Shared]:
     home = tmp_path_factory.mktemp("shared")
     app = create_app(load_settings(home=home, database_url=shared_database_url))
     with TestClient(app, base_url=LOCAL) as client:
@@ -147,7 +145,9 @@ def test_code_may_be_larger_than_other_bodies(tmp_path: Path, database_url: str)
 
 
 def test_upload_requires_the_token(tmp_path: Path, database_url: str) -> None:
-    settings = load_settings(home=tmp_path, database_url=database_url, admin_token="0123456789abcdef")
+    settings = load_settings(
+        home=tmp_path, database_url=database_url, admin_token="0123456789abcdef"
+    )
     app = create_app(settings)
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, GOOD).status_code == 401

@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 from fastapi.testclient import TestClient
+from psycopg.errors import DiskFull
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from psycopg.errors import DiskFull
 
 from service.store.job_submission import JobSubmission
 from service.store.repository import Repository

@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
 from tests.api.world import DIGITS, World

@@ -25,9 +25,7 @@ HEAVY = frozenset({"mlflow", "tensorboardX", "wandb"})
 
 
 @pytest.fixture
-def world(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
+def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A service whose clock shows nearly the time of the processes that it starts."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     world = World(tmp_path, database_url=database_url)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 

@@ -17,6 +17,7 @@ from workers.contract import PlanResult
 
 PLANS = "/api/v1/plans"
 
+
 def body(**changes: Any) -> dict[str, Any]:
     spec = {"task": {"name": "digits-mlp"}, "workers": {"max": 4}}
     return {"spec": spec, "link": {"mbit_per_s": 100.0, "latency_ms": 8.0}, **changes}

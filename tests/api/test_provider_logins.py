@@ -133,7 +133,9 @@ def test_a_user_without_a_mapped_group_gets_the_default_role(
     tmp_path: Path, database_url: str, provider: Provider
 ) -> None:
     provider.set_user("2", preferred_username="eve")
-    with open_browser(tmp_path, provider, database_url=database_url, oidc_default_role="viewer") as browser:
+    with open_browser(
+        tmp_path, provider, database_url=database_url, oidc_default_role="viewer"
+    ) as browser:
         browser.log_in("2")
         assert browser.whoami().json()["scopes"] == ["read", "read:all", "tokens"]
     assert "/userinfo" in provider.hits, "groups may be only there"
@@ -191,7 +193,9 @@ def test_an_address_names_a_user_unless_it_is_not_verified(
     tmp_path: Path, database_url: str, provider: Provider, verified: Any, status: int
 ) -> None:
     provider.set_user("1", email="Ada@Example.com", email_verified=verified, groups=["ml"])
-    with open_browser(tmp_path, provider, database_url=database_url, oidc_user_claim="email") as browser:
+    with open_browser(
+        tmp_path, provider, database_url=database_url, oidc_user_claim="email"
+    ) as browser:
         assert browser.log_in().status_code == status
         if status == 200:
             assert browser.whoami().json()["user"] == "ada@example.com"
@@ -282,7 +286,9 @@ def test_a_code_is_sent_only_to_the_provider_where_the_login_began(
 ) -> None:
     with open_browser(tmp_path, provider, database_url=database_url) as before:
         callback = provider.log_in(before.begin(), "1")
-    with open_browser(tmp_path, provider, database_url=database_url, oidc_client_id="another-client") as after:
+    with open_browser(
+        tmp_path, provider, database_url=database_url, oidc_client_id="another-client"
+    ) as after:
         after.client.cookies.update(before.client.cookies)
         assert_refused(after, after.client.get(callback), 401, "not begun in this browser")
     assert "/oauth2/token" not in provider.hits
@@ -363,7 +369,10 @@ def test_a_provider_that_is_down_is_named_and_tokens_still_work(
 def test_a_provider_that_goes_down_during_a_login_is_named(
     tmp_path: Path, database_url: str, require: Require
 ) -> None:
-    with run_provider(require) as provider, open_browser(tmp_path, provider, database_url=database_url) as browser:
+    with (
+        run_provider(require) as provider,
+        open_browser(tmp_path, provider, database_url=database_url) as browser,
+    ):
         callback = provider.log_in(browser.begin(), "1")
         provider.app.before_request_funcs[None].insert(0, lambda: ("broken", 500))
         answer = browser.client.get(callback)

@@ -117,7 +117,9 @@ def test_an_api_that_is_asked_to_go_ends_its_streams_and_goes(api: Process) -> N
         assert [fields for fields in stream if fields["event"] == "end"] == []
 
 
-def test_a_taken_port_is_named_with_the_way_out(api: Process, tmp_path: Path, database_url: str) -> None:
+def test_a_taken_port_is_named_with_the_way_out(
+    api: Process, tmp_path: Path, database_url: str
+) -> None:
     with pytest.raises(
         SettingsError, match=f"port {api.port} on 127.0.0.1 cannot be used .*choose another"
     ):

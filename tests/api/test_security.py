@@ -279,7 +279,9 @@ def test_unreadable_content_length_is_too_large(client: TestClient, length: str)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
-def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path, database_url: str) -> None:
+def test_the_metrics_token_reads_metrics_and_nothing_else(
+    tmp_path: Path, database_url: str
+) -> None:
     scrape = "scrape-" + TOKEN
     settings = load_settings(
         home=tmp_path, database_url=database_url, admin_token=TOKEN, metrics_token=scrape

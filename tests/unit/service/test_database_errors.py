@@ -41,7 +41,9 @@ def test_every_kind_is_counted_from_the_start(database: Database) -> None:
     assert counted(database) == {}
 
 
-@pytest.mark.sqlite_only("it shortens the wait for the lock of the file; the test of waits has PostgreSQL's")
+@pytest.mark.sqlite_only(
+    "it shortens the wait for the lock of the file; the test of waits has PostgreSQL's"
+)
 def test_a_writer_that_waits_in_vain_for_another_one_is_locked_out(database: Database) -> None:
     other = Database(database.url)
     with other.connect_writer() as connection:
@@ -52,7 +54,7 @@ def test_a_writer_that_waits_in_vain_for_another_one_is_locked_out(database: Dat
     other.close()
 
 
-@pytest.mark.sqlite_only("it uses a PRAGMA; the test of waits has PostgreSQL's")
+@pytest.mark.sqlite_only("it uses a PRAGMA")
 def test_a_database_that_may_not_be_written_is_read_only(database: Database) -> None:
     with database.connect_writer() as connection:
         connection.execute(text("PRAGMA query_only = 1"))

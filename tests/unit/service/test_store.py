@@ -13,7 +13,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import MetaData, text
+from sqlalchemy import Integer, MetaData, column, select, table, text
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
 from service.errors import StartError
@@ -134,14 +134,16 @@ def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
             list(pool.map(open_and_write, [f"sqlite:///{tmp_path}/{new}.db"] * 8))
 
 
-def test_writers_take_turns_and_lose_nothing(database: Database) -> None:
+def test_writers_of_a_row_take_turns_and_lose_nothing(database: Database) -> None:
     with database.write() as session:
         session.execute(text("CREATE TABLE counter (n INTEGER)"))
         session.execute(text("INSERT INTO counter VALUES (0)"))
+    # SQLite locks the whole database, and no row.
+    read = select(column("n", Integer)).select_from(table("counter")).with_for_update()
 
     def count(_: int) -> None:
         with database.write() as session:
-            n = session.scalar(text("SELECT n FROM counter"))
+            n = session.scalar(read)
             session.execute(text("UPDATE counter SET n = :n"), {"n": n + 1})
 
     with ThreadPoolExecutor(8) as pool:
