@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 from service.store.models import Base
 
 PRIMARY_KEY = "primary key"
-SMALL_TABLES = frozenset({"cluster", "installation", "leases", "quotas"})
+SMALL_TABLES = frozenset({"cluster", "installation", "leases", "nodes", "quotas", "users"})
 """Tables that do not grow with the number of jobs: all of their rows may be read."""
 _STEP_OF_SQLITE = re.compile(
     r"(?P<kind>SCAN|SEARCH) (?P<table>\w+)"
@@ -42,6 +42,7 @@ class Plan:
 
     reads: tuple[Read, ...]
     num_sorts: int
+    """Sorts of all rows of which a page is shown, other than that of the page itself."""
 
     def reads_all_rows(self) -> bool:
         """Whether it reads all rows of a table that grows with the number of jobs."""
@@ -66,7 +67,8 @@ def _explain_sqlite(connection: Connection, statement: str, values: Any) -> Plan
     found = [match for step in steps if (match := _STEP_OF_SQLITE.match(step))]
     return Plan(
         reads=tuple(_read_of_sqlite(one) for one in found if one["table"] in Base.metadata.tables),
-        num_sorts=sum("TEMP B-TREE" in step for step in steps),
+        # The last one sorts the rows of the page.
+        num_sorts=max(sum("TEMP B-TREE" in step for step in steps) - 1, 0),
     )
 
 
@@ -92,7 +94,9 @@ def _parse_postgres(top: dict[str, Any]) -> Plan:
             for node, table, is_page in nodes
             if table and node["Node Type"] not in {"Bitmap Heap Scan", "BitmapOr", "BitmapAnd"}
         ),
-        num_sorts=sum(node["Node Type"].endswith("Sort") for node, _, _ in nodes),
+        num_sorts=sum(
+            node["Node Type"].endswith("Sort") for node, _, is_page in nodes[2:] if is_page
+        ),
     )
 
 
@@ -116,7 +120,7 @@ def _read_of_postgres(node: dict[str, Any], table: str, is_page: bool) -> Read:
     columns = _columns_in(table, node.get("Index Cond", ""))
     return Read(
         table=table,
-        index=PRIMARY_KEY if index.endswith("_pkey") else index,
+        index=PRIMARY_KEY if index.startswith("pk_") else index,
         columns=columns,
         is_covered=node["Node Type"] == "Index Only Scan",
         is_whole=not columns and not (index and is_page) and table not in SMALL_TABLES,
