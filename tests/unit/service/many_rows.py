@@ -18,11 +18,12 @@ from sqlalchemy import (
 )
 
 from service.store.database import Database
-from service.store.models import JobRow, WebhookRow
+from service.store.models import Base, DeliveryRow, JobRow, WebhookRow
 
 NUM_ENDED = 6000
 """PostgreSQL reads fewer jobs whole, or sorts them, since that is as fast."""
 NUM_WEBHOOKS = 1000
+NUM_DELIVERIES = 3000
 _DOCUMENT = {f"key {number}": number * 1.1 for number in range(40)}
 """About as long as those of a job."""
 _TEMPLATE = {
@@ -46,7 +47,7 @@ def add_ended_jobs(database: Database) -> None:
     """Add ended jobs of 20 users: every third is archived, every tenth failed, every fiftieth is a
     guest run.
     """
-    jobs: Table = JobRow.metadata.tables[JobRow.__tablename__]
+    jobs = _table(JobRow)
     numbers = select(literal(1).label("n")).cte("numbers", recursive=True)
     numbers = numbers.union_all(select(numbers.c.n + 1).where(numbers.c.n < NUM_ENDED))
     number = numbers.c.n
@@ -72,15 +73,32 @@ def add_ended_jobs(database: Database) -> None:
 
 
 def add_webhooks(database: Database) -> None:
-    """Add webhooks of one user, each for the jobs of another user."""
-    row = {"user": "admin", "url": "", "statuses": [], "service_url": "", "encrypted": ""}
+    """Add webhooks of one user, each for the jobs of another user, and delivered messages."""
+    row = {"user_name": "admin", "url": "", "statuses": [], "service_url": "", "encrypted": ""}
     rows = [
         {**row, "id": f"{number}", "name": f"{number}", "jobs_of": f"{number}", "created_at": 0.0}
         for number in range(NUM_WEBHOOKS)
     ]
     with database.connect_writer() as connection:
-        connection.execute(insert(WebhookRow), rows)
+        connection.execute(insert(_table(WebhookRow)), rows)
+        connection.execute(insert(DeliveryRow), [_delivery(n) for n in range(NUM_DELIVERIES)])
     _count_rows(database)
+
+
+def _delivery(number: int) -> dict[str, Any]:
+    return {
+        "id": f"{number}",
+        "webhook_id": f"{number % NUM_WEBHOOKS}",
+        "type": "test",
+        "body": "",
+        "state": "DELIVERED",
+        "created_at": float(number),
+        "done_at": float(number),
+    }
+
+
+def _table(row: type[Base]) -> Table:
+    return row.metadata.tables[row.__tablename__]
 
 
 def _count_rows(database: Database) -> None:

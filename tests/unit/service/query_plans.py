@@ -54,7 +54,7 @@ def explain(engine: Engine, statement: str, values: Any) -> Plan:
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             return _explain_sqlite(connection, statement, values)
-        # The tables of a test are small: PostgreSQL would read them whole, whatever their indexes.
+        # Most tables of a test are small: PostgreSQL would read them whole, whatever their indexes.
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
         rows = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", values)
         [[[found]]] = rows.all()

@@ -64,6 +64,7 @@ def listed(shared_database_url: str) -> Iterator[Repository]:
 
 def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> None:
     add_ended_jobs(world.database)
+    add_webhooks(world.database)
     world.train(world.submit())
     world.submit(workers={"min": 4, "max": 4})
     with selects(world.database) as found:
@@ -215,6 +216,7 @@ def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> Non
 
 def test_a_scrape_looks_every_row_up_by_an_index(world: World) -> None:
     add_ended_jobs(world.database)
+    add_webhooks(world.database)
     world.train(world.submit())
     world.submit(workers={"min": 4, "max": 4})
     world.turn()
