@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 from service.store.database import Database
-from service.store.models import Base, DeliveryRow, JobRow, WebhookRow
+from service.store.models import Base, DeliveryRow, JobRow, LoggerRow, WebhookRow
 
 NUM_ENDED = 6000
 """PostgreSQL reads fewer jobs whole, or sorts them, since that is as fast."""
@@ -45,7 +45,7 @@ _TEMPLATE = {
 
 def add_ended_jobs(database: Database) -> None:
     """Add ended jobs of 20 users: every third is archived, every tenth failed, every fiftieth is a
-    guest run.
+    guest run, and each had a logger.
     """
     jobs = _table(JobRow)
     numbers = select(literal(1).label("n")).cte("numbers", recursive=True)
@@ -69,6 +69,9 @@ def add_ended_jobs(database: Database) -> None:
     with database.connect_writer() as connection:
         connection.execute(insert(JobRow), [_TEMPLATE])
         connection.execute(insert(jobs).from_select([c.name for c in jobs.columns], copies))
+        served = select(jobs.c.id, literal(0), literal("tensorboard"), literal("DONE"))
+        columns = ["job_id", "number", "kind", "state"]
+        connection.execute(insert(LoggerRow).from_select(columns, served))
     _count_rows(database)
 
 
