@@ -80,6 +80,8 @@ LONGEST_FILES = (
 """Files that take longest, as `folder/name`. They run first, so that none is still running after
 everything else has finished.
 """
+REFUSED_EARLY = "the request is refused before it reaches the database"
+"""Reason of `sqlite_only` for tests that only vary what is wrong with a request."""
 DATABASE_FIXTURES = ("database_url", "shared_database_url")
 """Fixtures whose tests run on SQLite and on PostgreSQL."""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4

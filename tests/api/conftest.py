@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
 from service.app import create_app
@@ -25,23 +26,44 @@ from service.store.database import Database
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
+from tests.conftest import REFUSED_EARLY
 
 LOCAL = "http://127.0.0.1"
+API_THREAD = "AnyIO worker thread"
+"""Name of the threads in which the api reads and writes."""
+refused_early = pytest.mark.sqlite_only(REFUSED_EARLY)
 
 
 @pytest.fixture(autouse=True)
 def check_databases(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that opens a database, and does not run on both kinds."""
     opened, open_database = set(), Database.__init__
+    statements: list[str] = []
 
     def note_and_open(database: Database, url: str, **limits: Any) -> None:
         opened.add(make_url(url).get_backend_name())
         open_database(database, url, **limits)
 
+    def note_statement(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if threading.current_thread().name == API_THREAD:
+            statements.append(statement)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "__init__", note_and_open)
+        event.listen(Engine, "before_cursor_execute", note_statement)
         yield
+        event.remove(Engine, "before_cursor_execute", note_statement)
     check_opened(request.node, opened)
+    check_statements(request.node, statements)
+
+
+def check_statements(item: pytest.Item, statements: Sequence[str]) -> None:
+    """Fail if the api asked its database in a test whose requests are refused before that."""
+    mark = item.get_closest_marker("sqlite_only")
+    if mark is not None and mark.args == (REFUSED_EARLY,) and statements:
+        pytest.fail(
+            f"the api reached the database ({statements[0]!r}): remove the mark sqlite_only"
+        )
 
 
 def check_opened(item: pytest.Item, opened: set[str]) -> None:

@@ -15,7 +15,7 @@ from service.app import create_app
 from service.errors import SettingsError
 from service.security.sessions import SESSION_S
 from service.settings import load_settings
-from tests.api.conftest import LOCAL
+from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, Clock
 
 TOKEN = "a-token-of-twenty-chars"
@@ -196,6 +196,7 @@ def test_a_browser_without_a_login_is_led_to_the_form(guarded: TestClient) -> No
     "headers",
     [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
 )
+@refused_early
 def test_a_write_from_another_site_is_refused_on_every_method(
     client: TestClient, method: str, headers: dict[str, str]
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_write_from_our_own_pages_is_taken(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", *METHODS])
+@refused_early
 def test_a_page_that_calls_itself_our_name_is_refused(client: TestClient, method: str) -> None:
     answer = client.request(method, JOBS, headers={"Host": "rebound.example:8080"})
     assert answer.status_code == 403
@@ -258,11 +260,13 @@ def test_a_short_token_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://]"])
+@refused_early
 def test_an_origin_that_is_no_address_is_foreign(client: TestClient, origin: str) -> None:
     assert client.post(JOBS, json=DIGITS, headers={"Origin": origin}).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["[::1].evil.com", "[::1", "[::1]evil:80"])
+@refused_early
 def test_a_name_that_begins_like_ours_is_refused(client: TestClient, host: str) -> None:
     assert client.get(JOBS, headers={"Host": host}).status_code == 403
 
@@ -274,6 +278,7 @@ def test_our_own_address_is_served_with_and_without_a_port(client: TestClient) -
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "9" * 9])
+@refused_early
 def test_unreadable_content_length_is_too_large(client: TestClient, length: str) -> None:
     answer = client.post(JOBS, content=b"{}", headers={"Content-Length": length})
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
