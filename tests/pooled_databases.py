@@ -68,7 +68,7 @@ class PooledDatabases:
     def take(self) -> str:
         """URL of a database that holds what the migrations stored, and nothing else."""
         if len(self._resting) > NUM_RESTING:
-            url = self.server.rename_database(self._resting.popleft())
+            url = self.server.reopen_database(self._resting.popleft())
             if self._empty(url):
                 return url
             self.server.drop_database(url)
@@ -78,6 +78,7 @@ class PooledDatabases:
 
     def give_back(self, url: str) -> None:
         """End the sessions of a database and let it rest."""
+        self.server.shut_database(url)
         deadline = time.monotonic() + END_TIMEOUT_S
         while self.server.end_sessions(url):
             assert time.monotonic() < deadline, f"sessions did not end within {END_TIMEOUT_S:g} s"

@@ -100,10 +100,15 @@ class Postgres:
         """Remove a database, whoever is still connected to it."""
         self.execute(f"DROP DATABASE {_name_of(url)} WITH (FORCE)")
 
-    def rename_database(self, url: str) -> str:
-        """URL of a database, which nobody is connected to, under a new name."""
+    def shut_database(self, url: str) -> None:
+        """Refuse new sessions of a database."""
+        self.execute(f"ALTER DATABASE {_name_of(url)} ALLOW_CONNECTIONS false")
+
+    def reopen_database(self, url: str) -> str:
+        """URL of a database that was shut and has no sessions left, under a new name."""
         name = self._new_name()
         self.execute(f"ALTER DATABASE {_name_of(url)} RENAME TO {name}")
+        self.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         return self.url(name)
 
     def end_sessions(self, url: str) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.api.conftest import check_opened
-from tests.architecture.source import ROOT, parse
+from tests.api.conftest import check_opened, check_statements, refused_early
+from tests.architecture.source import ROOT
 from tests.conftest import check_exception
 
+SQLITE_FILE = '"sqlite:///'
 NAMES_A_FILE = {
     "tests/api/test_foreign_jobs.py": "copies the database of either kind",
     "tests/api/test_logger_servers.py": "the file of a server of MLflow",
@@ -24,17 +24,11 @@ NAMES_A_FILE = {
 """Test files of the service that name a SQLite file, and what for."""
 
 
-def names_sqlite_file(tree: ast.Module) -> bool:
-    """Whether a string is the URL of a SQLite file."""
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return any(isinstance(text, str) and text.startswith("sqlite:///") for text in texts)
-
-
 def test_tests_of_the_service_open_the_database_that_they_are_given() -> None:
     files = [
         path for name in ("api", "unit/service") for path in (ROOT / "tests" / name).glob("test_*")
     ]
-    found = {str(path.relative_to(ROOT)) for path in files if names_sqlite_file(parse(path))}
+    found = {str(path.relative_to(ROOT)) for path in files if SQLITE_FILE in path.read_text()}
     assert found == NAMES_A_FILE.keys()
 
 
@@ -88,3 +82,11 @@ def test_a_test_that_would_never_open_postgresql_fails(
 )
 def test_other_tests_do_not_fail(test: Any, opened: set[str]) -> None:
     check_opened(test, opened)
+
+
+def test_a_request_that_reaches_the_database_is_not_refused_early() -> None:
+    early = SimpleNamespace(get_closest_marker=lambda _: refused_early.mark)
+    with pytest.raises(pytest.fail.Exception, match=r"reached the database \('SELECT 1'\)"):
+        check_statements(early, ["SELECT 1"])  # type: ignore[arg-type]
+    check_statements(early, [])  # type: ignore[arg-type]
+    check_statements(item(), ["SELECT 1"])
