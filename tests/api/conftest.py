@@ -23,6 +23,7 @@ from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import load_settings
 from service.store.database import Database
+from service.store.postgres import SessionLimits
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
@@ -31,6 +32,8 @@ from tests.conftest import REFUSED_EARLY
 LOCAL = "http://127.0.0.1"
 API_THREAD = "AnyIO worker thread"
 """Name of the threads in which the api reads and writes."""
+PATIENT = SessionLimits(idle_in_transaction_s=120.0)
+"""A test process on a busy machine may get no CPU for ten seconds."""
 refused_early = pytest.mark.sqlite_only(REFUSED_EARLY)
 
 
@@ -40,9 +43,9 @@ def check_databases(request: pytest.FixtureRequest) -> Iterator[None]:
     opened, open_database = set(), Database.__init__
     statements: list[str] = []
 
-    def note_and_open(database: Database, url: str, **limits: Any) -> None:
+    def note_and_open(database: Database, url: str, **more: Any) -> None:
         opened.add(make_url(url).get_backend_name())
-        open_database(database, url, **limits)
+        open_database(database, url, **{"limits": PATIENT, **more})
 
     def note_statement(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if threading.current_thread().name == API_THREAD:

@@ -48,11 +48,13 @@ def test_an_exception_without_a_reason_or_a_database_is_refused(
     check_exception("x", pytest.mark.sqlite_only("it damages a file").mark, ["database_url"])
 
 
-def item(kind: str | None = None, *marks: str, fixtures: tuple[str, ...] = ()) -> Any:
+def item(kind: str | None = None, *marks: pytest.Mark, fixtures: tuple[str, ...] = ()) -> Any:
     """A test that runs on that kind of database."""
     calls = SimpleNamespace(params={"database_url": kind}) if kind else None
     return SimpleNamespace(
-        callspec=calls, fixturenames=fixtures, get_closest_marker=lambda name: name in marks
+        callspec=calls,
+        fixturenames=fixtures,
+        get_closest_marker=lambda name: next((m for m in marks if m.name == name), None),
     )
 
 
@@ -76,7 +78,7 @@ def test_a_test_that_would_never_open_postgresql_fails(
         (item("postgresql"), {"postgresql", "sqlite"}),
         (item("sqlite"), {"sqlite"}),
         (item(), set()),
-        (item(None, "sqlite_only"), {"sqlite"}),
+        (item(None, pytest.mark.sqlite_only("it damages a file").mark), {"sqlite"}),
         (item(fixtures=("shared_database_url",)), {"sqlite"}),
     ],
 )
@@ -85,8 +87,8 @@ def test_other_tests_do_not_fail(test: Any, opened: set[str]) -> None:
 
 
 def test_a_request_that_reaches_the_database_is_not_refused_early() -> None:
-    early = SimpleNamespace(get_closest_marker=lambda _: refused_early.mark)
+    early = item(None, refused_early.mark)
     with pytest.raises(pytest.fail.Exception, match=r"reached the database \('SELECT 1'\)"):
-        check_statements(early, ["SELECT 1"])  # type: ignore[arg-type]
-    check_statements(early, [])  # type: ignore[arg-type]
+        check_statements(early, ["SELECT 1"])
+    check_statements(early, [])
     check_statements(item(), ["SELECT 1"])
