@@ -120,7 +120,6 @@ def problem_of(answer: Any, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("spec", "pointer", "sentence"), WRONG_SPECS)
-@refused_early
 def test_a_wrong_spec_is_refused_at_the_wrong_value(
     client: TestClient, spec: Any, pointer: str, sentence: str
 ) -> None:
