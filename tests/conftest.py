@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +25,7 @@ import structlog
 from hypothesis import settings
 
 from service.store.migrations import upgrade
+from tests.pooled_databases import PooledDatabases
 from tests.postgres import Postgres, find_program, run_postgres
 from tests.process_end import ended_sessions, keep_crash_trace
 
@@ -80,6 +81,10 @@ LONGEST_FILES = (
 """Files that take longest, as `folder/name`. They run first, so that none is still running after
 everything else has finished.
 """
+REFUSED_EARLY = "the request is refused before it reaches the database"
+"""Reason of `sqlite_only` for tests that only vary what is wrong with a request."""
+DATABASE_FIXTURES = ("database_url", "shared_database_url")
+"""Fixtures whose tests run on SQLite and on PostgreSQL."""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -118,6 +123,9 @@ CRASHES = os.environ.get("ACCORDION_CRASHES")
 """Folder for the stacks of the threads of a test process that crashes; `make` prints them. See
 `keep_crash_trace`.
 """
+
+
+NewDatabase = Callable[[], AbstractContextManager[str]]
 
 
 class Require:
@@ -259,11 +267,37 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests with the mark `each_database` run on SQLite and on PostgreSQL."""
-    if "database_url" in metafunc.fixturenames and metafunc.definition.get_closest_marker(
-        "each_database"
-    ):
-        metafunc.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+    """Run what uses a database on SQLite and on PostgreSQL, unless its mark `sqlite_only` says why
+    not.
+
+    Raises:
+        UsageError: the mark gives no reason, or the test uses no database.
+    """
+    used = [name for name in DATABASE_FIXTURES if name in metafunc.fixturenames]
+    mark = metafunc.definition.get_closest_marker("sqlite_only")
+    if mark is not None:
+        check_exception(metafunc.definition.nodeid, mark, used)
+        return
+    for name in used:
+        metafunc.parametrize(name, ["sqlite", "postgresql"], indirect=True)
+
+
+def check_exception(test: str, mark: pytest.Mark, used: Sequence[str]) -> None:
+    """Check the mark of a test that runs on SQLite only.
+
+    Raises:
+        UsageError: the mark gives no reason, or the test uses no database.
+    """
+    if not used:
+        names = " nor ".join(DATABASE_FIXTURES)
+        raise pytest.UsageError(
+            f"{test} has the mark sqlite_only and uses neither {names}; remove the mark, or use one"
+        )
+    if len(mark.args) != 1 or not str(mark.args[0]).strip():
+        raise pytest.UsageError(
+            f"{test} has the mark sqlite_only with {mark.args}; give one reason, such as"
+            " sqlite_only('it damages the file of the database')"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -273,12 +307,18 @@ def postgres(require: Require) -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def pooled_databases(postgres: Postgres) -> PooledDatabases:
+    """Migrated databases of the PostgreSQL server."""
+    return PooledDatabases(postgres)
+
+
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> Iterator[str]:
+def postgres_url(pooled_databases: PooledDatabases) -> Iterator[str]:
     """URL of a migrated PostgreSQL database of this test."""
-    url = postgres.create_database()
+    url = pooled_databases.take()
     yield url
-    postgres.drop_database(url)
+    pooled_databases.give_back(url)
 
 
 @pytest.fixture(scope="session")
@@ -291,13 +331,61 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a migrated database of this test: SQLite, and with the mark `each_database` PostgreSQL
-    too.
-    """
+    """URL of a migrated database of this test, which runs on SQLite and on PostgreSQL."""
     if getattr(request, "param", "sqlite") == "postgresql":
         return request.getfixturevalue("postgres_url")
     file = shutil.copy(request.getfixturevalue("migrated_file"), tmp_path / "accordion.db")
     return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def new_database(
+    database_url: str, migrated_file: Path, request: pytest.FixtureRequest
+) -> NewDatabase:
+    """Makes migrated databases of the kind of `database_url`, each for one block."""
+
+    @contextmanager
+    def make() -> Iterator[str]:
+        if not database_url.startswith("postgresql"):
+            with tempfile.TemporaryDirectory() as folder:
+                yield f"sqlite:///{shutil.copy(migrated_file, folder)}"
+            return
+        databases: PooledDatabases = request.getfixturevalue("pooled_databases")
+        url = databases.take()
+        try:
+            yield url
+        finally:
+            databases.give_back(url)
+
+    return make
+
+
+@pytest.fixture
+def empty_url(database_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of another database of the kind of `database_url`, without tables."""
+    if not database_url.startswith("postgresql"):
+        yield f"sqlite:///{tmp_path}/empty.db"
+        return
+    server = request.getfixturevalue("postgres")
+    url = server.create_database(migrated=False)
+    yield url
+    server.drop_database(url)
+
+
+@pytest.fixture(scope="module")
+def shared_database_url(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """URL of a migrated database of the tests of a file, which run on SQLite and on PostgreSQL."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        databases = request.getfixturevalue("pooled_databases")
+        url = databases.take()
+        yield url
+        databases.give_back(url)
+        return
+    folder = tmp_path_factory.mktemp("shared")
+    file = shutil.copy(request.getfixturevalue("migrated_file"), folder / "accordion.db")
+    yield f"sqlite:///{file}"
 
 
 @pytest.fixture(scope="session")

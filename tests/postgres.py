@@ -28,8 +28,37 @@ START_TIMEOUT_S = 120.0
 _PR_SET_PDEATHSIG = 1
 _USER = "accordion"
 _TEMPLATE = "migrated"
-_SETTINGS = {"fsync": "off", "max_connections": "200", "timezone": "UTC"}
-"""What a crash would lose, the tests do not need."""
+_SETTINGS = {
+    "autovacuum": "off",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "jit": "off",
+    "max_connections": "200",
+    "max_wal_senders": "0",
+    "timezone": "UTC",
+    "wal_level": "minimal",
+}
+"""What a crash of the machine would lose, the tests do not need; a crash of the server loses
+nothing.
+"""
+_KEEP_FIRST_ROWS = """
+CREATE SCHEMA first_rows;
+DO $$
+DECLARE
+    found record;
+    is_filled boolean;
+BEGIN
+    FOR found IN SELECT relname FROM pg_class
+                 WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM public.%I)', found.relname) INTO is_filled;
+        IF is_filled THEN
+            EXECUTE format('CREATE TABLE first_rows.%I AS TABLE public.%I',
+                           found.relname, found.relname);
+        END IF;
+    END LOOP;
+END $$
+"""
+"""Copies of the tables in which the migrations stored something."""
 
 
 @dataclass
@@ -44,6 +73,7 @@ class Postgres:
     """Starts the server on its data."""
     log: Path
     numbers: Iterator[int] = field(default_factory=count)
+    _admin: psycopg.Connection[Any] | None = None
 
     def url(self, database: str) -> str:
         """SQLAlchemy's URL of one database."""
@@ -51,17 +81,44 @@ class Postgres:
 
     def create_database(self, *, migrated: bool = True) -> str:
         """URL of a new database, with all tables or with none."""
-        number = next(self.numbers)
-        name = f"test_{number}"
         if migrated and not self._has(_TEMPLATE):
             self.execute(f"CREATE DATABASE {_TEMPLATE}")
             upgrade(self.url(_TEMPLATE))
+            with self.connect(self.url(_TEMPLATE)) as connection:
+                connection.execute(_KEEP_FIRST_ROWS)
+        name = self._new_name()
         self.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE if migrated else 'template0'}")
+        return self.url(name)
+
+    def copy_database(self, url: str) -> str:
+        """URL of a new database with the rows of another one, which nobody uses."""
+        name = self._new_name()
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {_name_of(url)}")
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
         """Remove a database, whoever is still connected to it."""
-        self.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+        self.execute(f"DROP DATABASE {_name_of(url)} WITH (FORCE)")
+
+    def shut_database(self, url: str) -> None:
+        """Refuse new sessions of a database."""
+        self.execute(f"ALTER DATABASE {_name_of(url)} ALLOW_CONNECTIONS false")
+
+    def reopen_database(self, url: str) -> str:
+        """URL of a database that was shut and has no sessions left, under a new name."""
+        name = self._new_name()
+        self.execute(f"ALTER DATABASE {_name_of(url)} RENAME TO {name}")
+        self.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        return self.url(name)
+
+    def end_sessions(self, url: str) -> int:
+        """Number of sessions of a database that were told to end; 0 if there are none left."""
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        return len(self.execute(query, _name_of(url)))
+
+    def connect(self, url: str) -> psycopg.Connection[Any]:
+        """Open a session that begins no transactions by itself."""
+        return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
 
     def kill(self) -> None:
         """Kill all processes of the server."""
@@ -76,14 +133,25 @@ class Postgres:
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run one statement beside all transactions; its rows."""
-        with psycopg.connect(
-            self.url("postgres").replace("+psycopg", ""), autocommit=True
-        ) as connection:
-            cursor = connection.execute(statement, values or None)
-            return list(cursor) if cursor.description else []
+        if self._admin is None or self._admin.closed:
+            self._admin = self.connect(self.url("postgres"))
+        cursor = self._admin.execute(statement, values or None)
+        return list(cursor) if cursor.description else []
+
+    def close(self) -> None:
+        """Close the session that runs statements."""
+        if self._admin is not None:
+            self._admin.close()
+
+    def _new_name(self) -> str:
+        return f"test_{next(self.numbers)}"
 
     def _has(self, database: str) -> bool:
         return bool(self.execute("SELECT 1 FROM pg_database WHERE datname = %s", database))
+
+
+def _name_of(url: str) -> str:
+    return url.rpartition("/")[2]
 
 
 def find_program(name: str) -> Path | None:
@@ -186,6 +254,7 @@ def _serve(cluster: _Cluster, data: str, port: int, password: str) -> Iterator[P
             _wait_for_answer(server, server.log)
             yield server
         finally:
+            server.close()
             server.kill()
 
 

@@ -23,7 +23,7 @@ from service.api.invalid_values import describe_errors, join_items
 from service.api.known_keys import body_type
 from service.api.schemas import Problem, ProblemItem
 from service.errors import ApiError, Invalid, TooManyRequests
-from service.store.file_guard import is_damage
+from service.store.database_errors import ErrorKind, classify_error
 
 MEDIA_TYPE = "application/problem+json"
 _REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -33,6 +33,16 @@ _CODES = {
     405: "method_not_allowed",
     413: "too_large",
     415: "unsupported_media_type",
+}
+_DATABASE_SENTENCES: dict[ErrorKind | None, str] = {
+    ErrorKind.FULL: "the disk of the database is full; free some space, and try again",
+    ErrorKind.READ_ONLY: (
+        "the database accepts no changes; make its disk writable, or let ACCORDION_DATABASE_URL"
+        " name the primary server, and try again"
+    ),
+    ErrorKind.DAMAGED: (
+        "the database is damaged; stop the service, restore a backup, and start it again"
+    ),
 }
 _log = structlog.get_logger()
 
@@ -146,18 +156,14 @@ def _database_error(request: Request, error: Exception) -> Response:
 
 
 def database_problem(scope: Scope, error: Exception) -> Response:
-    """Build the response to a database error: 503 if it is away or damaged, else 500."""
+    """Build the response to a database error: 503 if the database takes nothing now, else 500."""
+    kind = classify_error(error)
     # SQLite raises the same error for an invalid statement as for a file that it cannot open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    broke_off = getattr(error, "connection_invalidated", False)
-    damaged = is_damage(getattr(error, "orig", None))
     away = isinstance(error, OperationalError | PoolTimeout) and code != sqlite3.SQLITE_ERROR
-    if not (damaged or away or (isinstance(error, InternalError) and broke_off)):
+    broke_off = isinstance(error, InternalError) and error.connection_invalidated
+    if kind in {None, ErrorKind.OTHER} and not (away or broke_off):
         return crash_response(scope, error)
     _log.error("database", error=str(error))
-    detail = "the database does not respond; try again in a moment"
-    if damaged:
-        detail = "the database is damaged; stop the service, restore a backup, and start it again"
-    if code == sqlite3.SQLITE_FULL:
-        detail = "the disk of the database is full; free some space, and try again"
+    detail = _DATABASE_SENTENCES.get(kind, "the database does not respond; try again in a moment")
     return problem_response(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})

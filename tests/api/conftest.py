@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,74 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import make_url
 
 from service.app import create_app
 from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import load_settings
+from service.store.database import Database
+from service.store.postgres import SessionLimits
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
+from tests.conftest import REFUSED_EARLY
 
 LOCAL = "http://127.0.0.1"
+API_THREAD = "AnyIO worker thread"
+"""Name of the threads in which the api reads and writes."""
+PATIENT = SessionLimits(idle_in_transaction_s=120.0)
+"""A test process on a busy machine may get no CPU for ten seconds."""
+refused_early = pytest.mark.sqlite_only(REFUSED_EARLY)
+
+
+@pytest.fixture(autouse=True)
+def check_databases(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that opens a database, and does not run on both kinds."""
+    opened, open_database = set(), Database.__init__
+    statements: list[str] = []
+
+    def note_and_open(database: Database, url: str, **more: Any) -> None:
+        opened.add(make_url(url).get_backend_name())
+        open_database(database, url, **{"limits": PATIENT, **more})
+
+    def note_statement(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if threading.current_thread().name == API_THREAD:
+            statements.append(statement)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "__init__", note_and_open)
+        event.listen(Engine, "before_cursor_execute", note_statement)
+        yield
+        event.remove(Engine, "before_cursor_execute", note_statement)
+    check_opened(request.node, opened)
+    check_statements(request.node, statements)
+
+
+def check_statements(item: pytest.Item, statements: Sequence[str]) -> None:
+    """Fail if the api asked its database in a test whose requests are refused before that."""
+    mark = item.get_closest_marker("sqlite_only")
+    if mark is not None and mark.args == (REFUSED_EARLY,) and statements:
+        pytest.fail(
+            f"the api reached the database ({statements[0]!r}): remove the mark sqlite_only"
+        )
+
+
+def check_opened(item: pytest.Item, opened: set[str]) -> None:
+    """Fail if a test opened no PostgreSQL where it should have, or SQLite and would never open
+    PostgreSQL.
+    """
+    kinds = getattr(item, "callspec", None)
+    kind = kinds.params.get("database_url") if kinds else None
+    if kind == "postgresql" and kind not in opened:
+        pytest.fail("the test takes `database_url` and opens no database at that URL")
+    is_exempt = item.get_closest_marker("sqlite_only") or "shared_database_url" in item.fixturenames
+    if kind is None and opened and not is_exempt:
+        pytest.fail(
+            f"the test opens {sorted(opened)} and runs once: open the database at `database_url`,"
+            " which runs it on SQLite and on PostgreSQL"
+        )
 
 
 @pytest.fixture
@@ -58,13 +116,15 @@ class Live:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    yield from serve_live(tmp_path)
+def live(tmp_path: Path, database_url: str) -> Iterator[Live]:
+    yield from serve_live(tmp_path, database_url=database_url)
 
 
 @pytest.fixture(scope="module")
-def shared_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    yield from serve_live(tmp_path_factory.mktemp("live"))
+def shared_live(
+    tmp_path_factory: pytest.TempPathFactory, shared_database_url: str
+) -> Iterator[Live]:
+    yield from serve_live(tmp_path_factory.mktemp("live"), database_url=shared_database_url)
 
 
 def serve_live(home: Path, **more: Any) -> Iterator[Live]:

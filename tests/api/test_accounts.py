@@ -27,8 +27,6 @@ from tests.api.team import (
 )
 from tests.api.world import DIGITS, Clock
 
-pytestmark = pytest.mark.each_database
-
 
 def test_a_token_is_shown_once_and_stored_as_a_digest(team: Team) -> None:
     ada = team.user("ada")
@@ -295,11 +293,11 @@ def test_a_token_that_asks_too_often_is_slowed_down(tmp_path: Path, database_url
 
 @pytest.mark.parametrize("change", ["revoked", "disabled", "demoted"])
 def test_an_open_stream_ends_when_its_token_no_longer_allows_it(
-    tmp_path: Path, change: str
+    tmp_path: Path, database_url: str, change: str
 ) -> None:
     serve = contextmanager(serve_live)
     with (
-        serve(tmp_path, admin_token=ADMIN, sse_keepalive_s=0.1) as live,
+        serve(tmp_path, database_url=database_url, admin_token=ADMIN, sse_keepalive_s=0.1) as live,
         Client(live.url, ADMIN) as admin,
         live.client() as http,
     ):

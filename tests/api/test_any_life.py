@@ -15,6 +15,7 @@ from service.domain.jobs import Status
 from service.domain.override_status import LIVE
 from service.errors import Conflict
 from tests.api.world import World
+from tests.conftest import NewDatabase
 
 HAPPENINGS = (
     "repeat",
@@ -112,10 +113,16 @@ def check_rows(world: World, job_id: str) -> None:
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(HAPPENINGS), max_size=25), st.sampled_from(ENDINGS))
-def test_rows_stay_true_whatever_happens(happenings: list[str], ending: str) -> None:
-    with tempfile.TemporaryDirectory() as home:
-        world = World(Path(home), max_lost_attempts=100, preempt_for_priority=True)
+@given(
+    happenings=st.lists(st.sampled_from(HAPPENINGS), max_size=25), ending=st.sampled_from(ENDINGS)
+)
+def test_rows_stay_true_whatever_happens(
+    new_database: NewDatabase, happenings: list[str], ending: str
+) -> None:
+    with tempfile.TemporaryDirectory() as home, new_database() as url:
+        world = World(
+            Path(home), database_url=url, max_lost_attempts=100, preempt_for_priority=True
+        )
         world.runtime.cpus = [2.0, 2.0]
         job_id = world.submit(training={"epochs": 6})
         for what in happenings:

@@ -15,7 +15,6 @@ from service.domain.jobs import Status
 from tests.api.team import JOBS, Team
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 ACTIONS = "/api/v1/job-actions"
 
 

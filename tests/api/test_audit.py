@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from service.domain.access import Role
 from tests.api.team import (
     ADMIN,
@@ -20,7 +18,6 @@ from tests.api.test_code import GOOD, SHA
 from tests.api.test_nodes import put_nodes
 from tests.api.world import DIGITS
 
-pytestmark = pytest.mark.each_database
 HOOKS = "/api/v1/webhooks"
 
 

@@ -56,7 +56,6 @@ def wait_for_nodes(world: World, job_id: str) -> None:
     world.turn_until(lambda: world.job(job_id).reason == Reason.WAITING_FOR_ROOM)
 
 
-@pytest.mark.each_database
 def test_a_job_requests_the_nodes_that_it_lacks_and_starts_when_they_join(
     scaling: World, client: TestClient
 ) -> None:
@@ -285,7 +284,6 @@ def test_a_failing_autoscaler_fails_no_turn_and_is_shown_and_counted(
     wait_for_nodes(scaling, pair)
 
 
-@pytest.mark.each_database
 def test_the_parts_of_the_request_are_exported(scaling: World, client: TestClient) -> None:
     scrape = scrape_of(client)
     running = scaling.submit(**LONG, workers={"min": 1, "max": 1})
@@ -299,7 +297,6 @@ def test_the_parts_of_the_request_are_exported(scaling: World, client: TestClien
     assert scrape("accordion_autoscaler_requests_total", outcome="failed") == 0
 
 
-@pytest.mark.each_database
 def test_switching_it_off_clears_our_own_request_once(make_world: MakeWorld) -> None:
     first = make_world()
     wait_for_nodes(first, first.submit(**PAIR))

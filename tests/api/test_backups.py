@@ -26,7 +26,6 @@ from tests.api.conftest import LOCAL
 from tests.api.world import World
 from tests.postgres import Postgres
 
-pytestmark = pytest.mark.each_database
 LONG = {"training": {"epochs": 400}}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.api.conftest import refused_early
 from tests.api.world import DIGITS, World
 
 JOBS = "/api/v1/jobs"
@@ -217,6 +218,7 @@ def test_a_method_that_is_not_taken_says_which_are(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", [JOBS, "/api/v1/tasks", "/api/v1/queue", "/livez", "/metrics"])
+@refused_early
 def test_an_unknown_query_parameter_is_refused(client: TestClient, path: str) -> None:
     body = problem_of(client.get(path, params={"statsu": "QUEUED"}), 422)
     assert body["errors"][0]["pointer"] == "query/statsu"
@@ -233,6 +235,7 @@ def test_an_unknown_query_parameter_is_refused(client: TestClient, path: str) ->
         {"status": "DONE"},
     ],
 )
+@refused_early
 def test_a_wrong_query_is_refused(client: TestClient, query: dict[str, Any]) -> None:
     problem_of(client.get(JOBS, params=query), 422)
 
@@ -258,6 +261,7 @@ def test_a_crash_of_ours_shows_no_traceback(
 @pytest.mark.parametrize(
     "query", ["label=%00:b", "label=a:%1b", "name=%00", "cursor=MSAA", "cursor=bmFuIHg="]
 )
+@refused_early
 def test_control_characters_in_a_query_are_refused(client: TestClient, query: str) -> None:
     problem_of(client.get(f"{JOBS}?{query}"), 422)
 
@@ -301,7 +305,6 @@ def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(
     assert detail == "apply_at is next_epoch, which is epoch 1; the job's last epoch is 0"
 
 
-@pytest.mark.each_database
 @pytest.mark.parametrize("job_id", ["%00", "a%00b", "%EF%BF%BF", "no-such-job"])
 def test_the_page_of_a_job_that_cannot_exist_is_refused(client: TestClient, job_id: str) -> None:
     assert client.get(f"/jobs/{job_id}").status_code in {404, 422}

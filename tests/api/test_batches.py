@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.access import Role
@@ -12,7 +11,6 @@ from service.domain.jobs import Status
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 ACTIONS = "/api/v1/job-actions"
 SWEEP = {"labels": {"sweep": "lr"}, "training": {"epochs": 400}}
 

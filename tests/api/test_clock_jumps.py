@@ -18,8 +18,8 @@ HOUR_S = 3600.0
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path, start_timeout_s=10, cancel_grace_s=5)
+def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+    world = World(tmp_path, database_url=database_url, start_timeout_s=10, cancel_grace_s=5)
     yield world
     world.close()
 

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from tests.api.test_code import GOOD, upload
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 JOBS = "/api/v1/jobs"
 
 

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.code_store import CodeStore
 from service.settings import load_settings
-from tests.api.conftest import LOCAL
+from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, World
 from tests.unit.workers.archives import HOSTILE, Hostile, archive, named
 
@@ -46,9 +46,9 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(tmp_path_factory: pytest.TempPathFactory, shared_database_url: str) -> Iterator[Shared]:
     home = tmp_path_factory.mktemp("shared")
-    app = create_app(load_settings(home=home))
+    app = create_app(load_settings(home=home, database_url=shared_database_url))
     with TestClient(app, base_url=LOCAL) as client:
         yield Shared(client, home)
     app.state.accordion.database.close()
@@ -69,6 +69,7 @@ def test_uploading_again_changes_nothing(client: TestClient, world: World) -> No
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.__name__)
+@refused_early
 def test_a_hostile_archive_is_refused_and_leaves_nothing_behind(
     shared: Shared, hostile: Hostile
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing_behind(
         ("usercustomize.py", "imports by itself at every start"),
     ],
 )
+@refused_early
 def test_a_module_whose_name_is_taken_is_refused(shared: Shared, name: str, sentence: str) -> None:
     answer = upload(shared.client, named(name))
     assert answer.status_code == 422
@@ -100,11 +102,13 @@ def test_a_module_whose_name_is_taken_is_refused(shared: Shared, name: str, sent
     assert kept(shared.home) == []
 
 
+@refused_early
 def test_a_file_that_changes_pythons_path_is_refused(shared: Shared) -> None:
     answer = upload(shared.client, archive(("m.py", b""), ("m.pth", b"import os")))
     assert "'m.pth' could change Python's path" in answer.json()["detail"]
 
 
+@refused_early
 def test_an_archive_without_python_is_refused(shared: Shared) -> None:
     assert (
         "holds no Python module"
@@ -112,12 +116,13 @@ def test_an_archive_without_python_is_refused(shared: Shared) -> None:
     )
 
 
+@refused_early
 def test_a_body_of_another_kind_is_refused(shared: Shared) -> None:
     answer = upload(shared.client, GOOD, "application/json")
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
 
 
-def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
+def test_an_upload_ends_where_it_is_too_large(tmp_path: Path, database_url: str) -> None:
     read = []
 
     def pieces() -> Any:
@@ -125,7 +130,8 @@ def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
             read.append(number)
             yield bytes(1024)
 
-    app = create_app(load_settings(home=tmp_path, max_code_bytes=4096))
+    settings = load_settings(home=tmp_path, database_url=database_url, max_code_bytes=4096)
+    app = create_app(settings)
     with TestClient(app, base_url=LOCAL) as client:
         answer = client.post(CODE, content=pieces(), headers={"Content-Type": "application/zip"})
     app.state.accordion.database.close()
@@ -134,16 +140,20 @@ def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
     assert kept(tmp_path) == []
 
 
-def test_code_may_be_larger_than_other_bodies(tmp_path: Path) -> None:
-    app = create_app(load_settings(home=tmp_path, max_body_bytes=1024))
+def test_code_may_be_larger_than_other_bodies(tmp_path: Path, database_url: str) -> None:
+    settings = load_settings(home=tmp_path, database_url=database_url, max_body_bytes=1024)
+    app = create_app(settings)
     data = archive(("m.py", b""), ("data.bin", hashlib.shake_256(b"").digest(5000)))
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, data).status_code == 201
     app.state.accordion.database.close()
 
 
-def test_upload_requires_the_token(tmp_path: Path) -> None:
-    app = create_app(load_settings(home=tmp_path, admin_token="0123456789abcdef"))
+def test_upload_requires_the_token(tmp_path: Path, database_url: str) -> None:
+    settings = load_settings(
+        home=tmp_path, database_url=database_url, admin_token="0123456789abcdef"
+    )
+    app = create_app(settings)
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, GOOD).status_code == 401
         assert (
@@ -180,6 +190,7 @@ def test_a_spec_that_names_unknown_code_is_refused_with_the_way_out(
     )
 
 
+@refused_early
 def test_a_script_needs_code(shared: Shared) -> None:
     answer = shared.client.post(
         JOBS, json={"task": {"name": "script", "options": {"file": "train.py"}}}
@@ -190,6 +201,7 @@ def test_a_script_needs_code(shared: Shared) -> None:
 @pytest.mark.parametrize(
     "name", ["mine", "mine:", ":Mine", "mine.:Mine", "mine:Mine.x", "mine/task:Mine", "m:M\n"]
 )
+@refused_early
 def test_a_task_that_is_neither_ours_nor_a_class_is_refused(shared: Shared, name: str) -> None:
     answer = shared.client.post(JOBS, json={"task": {"name": name}})
     assert answer.status_code == 422
@@ -199,6 +211,7 @@ def test_a_task_that_is_neither_ours_nor_a_class_is_refused(shared: Shared, name
 @pytest.mark.parametrize(
     "file", ["/etc/x.py", "../x.py", "a/../x.py", "a\\x.py", "x.sh", ".py/", ""]
 )
+@refused_early
 def test_a_script_outside_of_the_code_is_refused(shared: Shared, file: str) -> None:
     spec = {"task": {"name": "script", "options": {"file": file}}, "code": "0" * 64}
     assert (

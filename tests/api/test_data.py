@@ -16,9 +16,14 @@ DATA = {"train": "s3://bucket/train", "valid": "/mnt/valid"}
 
 
 @pytest.fixture
-def roomy(tmp_path: Path) -> Iterator[World]:
+def roomy(tmp_path: Path, database_url: str) -> Iterator[World]:
     """A service whose nodes keep up to a megabyte of data in a directory of its own."""
-    world = World(tmp_path, data_cache="/mnt/cache", data_cache_bytes=1_000_000)
+    world = World(
+        tmp_path,
+        database_url=database_url,
+        data_cache="/mnt/cache",
+        data_cache_bytes=1_000_000,
+    )
     yield world
     world.close()
 

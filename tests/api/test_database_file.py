@@ -22,6 +22,8 @@ from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.test_health import checks
 from tests.api.world import DIGITS, World
 
+pytestmark = pytest.mark.sqlite_only("it damages the file of the database")
+
 
 def _replace(file: Path) -> None:
     copy = file.with_suffix(".copy")
@@ -106,10 +108,12 @@ def test_a_damaged_page_is_reported_as_damage_and_not_as_a_crash(
     assert "is damaged" in problem_of(client.get(JOBS), 503)["detail"]
 
 
-def test_a_service_does_not_start_on_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_a_service_does_not_start_on_a_file_that_is_no_database(
+    tmp_path: Path, database_url: str
+) -> None:
     (tmp_path / "accordion.db").write_bytes(b"garbage" * 1000)
     with pytest.raises(StartError, match=r"cannot be used .file is not a database"):
-        upgrade(f"sqlite:///{tmp_path}/accordion.db")
+        upgrade(database_url)
 
 
 def test_the_scheduler_leaves_the_cluster_alone_while_its_database_is_gone(world: World) -> None:
@@ -123,12 +127,10 @@ def test_the_scheduler_leaves_the_cluster_alone_while_its_database_is_gone(world
 
 
 def test_an_idle_process_reports_an_older_copy_that_is_newer_than_its_last_request(
-    tmp_path: Path,
+    tmp_path: Path, database_url: str
 ) -> None:
     file = tmp_path / "accordion.db"
-    url = f"sqlite:///{file}"
-    upgrade(url)
-    with closing(Database(url)) as idle, closing(Database(url)) as busy:
+    with closing(Database(database_url)) as idle, closing(Database(database_url)) as busy:
         _add_links(idle, 3)
         _write_log_back(file)
         _add_links(busy, 3)

@@ -16,7 +16,6 @@ from service.store.models import Base, DeletedJobRow, EventRow
 from tests.api.team import JOBS, Team
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 STORAGE = "file:///mnt/checkpoints"
 
 

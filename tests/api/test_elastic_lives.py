@@ -158,9 +158,9 @@ def test_a_job_without_its_minimum_says_what_it_waits_for_and_keeps_the_reason(
 
 
 def test_what_a_supervisor_said_before_its_group_broke_is_not_said_of_the_recovery(
-    tmp_path: Path,
+    tmp_path: Path, database_url: str
 ) -> None:
-    world = World(tmp_path, survey_interval_s=8 * TURN_S)
+    world = World(tmp_path, database_url=database_url, survey_interval_s=8 * TURN_S)
     job_id = world.submit(**LONG)
     world.train(job_id)
     world.runtime.jobs[job_id].says = "worker group 1 starts with 2 of 2 workers"

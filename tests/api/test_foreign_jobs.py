@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,18 @@ from fastapi.testclient import TestClient
 
 from service.domain.jobs import Status
 from service.foreign_jobs import CONFLICT_S
+from service.store.migrations import upgrade
 from tests.api.world import World
+from tests.postgres import Postgres
 
 
 @pytest.fixture
-def beside(world: World, tmp_path: Path) -> Iterator[Callable[..., World]]:
-    """Opens another service on the cluster of `world`; its home holds the given files."""
+def beside(world: World, tmp_path: Path, empty_url: str) -> Iterator[Callable[..., World]]:
+    """Opens another service on the cluster of `world`, by default with a database of its own."""
     worlds: list[World] = []
 
-    def open_world(home: Path = tmp_path / "other") -> World:
-        worlds.append(World(home))
+    def open_world(url: str = empty_url) -> World:
+        worlds.append(World(tmp_path / "other", database_url=url))
         worlds[-1].runtime, worlds[-1].clock = world.runtime, world.clock
         worlds[-1].scheduler = worlds[-1].new_scheduler()
         return worlds[-1]
@@ -31,17 +34,23 @@ def beside(world: World, tmp_path: Path) -> Iterator[Callable[..., World]]:
 
 
 @pytest.fixture
-def backup(world: World, tmp_path: Path) -> Callable[[], Path]:
-    """Copies the database as it is now to a home of its own."""
+def backup(
+    world: World, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[[], str]]:
+    """Copies the database as it is now; gives the URL of the copy."""
+    with ExitStack() as copies:
 
-    def copy() -> Path:
-        home = tmp_path / "copy"
-        home.mkdir()
-        world.database.close()
-        shutil.copy(world.settings.home / "accordion.db", home)
-        return home
+        def copy() -> str:
+            world.database.close()
+            if world.settings.database.startswith("postgresql"):
+                server: Postgres = request.getfixturevalue("postgres")
+                url = server.copy_database(world.settings.database)
+                copies.callback(server.drop_database, url)
+                return url
+            file = shutil.copy(world.settings.home / "accordion.db", tmp_path / "copy.db")
+            return f"sqlite:///{file}"
 
-    return copy
+        yield copy
 
 
 def test_scheduler_with_another_database_leaves_running_jobs_alone(
@@ -74,10 +83,10 @@ def test_job_submitted_after_the_backup_survives_its_restoration(
     world: World, beside, backup
 ) -> None:
     world.turn()
-    home = backup()
+    url = backup()
     world.train(job_id := world.submit(training={"epochs": 300}))
     world.scheduler.release()
-    beside(home).turn(10)
+    beside(url).turn(10)
     assert world.runtime.jobs[job_id].alive
 
 
@@ -110,5 +119,6 @@ def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(
 
 def test_installation_keeps_its_id_when_tables_are_migrated_again(world: World) -> None:
     before = world.repository.installation()
-    assert World(world.settings.home).repository.installation() == before
+    upgrade(world.settings.database)
+    assert world.repository.installation() == before
     assert len(before) == 12

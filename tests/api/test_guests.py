@@ -54,7 +54,6 @@ def go_on(world: World, job_id: str) -> None:
     world.runtime.silent.discard(job_id)
 
 
-@pytest.mark.each_database
 def test_guest_is_listed_with_its_kind_epochs_and_decisions(
     world: World, client: TestClient
 ) -> None:
@@ -96,7 +95,6 @@ def test_guest_is_never_placed_and_starts_no_supervisor(world: World) -> None:
     )
 
 
-@pytest.mark.each_database
 def test_guest_that_reports_its_end_is_over_and_forgotten_after_a_while(strict: World) -> None:
     job_id = train(strict, spec={"training": {"epochs": 2}})
     job = strict.finish(job_id)
@@ -109,7 +107,6 @@ def test_guest_that_reports_its_end_is_over_and_forgotten_after_a_while(strict: 
     assert (strict.runtime.forgotten, strict.runtime.removed) == ([job_id], [])
 
 
-@pytest.mark.each_database
 def test_silent_guest_is_lost_and_runs_again_when_it_reports(strict: World) -> None:
     job_id = train(strict)
     silence(strict, job_id)
@@ -165,7 +162,6 @@ def test_guest_that_lives_again_is_not_closed_by_a_scheduler_that_was_away(stric
     assert strict.job(job_id).status == Status.RUNNING
 
 
-@pytest.mark.each_database
 def test_guest_that_is_alive_without_steps_is_shown_so_and_not_lost(strict: World) -> None:
     job_id = train(strict)
     strict.runtime.stuck.add(job_id)
@@ -193,7 +189,6 @@ def test_lost_guest_that_is_alive_again_runs_before_its_next_step(strict: World)
     assert (strict.job(job_id).status, strict.job(job_id).deadline) == (Status.RUNNING, None)
 
 
-@pytest.mark.each_database
 def test_lost_guest_can_be_cancelled_and_frees_its_name(strict: World, client: TestClient) -> None:
     job_id = train(strict, "mine")
     override_id = strict.override(job_id, level="low", apply_at=100)
@@ -243,7 +238,6 @@ def test_guests_of_one_name_are_both_shown(world: World) -> None:
     assert {name[:4] for name in names} == {"mine"}
 
 
-@pytest.mark.each_database
 def test_override_of_a_guest_is_acknowledged_by_every_rank(world: World) -> None:
     job_id = train(world)
     override_id = world.override(job_id, level="low", apply_at=100)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 
+import psycopg
 import pytest
 from fastapi.testclient import TestClient
+from psycopg.errors import DataCorrupted, DiskFull, ReadOnlySqlTransaction
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.store.job_submission import JobSubmission
 from service.store.repository import Repository
 from tests.api.world import DIGITS, World
+
+FULL = "the disk of the database is full; free some space"
+READ_ONLY = "the database accepts no changes; make its disk writable, or let"
+DAMAGED = "the database is damaged; stop the service, restore a backup"
 
 
 def checks(client: TestClient) -> dict[str, tuple[bool, str]]:
@@ -91,10 +98,14 @@ def test_a_statement_the_database_rejects_is_our_error_and_not_an_outage(
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
 
 
-def _full() -> Exception:
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+def _sqlite_error(code: int) -> Exception:
+    error = sqlite3.OperationalError("as SQLite reports it")
+    error.sqlite_errorcode = code
     return OperationalError("INSERT", {}, error)
+
+
+def _postgres_error(error: Exception) -> Exception:
+    return DBAPIError.instance("INSERT", {}, error, psycopg.Error, dialect=PGDialect_psycopg())
 
 
 @pytest.mark.parametrize(
@@ -104,9 +115,15 @@ def _full() -> Exception:
             PoolTimeout("QueuePool limit of size 1 overflow 0 reached"),
             "the database does not respond; try again",
         ),
-        (_full(), "the disk of the database is full; free some space"),
+        (_sqlite_error(sqlite3.SQLITE_FULL), FULL),
+        (_postgres_error(DiskFull("could not extend file")), FULL),
+        (_sqlite_error(sqlite3.SQLITE_READONLY), READ_ONLY),
+        (_postgres_error(ReadOnlySqlTransaction("cannot execute INSERT")), READ_ONLY),
+        (_sqlite_error(sqlite3.SQLITE_CORRUPT), DAMAGED),
+        (_postgres_error(DataCorrupted("invalid page in block 0")), DAMAGED),
     ],
 )
+@pytest.mark.sqlite_only("errors of both databases are raised without one")
 def test_a_database_that_takes_nothing_now_is_no_fault_of_the_request(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, *, error: Exception, sentence: str
 ) -> None:

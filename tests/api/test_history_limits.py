@@ -17,7 +17,6 @@ from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 MAX_EVENTS = 50
 MAX_LOG_BYTES = 3000
 DAY_S = 86_400.0

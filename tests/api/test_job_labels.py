@@ -54,7 +54,6 @@ def listed(client: TestClient, *labels: str, **query: Any) -> list[str]:
     return [job["id"] for job in answer.json()["items"]]
 
 
-@pytest.mark.each_database
 def test_labels_of_a_submission_and_of_its_clone_are_listed(
     client: TestClient, world: World
 ) -> None:
@@ -67,7 +66,6 @@ def test_labels_of_a_submission_and_of_its_clone_are_listed(
     assert listed(client, "team:vision", "sweep:lr") == [job_id]
 
 
-@pytest.mark.each_database
 def test_labels_of_a_guest_run_are_listed(client: TestClient, world: World) -> None:
     guest = world.runtime.enlist(spec={"labels": VISION})
     world.turn_until(lambda: world.repository.job(guest) is not None)
@@ -76,7 +74,6 @@ def test_labels_of_a_guest_run_are_listed(client: TestClient, world: World) -> N
     assert listed(client, "sweep:lr", kind="job") == []
 
 
-@pytest.mark.each_database
 def test_changed_and_removed_labels_are_listed_as_they_are_now(
     client: TestClient, world: World
 ) -> None:
@@ -91,7 +88,6 @@ def test_changed_and_removed_labels_are_listed_as_they_are_now(
     assert labels_of(world.database, job_id) == {}
 
 
-@pytest.mark.each_database
 def test_archived_and_retried_jobs_are_listed_apart_from_others(
     client: TestClient, world: World
 ) -> None:
@@ -108,14 +104,12 @@ def test_archived_and_retried_jobs_are_listed_apart_from_others(
     assert listed(client, "sweep:lr", archived="any") == [cancelled, done]
 
 
-@pytest.mark.each_database
 def test_labels_of_a_deleted_job_are_deleted(client: TestClient, world: World) -> None:
     job_id, kept = ended(world, labels=VISION), world.submit(labels=VISION)
     client.delete(f"{JOBS}/{job_id}")
     assert {row[0] for row in check_labels(world.database)} == {kept}
 
 
-@pytest.mark.each_database
 def test_a_label_that_is_no_text_is_in_no_list(client: TestClient, world: World) -> None:
     job_id = world.submit(labels=VISION)
     with world.database.write() as session:
@@ -124,7 +118,6 @@ def test_a_label_that_is_no_text_is_in_no_list(client: TestClient, world: World)
     assert listed(client, "team:vision") == []
 
 
-@pytest.mark.each_database
 def test_a_refused_write_leaves_the_labels_as_they_were(world: World) -> None:
     job_id = world.submit(labels=VISION)
 
@@ -139,7 +132,6 @@ def test_a_refused_write_leaves_the_labels_as_they_were(world: World) -> None:
     assert labels_of(world.database, job_id) == VISION
 
 
-@pytest.mark.each_database
 def test_labels_are_restored_with_their_jobs(
     world: World, tmp_path: Path, new_settings: Settings
 ) -> None:
@@ -152,7 +144,6 @@ def test_labels_are_restored_with_their_jobs(
     restored.close()
 
 
-@pytest.mark.each_database
 def test_labels_move_with_their_jobs(world: World, new_settings: Settings) -> None:
     world.submit(labels=VISION)
     move_database(world.settings, new_settings.database, world.clock())
@@ -161,7 +152,6 @@ def test_labels_move_with_their_jobs(world: World, new_settings: Settings) -> No
     moved.close()
 
 
-@pytest.mark.each_database
 def test_labels_of_a_backup_without_their_table_are_restored(
     world: World, tmp_path: Path, new_settings: Settings
 ) -> None:
@@ -336,7 +326,6 @@ def read_all(repository: Repository, wanted: JobFilter) -> list[str]:
             return [job.id for job in found]
 
 
-@pytest.mark.each_database
 @pytest.mark.parametrize("max_rows", [0, 5, job_list.MAX_ROWS], ids=str)
 @pytest.mark.parametrize("archived", [False, True, None])
 def test_a_list_has_the_jobs_that_match_whichever_index_it_is_read_by(

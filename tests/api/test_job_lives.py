@@ -18,8 +18,6 @@ from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
 from workers.contract import CheckpointRecord, Cursor
 
-pytestmark = pytest.mark.each_database
-
 
 def test_a_job_trains_to_its_end(world: World) -> None:
     job = world.finish(world.submit())

@@ -5,12 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
 from tests.api.world import DIGITS, World
-
-pytestmark = pytest.mark.each_database
 
 JOBS = "/api/v1/jobs"
 

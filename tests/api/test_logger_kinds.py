@@ -26,8 +26,10 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoggerWorld]:
-    world = LoggerWorld(tmp_path, monkeypatch)
+def world(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoggerWorld]:
+    world = LoggerWorld(tmp_path, monkeypatch, database_url=database_url)
     for name, value in package_settings(world.settings).items():
         monkeypatch.setenv(name, value)
     yield world

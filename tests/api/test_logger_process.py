@@ -25,10 +25,10 @@ HEAVY = frozenset({"mlflow", "tensorboardX", "wandb"})
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A service whose clock shows nearly the time of the processes that it starts."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    world = World(tmp_path)
+    world = World(tmp_path, database_url=database_url)
     world.clock.jump(time.time() - world.clock.now - 600.0)
     yield world
     world.scheduler.release()

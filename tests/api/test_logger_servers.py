@@ -77,11 +77,13 @@ def url(require: Require, tmp_path_factory: pytest.TempPathFactory, proxy: Proxy
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoggerWorld]:
+def world(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoggerWorld]:
     """A service that may contact this machine, and that checks the addresses of all connections."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    world = LoggerWorld(tmp_path, monkeypatch, webhook_networks=LOOPBACK)
+    world = LoggerWorld(tmp_path, monkeypatch, database_url=database_url, webhook_networks=LOOPBACK)
     for name, value in package_settings(world.settings).items():
         monkeypatch.setenv(name, value)
     encrypted = create_secret_box(world.settings).encrypt(KEY)

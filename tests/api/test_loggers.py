@@ -36,7 +36,6 @@ from tests.api.logger_world import LoggerWorld
 from tests.api.team import JOBS, Team, wait_for
 from tests.api.world import DIGITS
 
-pytestmark = pytest.mark.each_database
 BOARD = {"kind": "tensorboard"}
 KEY = "wandb-nobody-may-see-this"
 WANDB = {"kind": "wandb", "project": "p", "api_key": {"secret": "key"}}

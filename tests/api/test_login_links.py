@@ -20,9 +20,10 @@ LINKS = "/api/v1/login-links"
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[TestClient]:
+def browser(tmp_path: Path, database_url: str) -> Iterator[TestClient]:
     """A browser that does not know the token."""
-    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN), clock := Clock())
+    settings = load_settings(home=tmp_path, database_url=database_url, admin_token=TOKEN)
+    app = create_app(settings, clock := Clock())
     with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
         client.clock = clock  # type: ignore[attr-defined]
         yield client

@@ -15,7 +15,6 @@ from tests.api.team import ADMIN, Team, api_routes
 from tests.api.world import DIGITS, World
 from workers.contract import FailureRecord
 
-pytestmark = pytest.mark.each_database
 NODES = "/api/v1/nodes"
 LONG = {"training": {"epochs": 2000, "micro_batch": 8}}
 ONE = {"workers": {"min": 1, "max": 1}, **LONG}

@@ -18,8 +18,6 @@ from service.store.report_writes import ReportWrites
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 
-pytestmark = pytest.mark.each_database
-
 LONG = {"training": {"epochs": 40}}
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from fastapi.testclient import TestClient
 
 from tests.api.fake_job import Saved
 from tests.api.world import World
-
-pytestmark = pytest.mark.each_database
 
 LONG = {"training": {"epochs": 30}}
 

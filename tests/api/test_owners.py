@@ -20,8 +20,6 @@ from tests.api.team import (
 )
 from tests.api.world import DIGITS
 
-pytestmark = pytest.mark.each_database
-
 
 def test_every_route_has_one_rule(team: Team) -> None:
     assert len(api_routes(team.app)) > 25

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
@@ -17,7 +16,6 @@ from tests.api.team import JOBS, PLAN
 from tests.api.world import DIGITS, World
 from workers.contract import PackagesRecord, PipIndex
 
-pytestmark = pytest.mark.each_database
 PIP = {"pip": ["einops==0.8.0", "acc-beta"]}
 LOGIN = "ada:s3cret-of-ada"
 

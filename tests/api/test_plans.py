@@ -10,13 +10,13 @@ from fastapi.testclient import TestClient
 from service.errors import RuntimeUnavailable
 from service.plan_runs import PLAN_LIMIT_S
 from service.store.plan_rows import KEPT_S, MAX_OPEN
+from tests.api.conftest import refused_early
 from tests.api.fake_plans import FOUND
 from tests.api.test_code import GOOD, SHA, upload
 from tests.api.world import World
 from workers.contract import PlanResult
 
 PLANS = "/api/v1/plans"
-pytestmark = pytest.mark.each_database
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -197,6 +197,7 @@ def test_a_plan_gets_the_uploaded_code_of_its_job(client: TestClient, world: Wor
         ({"more": 1}, "/more"),
     ],
 )
+@refused_early
 def test_a_wrong_request_is_refused_at_its_field(
     client: TestClient, changes: dict[str, Any], pointer: str
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 from service.domain.jobs import Desired, Reason, Status
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 LONG = {"training": {"epochs": 40}}
 PAIR = {**LONG, "workers": {"min": 2, "max": 2}}
 WIDE = {**LONG, "workers": {"min": 1, "max": 4}}

@@ -130,10 +130,12 @@ def test_a_provider_that_names_no_groups_revokes_no_token(browser: Browser) -> N
 
 
 def test_a_user_without_a_mapped_group_gets_the_default_role(
-    tmp_path: Path, provider: Provider
+    tmp_path: Path, database_url: str, provider: Provider
 ) -> None:
     provider.set_user("2", preferred_username="eve")
-    with open_browser(tmp_path, provider, oidc_default_role="viewer") as browser:
+    with open_browser(
+        tmp_path, provider, database_url=database_url, oidc_default_role="viewer"
+    ) as browser:
         browser.log_in("2")
         assert browser.whoami().json()["scopes"] == ["read", "read:all", "tokens"]
     assert "/userinfo" in provider.hits, "groups may be only there"
@@ -188,10 +190,12 @@ def test_a_login_never_takes_the_name_of_the_service_itself(browser: Browser, na
     [(True, 200), ("true", 200), (False, 403), ("false", 403), (None, 403), ([], 403)],
 )
 def test_an_address_names_a_user_unless_it_is_not_verified(
-    tmp_path: Path, provider: Provider, verified: Any, status: int
+    tmp_path: Path, database_url: str, provider: Provider, verified: Any, status: int
 ) -> None:
     provider.set_user("1", email="Ada@Example.com", email_verified=verified, groups=["ml"])
-    with open_browser(tmp_path, provider, oidc_user_claim="email") as browser:
+    with open_browser(
+        tmp_path, provider, database_url=database_url, oidc_user_claim="email"
+    ) as browser:
         assert browser.log_in().status_code == status
         if status == 200:
             assert browser.whoami().json()["user"] == "ada@example.com"
@@ -278,11 +282,13 @@ def test_the_issuer_in_a_redirect_is_accepted(browser: Browser) -> None:
 
 
 def test_a_code_is_sent_only_to_the_provider_where_the_login_began(
-    tmp_path: Path, provider: Provider
+    tmp_path: Path, database_url: str, provider: Provider
 ) -> None:
-    with open_browser(tmp_path, provider) as before:
+    with open_browser(tmp_path, provider, database_url=database_url) as before:
         callback = provider.log_in(before.begin(), "1")
-    with open_browser(tmp_path, provider, oidc_client_id="another-client") as after:
+    with open_browser(
+        tmp_path, provider, database_url=database_url, oidc_client_id="another-client"
+    ) as after:
         after.client.cookies.update(before.client.cookies)
         assert_refused(after, after.client.get(callback), 401, "not begun in this browser")
     assert "/oauth2/token" not in provider.hits
@@ -292,9 +298,9 @@ def test_a_code_is_sent_only_to_the_provider_where_the_login_began(
     ("address", "secure"), [("https://accordion.example", True), ("http://127.0.0.1", False)]
 )
 def test_cookies_are_secure_behind_a_proxy_that_does_not_say_https(
-    tmp_path: Path, provider: Provider, address: str, secure: bool
+    tmp_path: Path, database_url: str, provider: Provider, address: str, secure: bool
 ) -> None:
-    with open_browser(tmp_path, provider, url=address) as browser:
+    with open_browser(tmp_path, provider, database_url=database_url, url=address) as browser:
         browser.client.base_url = browser.client.base_url.copy_with(scheme="http")
         begun = browser.client.get("/login/oidc")
         back = provider.log_in(begun.headers["location"], "1").replace("https:", "http:")
@@ -349,11 +355,11 @@ def test_a_login_leads_to_our_own_pages_only(browser: Browser, target: str) -> N
 
 
 def test_a_provider_that_is_down_is_named_and_tokens_still_work(
-    tmp_path: Path, require: Require
+    tmp_path: Path, database_url: str, require: Require
 ) -> None:
     with run_provider(require) as gone:
         pass
-    with open_browser(tmp_path, gone) as browser:
+    with open_browser(tmp_path, gone, database_url=database_url) as browser:
         answer = browser.client.get("/login/oidc")
         assert_refused(browser, answer, 503, "Example does not respond as it should")
         assert gone.issuer not in answer.text, "addresses of the provider are for the log only"
@@ -361,9 +367,12 @@ def test_a_provider_that_is_down_is_named_and_tokens_still_work(
 
 
 def test_a_provider_that_goes_down_during_a_login_is_named(
-    tmp_path: Path, require: Require
+    tmp_path: Path, database_url: str, require: Require
 ) -> None:
-    with run_provider(require) as provider, open_browser(tmp_path, provider) as browser:
+    with (
+        run_provider(require) as provider,
+        open_browser(tmp_path, provider, database_url=database_url) as browser,
+    ):
         callback = provider.log_in(browser.begin(), "1")
         provider.app.before_request_funcs[None].insert(0, lambda: ("broken", 500))
         answer = browser.client.get(callback)

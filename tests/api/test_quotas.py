@@ -13,7 +13,6 @@ from service.domain.jobs import Reason, Status
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 QUOTAS = "/api/v1/quotas"
 LONG = {"training": {"epochs": 400}}
 VISION = {**LONG, "labels": {"team": "vision"}}

@@ -6,14 +6,12 @@ import json
 import re
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
 from service.store.models import DecisionRow, EpochRow
 from tests.api.team import JOBS, Team
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 MANY = 1000
 
 

@@ -23,8 +23,6 @@ from tests.api.fake_runtime import FakeRuntime
 from tests.api.test_streams import frames, numbers, read, submit
 from tests.conftest import free_port
 
-pytestmark = pytest.mark.each_database
-
 JOBS = "/api/v1/jobs"
 CODE = (
     "from service.app import serve_api; from service.settings import load_settings;"
@@ -35,11 +33,16 @@ LIMIT_S = 60.0
 
 
 class Process:
-    """One api process on a port of its own, over the database of a home directory."""
+    """One api process on a port of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, database_url: str) -> None:
         self.port = free_port()
-        self.env = {**os.environ, "ACCORDION_HOME": str(home), "ACCORDION_PORT": str(self.port)}
+        self.env = {
+            **os.environ,
+            "ACCORDION_HOME": str(home),
+            "ACCORDION_DATABASE_URL": database_url,
+            "ACCORDION_PORT": str(self.port),
+        }
         self.client = httpx2.Client(
             base_url=f"http://127.0.0.1:{self.port}",
             timeout=30,
@@ -74,18 +77,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[Process]:
+def api(tmp_path: Path, database_url: str) -> Iterator[Process]:
     """An api process, with a scheduler and its fake cluster in this one."""
-    stop, settings = (
-        threading.Event(),
-        load_settings(home=tmp_path, drain_interval_s=0.05, survey_interval_s=0.1),
+    stop = threading.Event()
+    settings = load_settings(
+        home=tmp_path, database_url=database_url, drain_interval_s=0.05, survey_interval_s=0.1
     )
     runtime = FakeRuntime(clock=time.time)
     scheduler = threading.Thread(
         target=run_scheduler, args=(settings, runtime), kwargs={"stop": stop}
     )
     scheduler.start()
-    api = Process(tmp_path)
+    api = Process(tmp_path, database_url)
     yield api
     stop.set()
     scheduler.join(timeout=LIMIT_S)
@@ -114,8 +117,10 @@ def test_an_api_that_is_asked_to_go_ends_its_streams_and_goes(api: Process) -> N
         assert [fields for fields in stream if fields["event"] == "end"] == []
 
 
-def test_a_taken_port_is_named_with_the_way_out(api: Process, tmp_path: Path) -> None:
+def test_a_taken_port_is_named_with_the_way_out(
+    api: Process, tmp_path: Path, database_url: str
+) -> None:
     with pytest.raises(
         SettingsError, match=f"port {api.port} on 127.0.0.1 cannot be used .*choose another"
     ):
-        serve_api(load_settings(home=tmp_path, port=api.port))
+        serve_api(load_settings(home=tmp_path, database_url=database_url, port=api.port))

@@ -13,7 +13,6 @@ from service.domain.jobs import Desired, Reason, Status
 from tests.api.team import JOBS
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 LONG = {"training": {"epochs": 12}}
 STRICT = {**LONG, "max_failures": 0}
 

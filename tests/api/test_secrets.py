@@ -15,11 +15,10 @@ from service.domain.jobs import Status
 from service.security.secret_box import SecretBox
 from service.settings import load_settings
 from service.store.secret_rows import MAX_SECRETS
-from tests.api.conftest import LOCAL
+from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import ADMIN, JOBS, PLAN, Team
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 SECRETS = "/api/v1/secrets"
 VALUE = "hf_nobody-may-see-this"
 TOKEN = {"env": {"HF_HOME": "/mnt/hf", "HF_TOKEN": {"secret": "hf-token"}}}
@@ -228,6 +227,7 @@ def test_a_plan_that_is_measured_needs_its_secrets_no_more(
         ("x" * 64, {"value": "x"}, "63"),
     ],
 )
+@refused_early
 def test_a_wrong_secret_is_refused(
     client: TestClient, name: str, body: dict[str, Any], detail: str
 ) -> None:

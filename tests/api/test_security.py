@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from service.app import create_app
 from service.errors import SettingsError
 from service.security.sessions import SESSION_S
 from service.settings import load_settings
-from tests.api.conftest import LOCAL
+from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, Clock
 
 TOKEN = "a-token-of-twenty-chars"
@@ -26,9 +25,10 @@ METHODS = ["POST", "PUT", "PATCH", "DELETE"]
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[TestClient]:
+def guarded(tmp_path: Path, database_url: str) -> Iterator[TestClient]:
     """A service with a token, and a client that does not know it."""
-    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN), clock := Clock())
+    settings = load_settings(home=tmp_path, database_url=database_url, admin_token=TOKEN)
+    app = create_app(settings, clock := Clock())
     with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
         client.clock = clock  # type: ignore[attr-defined]
         yield client
@@ -109,11 +109,12 @@ def logged_in(guarded: TestClient) -> dict[str, str]:
 
 
 def test_two_services_on_one_host_name_do_not_replace_each_others_login(
-    guarded: TestClient, tmp_path_factory: pytest.TempPathFactory
+    guarded: TestClient, tmp_path_factory: pytest.TempPathFactory, empty_url: str
 ) -> None:
-    other = create_app(
-        load_settings(home=tmp_path_factory.mktemp("other"), admin_token=TOKEN[::-1])
+    settings = load_settings(
+        home=tmp_path_factory.mktemp("other"), database_url=empty_url, admin_token=TOKEN[::-1]
     )
+    other = create_app(settings)
     with TestClient(other, base_url=LOCAL, cookies=guarded.cookies) as beside:
         guarded.post("/login", data={"token": TOKEN})
         answer = beside.post("/login", data={"token": TOKEN[::-1]}, follow_redirects=False)
@@ -159,10 +160,12 @@ def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(
 ) -> None:
     guarded.post("/login", data={"token": TOKEN})
 
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
+    engine = guarded.app.state.accordion.database.engine  # type: ignore[attr-defined]
 
-    event.listen(guarded.app.state.accordion.database.engine, "do_execute", fail)  # type: ignore[attr-defined]
+    def fail(*_: object) -> None:
+        raise engine.dialect.dbapi.OperationalError("disk I/O error")
+
+    event.listen(engine, "do_execute", fail)
     answer = guarded.get(JOBS)
     assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
 
@@ -193,6 +196,7 @@ def test_a_browser_without_a_login_is_led_to_the_form(guarded: TestClient) -> No
     "headers",
     [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
 )
+@refused_early
 def test_a_write_from_another_site_is_refused_on_every_method(
     client: TestClient, method: str, headers: dict[str, str]
 ) -> None:
@@ -206,6 +210,7 @@ def test_a_write_from_our_own_pages_is_taken(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", *METHODS])
+@refused_early
 def test_a_page_that_calls_itself_our_name_is_refused(client: TestClient, method: str) -> None:
     answer = client.request(method, JOBS, headers={"Host": "rebound.example:8080"})
     assert answer.status_code == 403
@@ -255,11 +260,13 @@ def test_a_short_token_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://]"])
+@refused_early
 def test_an_origin_that_is_no_address_is_foreign(client: TestClient, origin: str) -> None:
     assert client.post(JOBS, json=DIGITS, headers={"Origin": origin}).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["[::1].evil.com", "[::1", "[::1]evil:80"])
+@refused_early
 def test_a_name_that_begins_like_ours_is_refused(client: TestClient, host: str) -> None:
     assert client.get(JOBS, headers={"Host": host}).status_code == 403
 
@@ -271,14 +278,20 @@ def test_our_own_address_is_served_with_and_without_a_port(client: TestClient) -
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "9" * 9])
+@refused_early
 def test_unreadable_content_length_is_too_large(client: TestClient, length: str) -> None:
     answer = client.post(JOBS, content=b"{}", headers={"Content-Length": length})
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
-def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path) -> None:
+def test_the_metrics_token_reads_metrics_and_nothing_else(
+    tmp_path: Path, database_url: str
+) -> None:
     scrape = "scrape-" + TOKEN
-    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN, metrics_token=scrape))
+    settings = load_settings(
+        home=tmp_path, database_url=database_url, admin_token=TOKEN, metrics_token=scrape
+    )
+    app = create_app(settings)
     with TestClient(
         app, base_url=LOCAL, headers={"Authorization": f"Bearer {scrape}"}
     ) as prometheus:

@@ -68,7 +68,6 @@ def store_counts(world: World) -> None:
     world.turn()
 
 
-@pytest.mark.each_database
 def test_turns_are_counted_with_their_duration(
     world: World, scrape: Scrape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +89,6 @@ def test_turns_are_counted_with_their_duration(
     assert scrape(f"{TURNS}_sum") == pytest.approx(6.0)
 
 
-@pytest.mark.each_database
 @pytest.mark.parametrize("table", ["leases", "quotas"])
 def test_a_turn_that_fails_is_an_error_and_a_turn(world: World, scrape: Scrape, table: str) -> None:
     with broken_table(world, table):
@@ -119,7 +117,6 @@ def test_a_job_that_fails_in_a_turn_is_an_error_of_one_job(
     assert scrape("accordion_scheduler_errors_total", scope="turn") == 0
 
 
-@pytest.mark.each_database
 def test_a_lease_that_is_taken_over_is_a_change_and_counts_go_on(
     world: World, scrape: Scrape
 ) -> None:
@@ -140,7 +137,6 @@ def test_a_scheduler_that_stops_stores_what_it_counted(world: World, scrape: Scr
     assert scrape(f"{TURNS}_count") == 2
 
 
-@pytest.mark.each_database
 def test_records_are_counted_once_by_their_age(world: World, scrape: Scrape) -> None:
     world.runtime.ahead_s = -20.0
     world.finish(world.submit())
@@ -163,7 +159,6 @@ def test_a_record_from_a_clock_that_is_ahead_has_no_age(world: World, scrape: Sc
     assert scrape(f"{DELAYS}_sum") == 0
 
 
-@pytest.mark.each_database
 def test_a_job_that_waits_ages_under_its_reason(world: World, scrape: Scrape) -> None:
     age = "accordion_queue_age_seconds"
     world.submit()
@@ -194,7 +189,6 @@ def world_ages(scrape: Scrape) -> dict[str, float]:
     }
 
 
-@pytest.mark.each_database
 def test_a_job_that_has_trained_waits_since_its_attempt_ended(world: World, scrape: Scrape) -> None:
     job_id = world.submit(training={"epochs": 400})
     world.train(job_id)
@@ -207,6 +201,7 @@ def test_a_job_that_has_trained_waits_since_its_attempt_ended(world: World, scra
     assert 0 < waits < 60
 
 
+@pytest.mark.sqlite_only("it limits the size of the database file")
 def test_a_full_disk_is_counted_for_api_and_scheduler(
     world: World, client: TestClient, scrape: Scrape
 ) -> None:
@@ -233,6 +228,7 @@ def submit_without_end(world: World, spec: dict[str, Any]) -> None:
         world.submit(**spec)
 
 
+@pytest.mark.sqlite_only("it removes the database file")
 def test_a_database_that_is_gone_leaves_the_metrics_of_the_process(
     world: World, client: TestClient, scrape: Scrape
 ) -> None:
@@ -245,7 +241,6 @@ def test_a_database_that_is_gone_leaves_the_metrics_of_the_process(
     assert value(client.get("/metrics").text, "accordion_queue_jobs") is None
 
 
-@pytest.mark.each_database
 def test_a_metric_that_cannot_be_read_is_our_fault_and_not_the_databases(
     world: World, client: TestClient
 ) -> None:
@@ -340,7 +335,6 @@ def hooked(tmp_path: Path, database_url: str) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.each_database
 def test_messages_to_webhooks_are_counted_by_what_became_of_them(
     hooked: World, receiver: Receiver
 ) -> None:
@@ -366,7 +360,6 @@ def turn_until_counted(world: World, scrape: Scrape, outcome: str) -> None:
         store_counts(world)
 
 
-@pytest.mark.each_database
 def test_a_message_that_nobody_sends_is_overdue_unless_its_webhook_is_disabled(
     hooked: World, receiver: Receiver
 ) -> None:

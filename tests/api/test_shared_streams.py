@@ -23,9 +23,9 @@ NUM_OTHERS = 16
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Live]:
+def waiting(tmp_path: Path, database_url: str) -> Iterator[Live]:
     """A service whose jobs never begin to train, and so have no news."""
-    service = serve_live(tmp_path, sse_keepalive_s=KEEPALIVE_S)
+    service = serve_live(tmp_path, database_url=database_url, sse_keepalive_s=KEEPALIVE_S)
     live = next(service)
     live.runtime.slow_start = 1_000_000
     yield live

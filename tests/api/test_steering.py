@@ -9,8 +9,6 @@ from httpx2 import Response
 from service.domain.jobs import Status
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
-
 JOBS = "/api/v1/jobs"
 LONG = {"training": {"epochs": 40}}
 STEERS = {"resize": {"min": 1, "max": 3}, "pause": None, "cancel": None}

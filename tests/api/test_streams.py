@@ -121,9 +121,9 @@ def test_a_number_that_no_event_has_is_refused(
 
 
 def test_a_silent_stream_is_kept_open_with_comments_and_ends_with_the_service(
-    tmp_path: Path,
+    tmp_path: Path, database_url: str
 ) -> None:
-    service = serve_live(tmp_path, sse_keepalive_s=0.2)
+    service = serve_live(tmp_path, database_url=database_url, sse_keepalive_s=0.2)
     live = next(service)
     live.runtime.slow_start = 1_000_000
     with live.client() as client, client.stream("GET", f"{JOBS}/{submit(client)}/events") as answer:

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from service.errors import Invalid
 from service.security.request_texts import check_request_texts
 from service.store.models import JobRow
+from tests.api.conftest import refused_early
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.world import DIGITS, World
 from workers.contract import FailureRecord
@@ -60,6 +61,7 @@ def test_an_override_with_an_unstorable_text_is_refused(
         "/%ED%B3%A9",
     ],
 )
+@refused_early
 def test_an_address_that_is_not_unicode_text_is_refused(client: TestClient, path: str) -> None:
     body = problem_of(client.request("POST" if path.endswith("cancel") else "GET", path), 422)
     assert body["errors"][0]["pointer"] in {"path", "query"}

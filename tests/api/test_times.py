@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 
 from service.domain.jobs import Desired, Reason, Status
 from service.errors import Conflict
+from tests.api.conftest import refused_early
 from tests.api.team import JOBS
 from tests.api.world import DIGITS, World
 
-pytestmark = pytest.mark.each_database
 LONG = {"epochs": 4000}
 LIMITED = {"training": LONG, "limits": {"training_seconds": 20}}
 
@@ -159,6 +159,7 @@ def test_a_dry_run_names_the_time_at_which_the_job_is_queued(
 
 
 @pytest.mark.parametrize("year", ["0001", "1970", "3000", "9999"])
+@refused_early
 def test_a_year_that_no_job_waits_for_is_refused(client: TestClient, year: str) -> None:
     answer = client.post(JOBS, json={**DIGITS, "start_at": f"{year}-12-31T23:59:59-23:00"})
     assert (answer.status_code, "give one from 1971 to 2999" in answer.json()["detail"]) == (

@@ -76,10 +76,10 @@ def test_event_of_an_unknown_type_is_streamed_as_stored(client: TestClient, worl
     job_id = world.submit()
     world.finish(job_id)
     with world.database.write() as session:
-        session.get_one(EventRow, (job_id, 2)).type = "from-another-version"
+        session.get_one(EventRow, (job_id, 2)).type = "another-version"
     found = list(frames(iter(client.get(f"{JOBS}/{job_id}/events").text.splitlines())))
     assert [int(one["id"]) for one in found] == list(range(1, len(found) + 1))
-    assert found[1]["event"] == "from-another-version"
+    assert found[1]["event"] == "another-version"
 
 
 def test_outage_of_the_storage_is_not_counted_as_a_failure(world: World) -> None:

@@ -27,7 +27,6 @@ def submit(client: TestClient, **warm_start: Any) -> Any:
     return client.post(JOBS, json={**DIGITS, "warm_start": warm_start})
 
 
-@pytest.mark.each_database
 @pytest.mark.parametrize("checkpoint", [None, "best", "epoch-00002"])
 def test_workers_are_told_where_the_model_is(
     client: TestClient, world: World, source: str, checkpoint: str | None

@@ -18,7 +18,6 @@ from tests.api.team import ADMIN, JOBS, Team
 from tests.api.webhook_receiver import LOOPBACK
 from tests.api.world import Clock, World
 
-pytestmark = pytest.mark.each_database
 HOOKS = "/api/v1/webhooks"
 URL = "http://127.0.0.1:9/hook"
 

@@ -26,7 +26,6 @@ from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 ALL = DeliveryFilter(limit=100)
 
 

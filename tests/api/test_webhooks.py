@@ -21,12 +21,11 @@ from service.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
 from service.store import webhook_messages
 from service.store.delivery_queue import CLAIM_S, DeliveryQueue
 from service.store.webhook_rows import MAX_PREVIOUS_SECRETS, MAX_WEBHOOKS
-from tests.api.conftest import LOCAL
+from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import JOBS, wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver, verify
 from tests.api.world import World
 
-pytestmark = pytest.mark.each_database
 HOOKS = "/api/v1/webhooks"
 VALUE = "hf_nobody-may-see-this"
 
@@ -349,6 +348,7 @@ def test_the_secret_is_shown_once_and_stored_encrypted(hooked: Hooked, tmp_path:
         ({"url": "https://8.8.8.8/", "name": "A"}, "/name", "pattern"),
     ],
 )
+@refused_early
 def test_a_wrong_webhook_is_refused(
     hooked: Hooked, body: dict[str, Any], pointer: str, detail: str
 ) -> None:

@@ -21,7 +21,6 @@ from service.store.node_rows import NodeStore
 from tests.api.world import DIGITS
 from workers.contract import JobSpec
 
-pytestmark = pytest.mark.each_database
 NOW = 1_800_000_000.0
 WHY = "node 10.0.0.7 is cordoned by ada; run 'accordion node restore 10.0.0.7' to use it again"
 

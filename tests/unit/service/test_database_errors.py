@@ -41,6 +41,9 @@ def test_every_kind_is_counted_from_the_start(database: Database) -> None:
     assert counted(database) == {}
 
 
+@pytest.mark.sqlite_only(
+    "it shortens the wait for the lock of the file; the test of waits has PostgreSQL's"
+)
 def test_a_writer_that_waits_in_vain_for_another_one_is_locked_out(database: Database) -> None:
     other = Database(database.url)
     with other.connect_writer() as connection:
@@ -51,6 +54,7 @@ def test_a_writer_that_waits_in_vain_for_another_one_is_locked_out(database: Dat
     other.close()
 
 
+@pytest.mark.sqlite_only("it uses a PRAGMA")
 def test_a_database_that_may_not_be_written_is_read_only(database: Database) -> None:
     with database.connect_writer() as connection:
         connection.execute(text("PRAGMA query_only = 1"))
@@ -66,6 +70,7 @@ def test_a_file_that_cannot_be_opened_is_unreachable(tmp_path: Path) -> None:
     assert counted(database) == {"unreachable": 1}
 
 
+@pytest.mark.sqlite_only("it damages the database file")
 def test_a_file_that_is_replaced_or_holds_garbage_is_damaged(
     database: Database, tmp_path: Path
 ) -> None:
@@ -81,14 +86,12 @@ def test_a_file_that_is_replaced_or_holds_garbage_is_damaged(
     assert counted(database) == counted(other) == {"damaged": 1}
 
 
-@pytest.mark.each_database
 def test_a_statement_without_sense_is_another_error(database: Database) -> None:
     with pytest.raises(DBAPIError), database.read() as session:
         session.execute(text("SELECT nonsense"))
     assert counted(database) == {"other": 1}
 
 
-@pytest.mark.each_database
 def test_a_row_that_is_there_twice_is_no_error_of_the_database(database: Database) -> None:
     change_row(database)
     with pytest.raises(IntegrityError):

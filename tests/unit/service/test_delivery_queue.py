@@ -135,7 +135,6 @@ STEPS = st.sampled_from(
 )
 
 
-@pytest.mark.each_database
 @settings(
     max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
@@ -159,7 +158,6 @@ def test_every_change_arrives_at_least_once_whatever_ends_in_between(
     assert sum(queue.states().values()) == queue.num_changes
 
 
-@pytest.mark.each_database
 def test_a_delivery_is_claimed_by_one_scheduler_at_a_time(queue: Queue, database: Database) -> None:
     [due] = queue.queue.list_due()
     schedulers = [DeliveryQueue(database, queue.clock) for _ in range(8)]
@@ -170,7 +168,6 @@ def test_a_delivery_is_claimed_by_one_scheduler_at_a_time(queue: Queue, database
     assert schedulers[0].claim(due.id) is not None
 
 
-@pytest.mark.each_database
 def test_an_outcome_that_comes_after_another_claim_changes_nothing(queue: Queue) -> None:
     slow = queue.claim()
     queue.clock.now += CLAIM_S
@@ -184,7 +181,6 @@ def test_an_outcome_that_comes_after_another_claim_changes_nothing(queue: Queue)
     assert (row.state, row.attempts, row.message) == (DeliveryState.DELIVERED, 2, "")
 
 
-@pytest.mark.each_database
 def test_a_delivery_that_was_sent_again_meanwhile_stays_due(queue: Queue) -> None:
     claimed = queue.claim()
     assert claimed is not None
@@ -194,7 +190,6 @@ def test_a_delivery_that_was_sent_again_meanwhile_stays_due(queue: Queue) -> Non
     assert [due.user for due in queue.queue.list_due()] == [FULL_ACCESS.user]
 
 
-@pytest.mark.each_database
 def test_the_delivery_that_waits_longest_is_claimed_first(queue: Queue) -> None:
     ids = []
     for _ in range(2):
@@ -220,7 +215,6 @@ def test_a_message_is_given_up_after_the_last_attempt_only(queue: Queue) -> None
     assert (row.state, row.next_attempt_at) == (DeliveryState.DEAD, None)
 
 
-@pytest.mark.each_database
 def test_a_message_whose_attempts_all_end_without_an_outcome_is_given_up(queue: Queue) -> None:
     for _ in range(MAX_ATTEMPTS):
         assert queue.claim() is not None
@@ -249,7 +243,6 @@ def test_an_outcome_that_is_not_recorded_has_no_state(queue: Queue) -> None:
     assert queue.queue.record_failure(claimed, FAILED, random_fraction=0.5) is None
 
 
-@pytest.mark.each_database
 def test_a_webhook_of_a_disabled_user_is_neither_due_nor_claimed(queue: Queue) -> None:
     [due] = queue.queue.list_due()
     with queue.database.write() as session:
@@ -258,7 +251,6 @@ def test_a_webhook_of_a_disabled_user_is_neither_due_nor_claimed(queue: Queue) -
     assert queue.queue.list_due() == []
 
 
-@pytest.mark.each_database
 def test_a_webhook_for_all_jobs_is_served_only_if_its_user_may_see_them(queue: Queue) -> None:
     [due] = queue.queue.list_due()
     with queue.database.write() as session:
@@ -271,7 +263,6 @@ def test_a_webhook_for_all_jobs_is_served_only_if_its_user_may_see_them(queue: Q
         queue.webhooks.list_deliveries(limited, "hook", ALL)
 
 
-@pytest.mark.each_database
 def test_retention_keeps_a_message_that_waits_for_an_attempt(queue: Queue) -> None:
     claimed = queue.claim()
     assert claimed is not None
@@ -289,7 +280,6 @@ def test_retention_keeps_a_message_that_waits_for_an_attempt(queue: Queue) -> No
     assert queue.delete_old() == 1
 
 
-@pytest.mark.each_database
 @pytest.mark.parametrize("time", [math.nan, -1e12, -1e300, 0.0])
 def test_a_message_is_not_older_than_its_job_whatever_time_is_given(
     queue: Queue, time: float
@@ -304,7 +294,6 @@ def test_a_message_is_not_older_than_its_job_whatever_time_is_given(
     assert json.loads(newest.body)["timestamp"] == "2027-01-15T08:00:00.000Z"
 
 
-@pytest.mark.each_database
 def test_all_messages_beyond_the_limit_are_given_up(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,7 +307,6 @@ def test_all_messages_beyond_the_limit_are_given_up(
     assert queue.states() == {DeliveryState.DEAD: 4, DeliveryState.PENDING: 2}
 
 
-@pytest.mark.each_database
 def test_a_webhook_that_is_disabled_by_its_receiver_is_in_the_audit_log(queue: Queue) -> None:
     claimed = queue.claim()
     assert claimed is not None

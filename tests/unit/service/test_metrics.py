@@ -1,4 +1,4 @@
-"""What `/metrics` holds, over a real SQLite file."""
+"""What `/metrics` holds, over real databases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from service.domain.jobs import Status
 from service.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from service.request_times import RequestTimes, TimedRequests
 from service.store.database import Database
-from service.store.migrations import upgrade
 from service.store.models import (
     CheckpointRow,
     ClusterRow,
@@ -46,10 +45,8 @@ LAYERS = {"encoder.0.weight": "critical", "encoder.0.second": "stable", "head.we
 
 
 @pytest.fixture
-def database(tmp_path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    upgrade(url)
-    database = Database(url)
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
     yield database
     database.close()
 

@@ -5,7 +5,6 @@ other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from service.domain.job_status import LEAVING
 from service.domain.jobs import Reason, Status
 from service.store.database import Database
 from service.store.job_submission import JobSubmission, RequestedOverride
-from service.store.migrations import upgrade
 from service.store.models import AttemptRow, EventRow, JobRow
 from service.store.record_ingest import has_new_data, ingest_records
 from service.store.repository import Repository
@@ -181,10 +179,8 @@ class Row:
 
 
 @pytest.fixture
-def row(tmp_path: Path) -> Iterator[Row]:
-    url = f"sqlite:///{tmp_path}/accordion.db"
-    upgrade(url)
-    database = Database(url)
+def row(database_url: str) -> Iterator[Row]:
+    database = Database(database_url)
     yield Row(database)
     database.close()
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from service.store.database import Database
 from service.store.leases import Lease
-from service.store.migrations import upgrade
 from service.store.repository import Repository
 from service.store.scheduler_counts import (
     BUCKETS,
@@ -83,15 +82,13 @@ def test_errors_of_the_database_are_stored_once():
     assert unstored(counts)[DATABASE_ERRORS] == {"full": 1}
 
 
-def test_a_renewal_that_fails_stores_its_counts_the_next_time(tmp_path):
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    upgrade(url)
-    database, now = Database(url), [0.0]
+def test_a_renewal_that_fails_stores_its_counts_the_next_time(database_url):
+    database, now = Database(database_url), [0.0]
     lease = Lease(database, owner="me", clock=lambda: now[0], lease_s=3.0)
     lease.counts.count_error("job")
     with database.connect_writer() as connection:
         connection.execute(text("ALTER TABLE leases RENAME TO hidden"))
-    with pytest.raises(OperationalError):
+    with pytest.raises(DBAPIError):
         lease.hold()
     with database.connect_writer() as connection:
         connection.execute(text("ALTER TABLE hidden RENAME TO leases"))

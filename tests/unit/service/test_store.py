@@ -15,7 +15,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, inspect, text
+from sqlalchemy import Connection, Integer, MetaData, column, inspect, select, table, text
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
 from service.errors import StartError
@@ -42,15 +42,6 @@ def database(database_url: str) -> Iterator[Database]:
     database.close()
 
 
-@pytest.fixture
-def empty_url(database_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """URL of a database without tables."""
-    if not database_url.startswith("postgresql"):
-        return f"sqlite:///{tmp_path}/empty.db"
-    return request.getfixturevalue("postgres").create_database(migrated=False)
-
-
-@pytest.mark.each_database
 def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database) -> None:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -58,7 +49,6 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database
     assert current(database) == head()
 
 
-@pytest.mark.each_database
 def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(
     empty_url: str,
 ) -> None:
@@ -83,7 +73,6 @@ def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history
     assert len(repository.events("j", after=0)) == 1
 
 
-@pytest.mark.each_database
 def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: str) -> None:
     database, repository = Database(empty_url), Repository(Database(empty_url))
     upgrade(empty_url)
@@ -105,11 +94,9 @@ def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: 
     assert [(job.status, job.ended_at) for job in ended] == [("FAILED", 5.0)] * 2
 
 
-def migrate(database: Database, step: Callable[..., None], revision: str) -> None:
+def migrate_database(database: Database, step: Callable[..., None], revision: str) -> None:
     with database.connect_writer() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        step(config, revision)
+        migrate(connection, revision, step)
 
 
 def describe_tables(database: Database) -> dict[str, Any]:
@@ -127,29 +114,27 @@ def describe_tables(database: Database) -> dict[str, Any]:
         }
 
 
-@pytest.mark.each_database
 def test_every_migration_can_be_undone_and_done_again(empty_url: str) -> None:
     database = Database(empty_url)
     script = ScriptDirectory.from_config(alembic_config())
     revisions = [one.revision for one in script.walk_revisions()][::-1]
     before: dict[str, Any] = {}
     for revision in revisions:
-        migrate(database, command.upgrade, revision)
+        migrate_database(database, command.upgrade, revision)
         before[revision] = describe_tables(database)
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
     JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, None)
     Lease(database, owner="h" * 190, clock=lambda: 0.0, lease_s=3.0).hold()
     for revision in revisions[-2::-1]:
-        migrate(database, command.downgrade, revision)
+        migrate_database(database, command.downgrade, revision)
         assert describe_tables(database) == before[revision], revision
-    migrate(database, command.downgrade, "base")
+    migrate_database(database, command.downgrade, "base")
     assert describe_tables(database).keys() == {"alembic_version"}
     upgrade(empty_url)
     assert describe_tables(database) == before[head()]
     database.close()
 
 
-@pytest.mark.each_database
 def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -> None:
     old = Database(empty_url)
     with old.connect_writer() as connection:
@@ -175,7 +160,6 @@ def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -
     assert [user.name for user in AccountStore(old, lambda: 0.0).users()] == ["admin"]
 
 
-@pytest.mark.each_database
 def test_labels_of_the_jobs_that_are_there_fill_their_table(empty_url: str) -> None:
     database, portion = Database(empty_url), 2000
     documents: list[Any] = [{"run": str(n), "team": "ab"[n % 2]} for n in range(portion + 5)]
@@ -229,7 +213,6 @@ def test_a_document_of_labels_that_is_not_json_does_not_stop_the_migration(tmp_p
     database.close()
 
 
-@pytest.mark.each_database
 def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(upgrade, [empty_url] * 4))
@@ -248,14 +231,16 @@ def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
             list(pool.map(open_and_write, [f"sqlite:///{tmp_path}/{new}.db"] * 8))
 
 
-def test_writers_take_turns_and_lose_nothing(database: Database) -> None:
+def test_writers_of_a_row_take_turns_and_lose_nothing(database: Database) -> None:
     with database.write() as session:
         session.execute(text("CREATE TABLE counter (n INTEGER)"))
         session.execute(text("INSERT INTO counter VALUES (0)"))
+    # SQLite locks the whole database, and no row.
+    read = select(column("n", Integer)).select_from(table("counter")).with_for_update()
 
     def count(_: int) -> None:
         with database.write() as session:
-            n = session.scalar(text("SELECT n FROM counter"))
+            n = session.scalar(read)
             session.execute(text("UPDATE counter SET n = :n"), {"n": n + 1})
 
     with ThreadPoolExecutor(8) as pool:
@@ -264,7 +249,6 @@ def test_writers_take_turns_and_lose_nothing(database: Database) -> None:
         assert session.scalar(text("SELECT n FROM counter")) == 80
 
 
-@pytest.mark.each_database
 def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
     def fail() -> None:
         with database.write() as session:
@@ -283,6 +267,7 @@ def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
         assert reader.scalar(text("SELECT count(*) FROM jobs")) == 0
 
 
+@pytest.mark.sqlite_only("it locks the whole database file")
 def test_a_reader_does_not_wait_for_many_writers_who_wait(
     database: Database, tmp_path: Path
 ) -> None:
@@ -316,7 +301,6 @@ def test_a_reader_does_not_wait_for_many_writers_who_wait(
     assert count() == many
 
 
-@pytest.mark.each_database
 def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
     now = [0.0]
     leases = [Lease(database, owner=str(n), clock=lambda: now[0], lease_s=3.0) for n in range(4)]
@@ -329,7 +313,6 @@ def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
     assert sorted({tokens[0] for tokens in seen if tokens}) == [1, 2, 3, 4]
 
 
-@pytest.mark.each_database
 def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> None:
     now = [0.0]
     old, new = (
@@ -346,7 +329,6 @@ def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> Non
     assert old.hold() is None
 
 
-@pytest.mark.each_database
 def test_late_holder_continues_if_no_other_took_the_lease(database: Database) -> None:
     now = [0.0]
     lease = Lease(database, owner="a", clock=lambda: now[0], lease_s=3.0)
@@ -369,7 +351,6 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(
     assert "hidden" not in str(raised.value)
 
 
-@pytest.mark.each_database
 def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +367,6 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     assert (again.id, was_replayed) == (first.id, True)
 
 
-@pytest.mark.each_database
 def test_a_metric_that_is_no_number_is_kept(database: Database) -> None:
     job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(
         JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None
