@@ -105,11 +105,9 @@ class ExchangePlanner:
         self._reference_probe_s = 0.0
         """`_probe_s` in that window."""
         self._collectives: list[CollectiveTiming] = []
-        """Collectives of the running exchange."""
         self._step: list[ExchangeTiming] = []
-        """Exchanges of the running step."""
-        self._plan: Plan = ()
-        """Plan of the last step."""
+        """Exchanges of the running step; the collectives are those of the running exchange."""
+        self._plan: Plan = ()  # of the last step
         self._window: deque[Step] = deque(maxlen=WINDOW_STEPS)
         """Last steps with this plan and these levels."""
         self._steps_to_skip = SETTLING_STEPS

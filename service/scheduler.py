@@ -111,10 +111,7 @@ class Scheduler:
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
         self._housekeeping = self._build_housekeeping(database, clock)
-        report_writes = ReportWrites(database, clock, limits)
-        self._reports = ReportDrain(
-            runtime, settings.storage_of, report_writes, counts=self._counts, clock=clock
-        )
+        self._reports = self._build_reports(ReportWrites(database, clock, limits), clock)
         self._scaling = Autoscaling(database, runtime, settings, counts=self._counts, clock=clock)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
@@ -132,6 +129,10 @@ class Scheduler:
         self._deadlines = Deadlines(clock=clock, monotonic=monotonic, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first found missing."""
+
+    def _build_reports(self, writes: ReportWrites, clock: Clock) -> ReportDrain:
+        storage_of = self._settings.storage_of
+        return ReportDrain(self._runtime, storage_of, writes, counts=self._counts, clock=clock)
 
     def _build_housekeeping(self, database: Database, clock: Clock) -> Housekeeping:
         return Housekeeping(
