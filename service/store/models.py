@@ -12,7 +12,9 @@ from sqlalchemy import BigInteger, ForeignKey, Index, Integer
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.domain.jobs import Kind
+from service.store.checkpoint_table import CheckpointRow as CheckpointRow
 from service.store.columns import LongPlainText, PlainText
+from service.store.list_indexes import build_indexes
 from service.store.logger_table import LoggerRow as LoggerRow
 from service.store.login_code_table import LoginCodeRow as LoginCodeRow
 from service.store.node_table import NodeFailureRow as NodeFailureRow
@@ -22,6 +24,8 @@ from service.store.table_base import Base as Base
 _ID = PlainText(36)
 _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
 """SQLite ignores the length; PostgreSQL rejects longer texts."""
+_JOB_NAME = PlainText(128).with_variant(LongPlainText(collation="C"), "postgresql")
+"""Compared by characters, as in SQLite, so that an index serves the start of a name."""
 _TEXT = LongPlainText()
 _USER = PlainText(63)
 _TOKEN_ID = PlainText(16)
@@ -35,17 +39,10 @@ class JobRow(Base):
     """One job."""
 
     __tablename__ = "jobs"
-    __table_args__ = (
-        Index(None, "status", "archived", "created_at", "id"),
-        Index(None, "name", "archived", "created_at", "id"),
-        Index(None, "archived", "created_at", "id", "kind", "owner", "name"),
-        Index(None, "ended_at", "archived"),
-        Index(None, "owner", "archived", "created_at", "id"),
-        Index(None, "kind", "status"),
-    )
+    __table_args__ = build_indexes()
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    name: Mapped[str] = mapped_column(_NAME)
+    name: Mapped[str] = mapped_column(_JOB_NAME)
     kind: Mapped[str] = mapped_column(PlainText(8), default=Kind.JOB.value)
     owner: Mapped[str | None] = mapped_column(_USER)
     """User who submitted it; None for a guest run, and for a job submitted before users existed."""
@@ -62,6 +59,11 @@ class JobRow(Base):
     reason: Mapped[str] = mapped_column(PlainText(32))
     message: Mapped[str] = mapped_column(_TEXT, default="")
     spec: Mapped[dict[str, Any]]
+    task: Mapped[str | None] = mapped_column(_TEXT)
+    """Name of the task in the spec; this and the next two are copies, by which lists are filtered.
+    """
+    method: Mapped[str | None] = mapped_column(_TEXT)
+    policy: Mapped[str | None] = mapped_column(_TEXT)
     labels: Mapped[dict[str, Any]]
     priority: Mapped[int]
     attempt: Mapped[int] = mapped_column(default=0)
@@ -216,24 +218,6 @@ class AckRow(Base):
     rank: Mapped[int] = mapped_column(primary_key=True)
     step: Mapped[int]
     digest: Mapped[str] = mapped_column(PlainText(64))
-
-
-class CheckpointRow(Base):
-    """A saved state that can be resumed from."""
-
-    __tablename__ = "checkpoints"
-
-    job_id: Mapped[str] = _job_key()
-    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    attempt: Mapped[int]
-    generation: Mapped[int] = mapped_column(BigInteger)
-    epoch: Mapped[int]
-    step: Mapped[int]
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
-    seconds: Mapped[float]
-    blocked_s: Mapped[float] = mapped_column(default=0.0)
-    objective: Mapped[float | None]
-    time: Mapped[float]
 
 
 class EventRow(Base):

@@ -30,6 +30,7 @@ from service.domain.jobs import Kind, Reason, Status
 from service.domain.quotas import Quota, QuotaTable
 from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.database import Database
+from service.store.list_filters import build_conditions, find_leading, is_range, list_filters
 from service.store.models import (
     AckRow,
     AttemptRow,
@@ -75,6 +76,19 @@ class JobFilter:
     created_after: float | None = None
     """Earliest time of submission, in seconds since 1970."""
     created_before: float | None = None
+    started_after: float | None = None
+    """Earliest time at which its first worker group started, in seconds since 1970."""
+    started_before: float | None = None
+    ended_after: float | None = None
+    ended_before: float | None = None
+    reasons: Sequence[str] = ()
+    priority: int | None = None
+    workers: int | None = None
+    """Number of workers allocated."""
+    task: str | None = None
+    method: str | None = None
+    policy: str | None = None
+    cloned_from: str | None = None
     archived: bool | None = False
     """Only archived jobs, or only others; None for both."""
     visible_to: str | None = None
@@ -128,13 +142,15 @@ class Repository:
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that match the filter, newest first."""
         newest_first = JobRow.created_at.desc(), JobRow.id.desc()
-        conditions = _list_conditions(wanted)
+        is_sqlite = self.database.engine.dialect.name == "sqlite"
+        leading = _find_leading(wanted) if is_sqlite else None
+        conditions = _list_conditions(wanted, leading)
         if wanted.before is not None:
             conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
         # Indexes have the columns of most filters, so rows are read only of the jobs of the page.
         newest = select(JobRow.id).where(*conditions).order_by(*newest_first).limit(wanted.limit)
         pages = [newest]
-        if wanted.archived is None and wanted.id_prefix is None:
+        if wanted.archived is None and not _is_range(wanted, leading):
             # The indexes hold archived jobs and others apart, so each kind has a page of its own.
             pages = [newest.where(_is_archived(archived)) for archived in (False, True)]
         ids = union_all(*(select(page.subquery().c.id) for page in pages))
@@ -380,24 +396,30 @@ class Repository:
             return next(iter(_fetch_rows(session, query.limit(1))), None)
 
 
-def _list_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+def _find_leading(wanted: JobFilter) -> str | None:
+    """Return the column whose index serves the list; None if an ID or a label leads to few jobs."""
+    is_led = wanted.id_prefix is None and not wanted.labels
+    return find_leading(list_filters(wanted)) if is_led else None
+
+
+def _is_range(wanted: JobFilter, leading: str | None) -> bool:
+    """Return whether the list needs a range of an index that `archived` cannot narrow."""
+    is_led = leading is not None and is_range(list_filters(wanted), leading)
+    return is_led or wanted.id_prefix is not None
+
+
+def _list_conditions(wanted: JobFilter, leading: str | None) -> list[ColumnElement[bool]]:
     """Return the conditions of the filters that are set."""
+    is_unindexed = _is_range(wanted, leading)
     filters: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
-        (wanted.statuses or None, JobRow.status.in_),
-        (wanted.desired or None, JobRow.desired.in_),
-        (wanted.name, lambda name: JobRow.name == name),
-        # LIKE ignores case in SQLite only.
-        (wanted.name_prefix, lambda start: func.substr(JobRow.name, 1, len(start)) == start),
         (wanted.id_prefix, _has_id_prefix),
-        (wanted.kind, lambda kind: JobRow.kind == kind),
-        (wanted.owner, lambda owner: JobRow.owner == owner),
-        (wanted.archived, _is_archived if wanted.id_prefix is None else _is_archived_unindexed),
-        (wanted.visible_to, lambda user: or_(JobRow.owner == user, JobRow.owner.is_(None))),
+        (wanted.archived, _is_archived_unindexed if is_unindexed else _is_archived),
         (wanted.created_after, lambda time: JobRow.created_at >= time),
         (wanted.created_before, lambda time: JobRow.created_at < time),
     ]
     labels = [JobRow.labels[key].as_string() == value for key, value in wanted.labels]
-    return labels + [condition(value) for value, condition in filters if value is not None]
+    others = [condition(value) for value, condition in filters if value is not None]
+    return labels + others + build_conditions(list_filters(wanted), leading)
 
 
 def _is_archived(archived: bool) -> ColumnElement[bool]:
