@@ -43,7 +43,9 @@ _GAP = 2
 _MIN_WRAPPED_WIDTH = 40
 """Minimum width of the reason, in characters; columns are left out to make room for it."""
 _ID_LENGTH = 36
-_TIME_FORMAT = "a date or time such as 2027-01-31 or 2027-01-31T22:00:00+01:00; without a zone, yours"
+_TIME_FORMAT = (
+    "a date or time such as 2027-01-31 or 2027-01-31T22:00:00+01:00; without a zone, yours"
+)
 
 
 def _time_option(name: str, what: str) -> Any:
@@ -92,7 +94,8 @@ def list_jobs(
         str | None, typer.Option("--exact-name", metavar="NAME", help="only jobs of this name")
     ] = None,
     id_: Annotated[
-        str | None, typer.Option("--id", metavar="START", help="only jobs whose id starts with this")
+        str | None,
+        typer.Option("--id", metavar="START", help="only jobs whose id starts with this"),
     ] = None,
     kind: Annotated[
         str | None,
@@ -186,7 +189,7 @@ def list_jobs(
         "ended_after": ended_after,
         "ended_before": ended_before,
     }
-    given = {name: _parse_time(name, text) for name, text in times.items() if text}
+    given: dict[str, Any] = {name: _parse_time(name, text) for name, text in times.items() if text}
     with connect_client(url) as client:
         page = client.jobs(
             status=[one.upper() for one in status or []],

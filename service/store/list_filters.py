@@ -1,9 +1,8 @@
 """Filters of a list of jobs by columns that have an index each, as conditions of its query.
 
 SQLite does not know how many jobs have a value, and would choose any index that a filter has. So
-there one column leads, and conditions on the others are hidden from the choice of an index: the
-only filtered column, one whose values few jobs share, or else `archived`, whose index `ix_jobs_list`
-has all filtered columns.
+one column leads, and conditions on the others are hidden from its choice of an index: the only
+filtered column, or else `archived`, whose index `ix_jobs_list` has all filtered columns.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import eq, ge, lt
 from typing import Any
 
-from sqlalchemy import ColumnElement, UnaryExpression, and_, or_
-from sqlalchemy.sql.operators import custom_op
+from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import ReturnTypeFromArgs
 
 from service.store.models import JobRow
 
 _Condition = Callable[[ColumnElement[Any], Any], ColumnElement[bool]]
-_FEW_JOBS = ("cloned_from", "name")
-"""Filters whose values few jobs share."""
 _NO_INDEX = frozenset({"kind", "visible_to"})
 """Filters of which no index holds the jobs in the order of lists."""
 _SURROGATES = 0xD800, 0xDFFF
@@ -35,9 +34,6 @@ def list_filters(wanted: object) -> dict[str, Any]:
 
 def find_leading(filters: Mapping[str, Any]) -> str:
     """Return the column whose index serves a list with these filters."""
-    for few in _FEW_JOBS:
-        if few in filters:
-            return few
     columns = {_FILTERS[name][0].key for name in filters.keys() - _NO_INDEX}
     return str(columns.pop()) if len(columns) == 1 else JobRow.archived.key
 
@@ -52,13 +48,11 @@ def is_range(filters: Mapping[str, Any], leading: str) -> bool:
 def build_conditions(
     filters: Mapping[str, Any], leading: str | None = None
 ) -> list[ColumnElement[bool]]:
-    """Return the conditions of filters; with a leading column, for SQLite only, the others are
-    hidden.
-    """
+    """Return the conditions of filters; with a leading column, the others are hidden."""
     conditions = []
     for name, value in filters.items():
         column, condition = _FILTERS[name]
-        shown = column if leading in {None, column.key} else _hide(column)
+        shown = column if leading in {None, column.key} else _hidden(column)
         conditions.append(condition(shown, value))
     return conditions
 
@@ -75,8 +69,17 @@ def find_successor(prefix: str) -> str | None:
     return rest[:-1] + chr(last + 1 if first <= code <= last else code)
 
 
-def _hide(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    return UnaryExpression(column, operator=custom_op("+"), type_=column.type)
+class _hidden(ReturnTypeFromArgs[Any]):  # noqa: N801  # named as SQLAlchemy names functions
+    """Value of a column; SQLite uses no index for it."""
+
+    inherit_cache = True
+
+
+@compiles(_hidden)
+def _compile_hidden(element: _hidden, compiler: SQLCompiler, **options: Any) -> str:
+    [column] = element.clauses
+    sign = "+" if compiler.dialect.name == "sqlite" else ""
+    return f"{sign}{compiler.process(column, **options)}"
 
 
 def _is_in(column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:

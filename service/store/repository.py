@@ -7,7 +7,7 @@ Writes are in `job_submission.py` and `job_lifecycle.py` (users) and `scheduler_
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -52,6 +52,12 @@ from service.store.models import (
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
 """Listed explicitly: an index serves `IN`, but not `NOT IN`."""
+MAX_SORTED = 1000
+"""Jobs of a range of an index that may be sorted for a page; of more, the index of the list is
+read, in whose order 50 of them soon come.
+"""
+_SEQUENCES = {"status": "statuses", "desired": "desired", "reason": "reasons"}
+"""Filters with several values, by column."""
 _LOWEST_ID, _HIGHEST_ID = (
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",
@@ -142,20 +148,21 @@ class Repository:
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that match the filter, newest first."""
         newest_first = JobRow.created_at.desc(), JobRow.id.desc()
-        is_sqlite = self.database.engine.dialect.name == "sqlite"
-        leading = _find_leading(wanted) if is_sqlite else None
-        conditions = _list_conditions(wanted, leading)
-        if wanted.before is not None:
-            conditions.append(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
-        # Indexes have the columns of most filters, so rows are read only of the jobs of the page.
-        newest = select(JobRow.id).where(*conditions).order_by(*newest_first).limit(wanted.limit)
-        pages = [newest]
-        if wanted.archived is None and not _is_range(wanted, leading):
-            # The indexes hold archived jobs and others apart, so each kind has a page of its own.
-            pages = [newest.where(_is_archived(archived)) for archived in (False, True)]
-        ids = union_all(*(select(page.subquery().c.id) for page in pages))
-        query = select(JobRow).where(JobRow.id.in_(ids))
-        return self._all(query.order_by(*newest_first).limit(wanted.limit))
+        with self.database.read() as session:
+            leading = _find_leading(session, wanted)
+            pages: list[Select[str]] = []
+            for one in _split_filter(wanted, leading):
+                # Indexes have the columns of most filters: only the jobs of the page are read.
+                newest = select(JobRow.id).where(*_list_conditions(one, leading))
+                page = newest.order_by(*newest_first).limit(wanted.limit)
+                if wanted.archived is None and not _is_range(one, leading):
+                    # The indexes hold archived jobs and others apart: each has a page of its own.
+                    pages += [page.where(_is_archived(archived)) for archived in (False, True)]
+                else:
+                    pages.append(page)
+            ids = union_all(*(select(page.subquery().c.id) for page in pages))
+            query = select(JobRow).where(JobRow.id.in_(ids))
+            return _fetch_rows(session, query.order_by(*newest_first).limit(wanted.limit))
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
@@ -396,10 +403,27 @@ class Repository:
             return next(iter(_fetch_rows(session, query.limit(1))), None)
 
 
-def _find_leading(wanted: JobFilter) -> str | None:
+def _split_filter(wanted: JobFilter, leading: str | None) -> list[JobFilter]:
+    """Return a filter for each value that an index is searched for, so that each page is read in
+    the order of the index.
+    """
+    name = _SEQUENCES.get(leading or "", "")
+    values: dict[str, None] = dict.fromkeys(getattr(wanted, name, ()))
+    changes: list[dict[str, Any]] = [{name: [value]} for value in values]
+    return [replace(wanted, **change) for change in changes] or [wanted]
+
+
+def _find_leading(session: Session, wanted: JobFilter) -> str | None:
     """Return the column whose index serves the list; None if an ID or a label leads to few jobs."""
-    is_led = wanted.id_prefix is None and not wanted.labels
-    return find_leading(list_filters(wanted)) if is_led else None
+    if wanted.id_prefix is not None or wanted.labels:
+        return None
+    filters = list_filters(wanted)
+    leading = find_leading(filters)
+    if not is_range(filters, leading):
+        return leading
+    in_range = select(JobRow.id).where(*build_conditions(filters, leading)).limit(MAX_SORTED + 1)
+    count = session.scalar(select(func.count()).select_from(in_range.subquery())) or 0
+    return leading if count <= MAX_SORTED else JobRow.archived.key
 
 
 def _is_range(wanted: JobFilter, leading: str | None) -> bool:
@@ -416,6 +440,7 @@ def _list_conditions(wanted: JobFilter, leading: str | None) -> list[ColumnEleme
         (wanted.archived, _is_archived_unindexed if is_unindexed else _is_archived),
         (wanted.created_after, lambda time: JobRow.created_at >= time),
         (wanted.created_before, lambda time: JobRow.created_at < time),
+        (wanted.before, lambda last: tuple_(JobRow.created_at, JobRow.id) < last),
     ]
     labels = [JobRow.labels[key].as_string() == value for key, value in wanted.labels]
     others = [condition(value) for value, condition in filters if value is not None]

@@ -42,9 +42,9 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"policy": "fixed"}, "policy"),
     ({"cloned_from": "c" * 36}, "cloned_from"),
     ({"started_after": 90_000.5}, "started_at"),
-    ({"started_after": 90_000.0, "started_before": 91_000.0}, "started_at"),
+    ({"started_after": 90_000.0, "started_before": 90_001.0}, "started_at"),
     ({"ended_after": 95_000.5}, "ended_at"),
-    ({"ended_after": 95_000.0, "ended_before": 96_000.0}, "ended_at"),
+    ({"ended_after": 95_000.0, "ended_before": 95_001.0}, "ended_at"),
     ({"owner": "ada"}, "owner"),
 ]
 """Filters, and the column whose index serves each."""
@@ -87,7 +87,8 @@ def list_with_plan(database: Database, wanted: JobFilter) -> tuple[list[JobRow],
     event.listen(database.engine, "before_cursor_execute", note)
     found = Repository(database).jobs(wanted)
     event.remove(database.engine, "before_cursor_execute", note)
-    [(statement, values)] = [(each, given) for each, given in seen if each.startswith("SELECT")]
+    # The first statement may count the jobs of a range.
+    [*_, (statement, values)] = [each for each in seen if each[0].startswith("SELECT")]
     is_sqlite = database.engine.dialect.name == "sqlite"
     with database.engine.connect() as connection:
         explain = "EXPLAIN QUERY PLAN" if is_sqlite else "EXPLAIN"
@@ -116,7 +117,6 @@ def test_each_filter_finds_a_rare_job_by_its_own_index(database_url: str) -> Non
 def test_a_list_with_several_filters_reads_only_its_index(database_url: str) -> None:
     database = Database(database_url)
     filters = {name: value for given, _ in FILTERS for name, value in given.items()}
-    del filters["name"], filters["cloned_from"]
     found, plan = list_with_plan(database, JobFilter(**filters, kind="job", visible_to="ada"))
     database.close()
     assert found == []
