@@ -434,8 +434,11 @@ class EventView(Answer):
         "log",
         "end",
         "archive",
+        "retention",
     ]
-    """What happened. `archive`: an ended job was archived or unarchived."""
+    """What happened. `archive`: an ended job was archived or unarchived. `retention`: checkpoints of
+    an ended job were removed.
+    """
     time: datetime
     """When it happened."""
     data: dict[str, Any]

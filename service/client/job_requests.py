@@ -279,18 +279,28 @@ class JobRequests(RequestSender):
         labels: Mapping[str, str],
         *,
         owner: str | None = None,
+        change: Mapping[str, Any] | None = None,
+        resize: tuple[int, int] | None = None,
         dry_run: bool = False,
     ) -> BatchView:
-        """Cancel, pause or resume all unfinished jobs with these labels, or archive or unarchive
-        the ended ones; repeating is harmless.
+        """Cancel, pause, resume or resize all unfinished jobs with these labels; archive, unarchive
+        or delete the ended ones; retry those that failed or were cancelled; or change all.
 
         Args:
-            action: `cancel`, `pause`, `resume`, `archive` or `unarchive`.
+            action: `cancel`, `pause`, `resume`, `resize`, `archive`, `unarchive`, `delete`, `retry`
+                or `change`.
             labels: labels by key; a job must have all of them.
             owner: only jobs of this user.
+            change: for `change`: the new `priority`, and `labels` by key, of which None removes
+                one.
+            resize: for `resize`: fewest and most workers.
             dry_run: list the jobs, and change nothing.
         """
         body = {"action": action, "labels": dict(labels), "owner": owner, "dry_run": dry_run}
+        if change is not None:
+            body["change"] = dict(change)
+        if resize is not None:
+            body["resize"] = dict(zip(("min", "max"), resize, strict=True))
         return await self._request(BatchView, "POST", "/job-actions", json=body)
 
 

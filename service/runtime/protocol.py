@@ -186,5 +186,23 @@ class Runtime(Protocol):
             OSError: some files could not be removed.
         """
 
+    def list_checkpoints(self, job_id: str, storage: str, url: str | None) -> dict[str, bool]:
+        """Return the names of the checkpoints that a job has in its directory, or in its part of
+        the storage at a URL, and whether each is complete. Called from a thread of its own, so it
+        must not use the cluster.
+
+        Raises:
+            OSError: the storage cannot be reached.
+        """
+
+    def remove_checkpoints(
+        self, job_id: str, storage: str, url: str | None, *, names: Collection[str]
+    ) -> None:
+        """Remove these checkpoints; called like `list_checkpoints`.
+
+        Raises:
+            OSError: some could not be removed.
+        """
+
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         """All records of the job in order, from its end file, if it counts, or else its journal."""

@@ -25,6 +25,7 @@ def build_indexes() -> tuple[Index, ...]:
         Index("ix_jobs_list", *_ORDER, *_CHECKED, *rest),
         *(Index(None, *_list_columns(column)) for column in _FILTERED),
         Index(None, "kind", "status"),
+        Index(None, "checkpoints_removed_at", "ended_at"),
     )
 
 

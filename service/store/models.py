@@ -119,6 +119,8 @@ class JobRow(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    checkpoints_removed_at: Mapped[float | None]
+    """When retention removed checkpoints after its end, or found none to remove."""
     archived: Mapped[bool] = mapped_column(default=False)
     """Whether a user archived it after its end; a retry unarchives it."""
 

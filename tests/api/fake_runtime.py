@@ -231,6 +231,17 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
             raise PermissionError(13, "Permission denied")
         self.emptied.append((job_id, storage, url))
 
+    def list_checkpoints(self, job_id: str, storage: str, url: str | None) -> dict[str, bool]:
+        if self.read_only:
+            raise PermissionError(13, "Permission denied")
+        return dict(self.checkpoint_files.get(job_id, {}))
+
+    def remove_checkpoints(
+        self, job_id: str, storage: str, url: str | None, *, names: Collection[str]
+    ) -> None:
+        for name in names:
+            del self.checkpoint_files[job_id][name]
+
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         self._answer()
         job = self.jobs.get(job_id)

@@ -1,4 +1,4 @@
-"""columns and indexes for the filters of lists of jobs"""
+"""columns and indexes for the filters of lists of jobs, and for removed checkpoints"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,25 +22,27 @@ _FILTERED = (
     *("cloned_from", "name", "owner", "status", "reason", "desired", "priority", "workers"),
     *("task", "method", "policy", "started_at", "ended_at"),
 )
+_REMOVAL = ["checkpoints_removed_at", "ended_at"]
 _ALL_FILTERS = ["owner", "kind", *(column for column in _FILTERED if column != "owner")]
 
 
 def upgrade() -> None:
     for column in _SPEC_VALUES:
         op.add_column("jobs", sa.Column(column, sa.Text(), nullable=True))
+    op.add_column("jobs", sa.Column("checkpoints_removed_at", sa.Double(), nullable=True))
     _fill_columns()
     _drop_indexes([_OLD_BY_AGE, *([column, *_ORDER] for column in _OLD_FILTERED), _OLD_ENDED])
     _set_collation("C")
     op.create_index("ix_jobs_list", "jobs", [*_ORDER, *_ALL_FILTERS])
-    _create_indexes([_columns_of(column) for column in _FILTERED])
+    _create_indexes([*(_columns_of(column) for column in _FILTERED), _REMOVAL])
 
 
 def downgrade() -> None:
-    _drop_indexes([_columns_of(column) for column in _FILTERED])
+    _drop_indexes([*(_columns_of(column) for column in _FILTERED), _REMOVAL])
     op.drop_index("ix_jobs_list", "jobs")
     _set_collation("default")
     _create_indexes([_OLD_BY_AGE, *([column, *_ORDER] for column in _OLD_FILTERED), _OLD_ENDED])
-    for column in _SPEC_VALUES:
+    for column in (*_SPEC_VALUES, "checkpoints_removed_at"):
         op.drop_column("jobs", column)
 
 
