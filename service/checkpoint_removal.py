@@ -11,7 +11,7 @@ from service.retention import RETENTION
 from service.runtime.protocol import Runtime
 from service.settings import Settings
 from service.store.database import Database
-from service.store.expired_checkpoints import ExpiredCheckpoints, has_checkpoints
+from service.store.expired_checkpoints import ExpiredCheckpoints
 from service.store.models import CheckpointRow, JobRow
 from service.store.repository import Repository
 from service.store.stored_spec import spec_value
@@ -83,9 +83,6 @@ class CheckpointRemoval:
                 _log.exception("checkpoints of an ended job remain", job_id=job.id)
 
     def _remove_from(self, job: JobRow) -> None:
-        if not has_checkpoints(job):
-            self._expired.mark_removed(job, kept=(), removed=())
-            return
         place = job.id, self._settings.storage_of(job.id)
         url = spec_value(job, "checkpoint.storage", "") or None
         found = self._runtime.list_checkpoints(*place, url)

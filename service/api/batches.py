@@ -136,9 +136,7 @@ def _act(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) ->
     }
     if body.resize is not None:
         least, most = body.resize.min, body.resize.max
-        calls[JobAction.RESIZE] = partial(
-            lifecycle.resize, job_id, least, most, check=accept_any
-        )
+        calls[JobAction.RESIZE] = partial(lifecycle.resize, job_id, least, most, check=accept_any)
     if body.change is not None:
         change = ListingChange(labels=body.change.labels, priority=body.change.priority)
         calls[JobAction.CHANGE] = partial(

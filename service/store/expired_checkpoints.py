@@ -25,9 +25,13 @@ class ExpiredCheckpoints:
     def list_due(
         self, *, ended_before: float, limit: int, without: Collection[str] = ()
     ) -> list[JobRow]:
-        """Return the jobs that ended first, before a time, and that still have all checkpoints."""
+        """Return the jobs that ended first, before a time, and that still have all checkpoints;
+        those of a guest run belong to its script.
+        """
         query = select(JobRow).where(
-            JobRow.checkpoints_removed_at.is_(None), JobRow.ended_at < ended_before
+            JobRow.checkpoints_removed_at.is_(None),
+            JobRow.ended_at < ended_before,
+            JobRow.kind == Kind.JOB,
         )
         query = query.order_by(JobRow.ended_at).limit(limit + len(without))
         with self._database.read() as session:
@@ -40,9 +44,7 @@ class ExpiredCheckpoints:
             now = session.get(JobRow, job.id)
             return now is not None and now.ended_at == job.ended_at
 
-    def mark_removed(
-        self, job: JobRow, *, kept: Collection[str], removed: Collection[str]
-    ) -> None:
+    def mark_removed(self, job: JobRow, *, kept: Collection[str], removed: Collection[str]) -> None:
         """Note that a job has only these checkpoints; with an event and an audit entry if others
         were removed.
         """
@@ -69,11 +71,4 @@ class ExpiredCheckpoints:
             )
 
 
-def has_checkpoints(job: JobRow) -> bool:
-    """Return whether the service may remove checkpoints of the job: those of a guest run belong to
-    its script.
-    """
-    return job.kind == Kind.JOB
-
-
-__all__ = ["ExpiredCheckpoints", "has_checkpoints"]
+__all__ = ["ExpiredCheckpoints"]
