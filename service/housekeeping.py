@@ -1,5 +1,6 @@
 """What the scheduler does now and then: it removes uploads, ended jobs, checkpoints, old rows and
-files that nothing needs, delivers the messages of webhooks, and starts the process that serves loggers.
+files that nothing needs, delivers the messages of webhooks, and starts the process that serves
+loggers.
 """
 
 from __future__ import annotations

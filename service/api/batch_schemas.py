@@ -30,7 +30,7 @@ class JobAction(StrEnum):
     DELETE = "delete"
 
 
-class BatchChange(Request):
+class JobsChange(Request):
     """Changes of the labels and the priority of several jobs."""
 
     labels: dict[Label, Label | None] = Field(default_factory=dict, max_length=32)
@@ -39,7 +39,7 @@ class BatchChange(Request):
     """New place in the queue, 0 to 100; larger starts first."""
 
     @model_validator(mode="after")
-    def _check_any(self) -> BatchChange:
+    def _check_any(self) -> JobsChange:
         if not self.labels and self.priority is None:
             raise ValueError("nothing to change; give labels or a priority")
         return self
@@ -58,7 +58,7 @@ class BatchRequest(Request):
     """Labels by key; the action is for jobs that have all of them."""
     owner: str | None = Field(default=None, max_length=63, pattern=USER_NAME)
     """Only jobs of this user. Default: null, all that you may change."""
-    change: BatchChange | None = None
+    change: JobsChange | None = None
     """For `change`: what to change. Null for other actions."""
     resize: ResizeRequest | None = None
     """For `resize`: how many workers each job may have. Null for other actions."""

@@ -436,8 +436,8 @@ class EventView(Answer):
         "archive",
         "retention",
     ]
-    """What happened. `archive`: an ended job was archived or unarchived. `retention`: checkpoints of
-    an ended job were removed.
+    """What happened. `archive`: an ended job was archived or unarchived. `retention`: checkpoints
+    of an ended job were removed.
     """
     time: datetime
     """When it happened."""
