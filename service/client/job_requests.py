@@ -296,11 +296,12 @@ class JobRequests(RequestSender):
             resize: for `resize`: fewest and most workers.
             dry_run: list the jobs, and change nothing.
         """
-        body = {"action": action, "labels": dict(labels), "owner": owner, "dry_run": dry_run}
+        body: dict[str, Any] = {"action": action, "labels": dict(labels), "owner": owner}
+        body["dry_run"] = dry_run
         if change is not None:
             body["change"] = dict(change)
         if resize is not None:
-            body["resize"] = dict(zip(("min", "max"), resize, strict=True))
+            body["resize"] = {"min": resize[0], "max": resize[1]}
         return await self._request(BatchView, "POST", "/job-actions", json=body)
 
 
