@@ -119,7 +119,7 @@ def rotate_secret(name: _NameArgument, *, url: UrlOption = "", json: JsonOption 
         return
     typer.echo(
         f"webhook {webhook.name} has a new secret; the old one is valid until"
-        f" {_format_time(webhook.previous_secret_until)}",
+        f" {format_time(webhook.previous_secret_until)}",
         err=True,
     )
     typer.echo(webhook.secret)

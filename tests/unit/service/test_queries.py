@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event, insert, select
 
 from service import allocator
 from service.metrics import metrics_response
+from service.store import job_list
 from service.store.job_list import JobFilter
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
@@ -119,7 +120,7 @@ def test_a_scrape_reads_no_old_job_once_the_database_knows_its_statistics(world:
     assert full_scans(world, found) == []
 
 
-_BY_AGE = "ix_jobs_archived_created_at_id_kind_owner_name (archived=?"
+_BY_AGE = "ix_jobs_list (archived=?"
 
 
 @pytest.mark.parametrize("archived", [False, True, None])
@@ -128,13 +129,13 @@ _BY_AGE = "ix_jobs_archived_created_at_id_kind_owner_name (archived=?"
     [
         ({}, _BY_AGE),
         ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
-        ({"statuses": ["FAILED"]}, index_of("status")),
-        ({"name": "n"}, index_of("name")),
-        ({"name": "n", "kind": "job"}, index_of("name")),
-        ({"owner": "ada"}, index_of("owner")),
-        ({"owner": "ada", "statuses": ["FAILED"]}, _BY_AGE),
-        ({"kind": "guest", "method": "topk"}, index_of("method")),
-        ({"visible_to": "ada", "workers": 0}, index_of("workers")),
+        (
+            {"statuses": ["FAILED"], "method": "topk"},
+            "ix_jobs_status_archived_created_at_id (status=? AND archived=?",
+        ),
+        ({"name": "n"}, "ix_jobs_name_archived_created_at_id (name=? AND archived=?"),
+        ({"owner": "ada"}, "ix_jobs_owner_archived_created_at_id (owner=? AND archived=?"),
+        ({"visible_to": "ada", "workers": 0}, _BY_AGE),
         ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
     ],
 )
@@ -167,7 +168,18 @@ def test_a_list_is_read_in_the_order_of_an_index(
     assert len(sorts) == 1, "only the jobs of the page are sorted"
 
 
-@pytest.mark.parametrize("filters", [{"kind": "guest"}, {"visible_to": "ada"}, {"owner": "ada"}])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"kind": "guest"},
+        {"visible_to": "ada"},
+        {"name_prefix": "n"},
+        {"owner": "ada"},
+        {"priority": 99},
+        {"task": "t", "method": "topk", "policy": "fixed"},
+        {"cloned_from": "c"},
+    ],
+)
 def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[str, Any]) -> None:
     with selects(world) as found:
         world.repository.jobs(JobFilter(**filters))
@@ -177,6 +189,33 @@ def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[s
         steps = [step[3] for step in plan if "archived=?" in step[3]]
     assert steps
     assert all("USING COVERING INDEX" in step for step in steps)
+
+
+def test_a_turn_changes_no_indexed_column_of_a_training_job(world: World) -> None:
+    job_id = world.submit(training={"epochs": 400})
+    world.train(job_id)
+    indexed = {column.name for index in JobRow.__table__.indexes for column in index.columns}
+    before = world.job(job_id)
+    world.turn_until(lambda: world.job(job_id).progress != before.progress)
+    after = world.job(job_id)
+    assert after.version > before.version
+    assert [name for name in indexed if getattr(before, name) != getattr(after, name)] == []
+
+
+@pytest.mark.parametrize(("most_sorted", "is_by_end"), [(1, True), (0, False)])
+def test_a_list_sorts_the_jobs_that_ended_in_a_time_if_they_are_few(
+    world: World, monkeypatch: pytest.MonkeyPatch, most_sorted: int, is_by_end: bool
+) -> None:
+    world.finish(world.submit())
+    monkeypatch.setattr(job_list, "MAX_ROWS", most_sorted)
+    with selects(world) as found:
+        assert len(world.repository.jobs(JobFilter(ended_after=1.0))) == 1
+    statement, values = found[-1]
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        steps = [step[3] for step in plan]
+    by_end = "SEARCH jobs USING INDEX ix_jobs_ended_at_archived (ended_at>?)"
+    assert (by_end in steps) == is_by_end, steps
 
 
 def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: World) -> None:
