@@ -1,10 +1,11 @@
 """The list of jobs: its filters, and the queries that read one page of it.
 
 A page is read in the order of an index, up to the last job that it shows. `ix_jobs_list` has the
-columns of all filters but those that change while a job trains; for these, the row of each job is
-looked up. With labels, the index of the label that the fewest jobs have is read. For a filter by
-status the row of each of these jobs would have to be looked up. If they are many, the index of the
-statuses is read instead, and the labels of its jobs are looked up.
+columns of all filters but the status. With a filter by status, the index of the statuses is read,
+and the row of each of its jobs is looked up for other filters. With labels, the index of the label
+that the fewest jobs have is read, and the row of each of these jobs is looked up for filters whose
+columns it lacks. If a filter by status leaves fewer, the index of the statuses is read instead, and
+the labels of its jobs are looked up.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from service.store.job_label_table import JobLabelRow
 from service.store.models import JobRow
 
 MAX_ROWS = 5000
-"""Jobs with a label, or that ended in a time, whose rows may be looked up to read a page; how many
-more there are is not counted.
+"""Jobs with a label whose rows may be looked up to read a page; how many more there are is not
+counted.
 """
 ROW_COST = 4
 """Look-ups of labels that take as long as that of one row; the rows of jobs are large."""
@@ -116,7 +117,7 @@ _ENTRIES = _Listed(
 def read_page(session: Session, wanted: JobFilter) -> list[JobRow]:
     """Return the jobs that match a filter, newest first."""
     label = _choose_label(session, wanted)
-    pages = _select_by_jobs(session, wanted) if label is None else _select_by_label(wanted, label)
+    pages = _select_by_jobs(wanted) if label is None else _select_by_label(wanted, label)
     ids = union_all(*(select(page.subquery().c[0]) for page in pages))
     order = JobRow.created_at.desc(), JobRow.id.desc()
     query = select(JobRow).where(JobRow.id.in_(ids)).order_by(*order).limit(wanted.limit)
@@ -162,26 +163,18 @@ def _select_by_label(wanted: JobFilter, label: Label) -> list[Select[str]]:
     return [_cut(part, wanted, _ENTRIES) for part in _split_by_archived(query, wanted, _ENTRIES)]
 
 
-def _select_by_jobs(session: Session, wanted: JobFilter) -> list[Select[str]]:
+def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
     """Select the ids of a page by an index of the jobs."""
     labels = [_has_label(_JOBS, label) for label in wanted.labels]
     conditions = [*_index_conditions(wanted, _JOBS), *_job_conditions(wanted), *labels]
     query = select(JobRow.id).where(*conditions)
-    if wanted.id_prefix is None and not _may_sort_ended(session, wanted):
+    if wanted.id_prefix is None:
         return [_cut(part, wanted, _JOBS) for part in _split_by_status(query, wanted)]
     if wanted.archived is not None:
-        # SQLite would prefer an index of this column to a range of the one that is meant.
+        # SQLite would prefer an index of this column to the primary key.
         archived = func.coalesce(JobRow.archived, false())
         query = query.where(archived == _constant(wanted.archived))
     return [_cut(query.where(*_status_conditions(wanted)), wanted, _JOBS)]
-
-
-def _may_sort_ended(session: Session, wanted: JobFilter) -> bool:
-    """Return whether only a few jobs ended in the wanted time, which are found by its index."""
-    times = _ended_conditions(wanted)
-    if not times:
-        return False
-    return _count(session, [select(JobRow.id).where(*times)], MAX_ROWS + 1) <= MAX_ROWS
 
 
 def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]:
@@ -244,7 +237,7 @@ def _status_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
 
 def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     """Return the conditions, except that of the status, whose columns only jobs have."""
-    return _ended_conditions(wanted) + _conditions(
+    return _conditions(
         (wanted.desired or None, JobRow.desired.in_),
         (wanted.reasons or None, JobRow.reason.in_),
         (wanted.priority, lambda priority: JobRow.priority == priority),
@@ -255,11 +248,6 @@ def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
         (wanted.cloned_from, lambda job_id: JobRow.cloned_from == job_id),
         (wanted.started_after, lambda time: JobRow.started_at >= time),
         (wanted.started_before, lambda time: JobRow.started_at < time),
-    )
-
-
-def _ended_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    return _conditions(
         (wanted.ended_after, lambda time: JobRow.ended_at >= time),
         (wanted.ended_before, lambda time: JobRow.ended_at < time),
     )

@@ -43,8 +43,9 @@ class JobRow(Base):
     __table_args__ = (
         Index(
             "ix_jobs_list",
-            *("archived", "created_at", "id", "kind", "owner", "name", "priority"),
-            *("task", "method", "policy", "cloned_from"),
+            *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired"),
+            *("priority", "workers", "task", "method", "policy", "cloned_from", "started_at"),
+            "ended_at",
         ),
         Index(None, "status", "archived", "created_at", "id"),
         Index(None, "name", "archived", "created_at", "id"),

@@ -13,7 +13,6 @@ from sqlalchemy import Engine, event, insert, select
 
 from service import allocator
 from service.metrics import metrics_response
-from service.store import job_list
 from service.store.job_list import JobFilter
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
@@ -177,7 +176,9 @@ def test_a_list_is_read_in_the_order_of_an_index(
         {"owner": "ada"},
         {"priority": 99},
         {"task": "t", "method": "topk", "policy": "fixed"},
-        {"cloned_from": "c"},
+        {"cloned_from": "c", "workers": 7},
+        {"reasons": ["LOST"], "desired": ["PAUSE"]},
+        {"started_after": 1.0, "ended_before": 9.0},
     ],
 )
 def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[str, Any]) -> None:
@@ -200,22 +201,6 @@ def test_a_turn_changes_no_indexed_column_of_a_training_job(world: World) -> Non
     after = world.job(job_id)
     assert after.version > before.version
     assert [name for name in indexed if getattr(before, name) != getattr(after, name)] == []
-
-
-@pytest.mark.parametrize(("most_sorted", "is_by_end"), [(1, True), (0, False)])
-def test_a_list_sorts_the_jobs_that_ended_in_a_time_if_they_are_few(
-    world: World, monkeypatch: pytest.MonkeyPatch, most_sorted: int, is_by_end: bool
-) -> None:
-    world.finish(world.submit())
-    monkeypatch.setattr(job_list, "MAX_ROWS", most_sorted)
-    with selects(world) as found:
-        assert len(world.repository.jobs(JobFilter(ended_after=1.0))) == 1
-    statement, values = found[-1]
-    with world.database.engine.connect() as connection:
-        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
-        steps = [step[3] for step in plan]
-    by_end = "SEARCH jobs USING INDEX ix_jobs_ended_at_archived (ended_at>?)"
-    assert (by_end in steps) == is_by_end, steps
 
 
 def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: World) -> None:

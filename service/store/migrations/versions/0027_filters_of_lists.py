@@ -17,7 +17,11 @@ _SPEC_VALUES = {
 _KEEPS_ALL = sa.text("ended_at IS NOT NULL AND checkpoints_removed_at IS NULL")
 _OLD_LIST = "ix_jobs_archived_created_at_id_kind_owner_name"
 _OLD_COLUMNS = ["archived", "created_at", "id", "kind", "owner", "name"]
-_COLUMNS = [*_OLD_COLUMNS, "priority", *_SPEC_VALUES, "cloned_from"]
+_COLUMNS = [
+    *_OLD_COLUMNS,
+    *("reason", "desired", "priority", "workers", *_SPEC_VALUES, "cloned_from"),
+    *("started_at", "ended_at"),
+]
 
 
 def upgrade() -> None:
