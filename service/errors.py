@@ -5,7 +5,7 @@ ServiceError
 ├── ApiError              becomes a problem+json answer
 │   ├── NotFound          404
 │   ├── Conflict          409
-│   ├── PreconditionFailed 412, PreconditionRequired 428
+│   ├── PreconditionFailed 412
 │   ├── TooLarge          413, UnsupportedMediaType 415
 │   ├── Invalid           422
 │   ├── Unauthorized      401, Forbidden 403
@@ -54,13 +54,6 @@ class PreconditionFailed(ApiError):
     code = "precondition_failed"
 
 
-class PreconditionRequired(ApiError):
-    """The request requires If-Match."""
-
-    status = 428
-    code = "precondition_required"
-
-
 class Invalid(ApiError):
     """The request is well formed but invalid."""
 
@@ -105,7 +98,7 @@ class Forbidden(ApiError):
 
 
 class TooManyRequests(ApiError):
-    """The user has made too many requests."""
+    """The token, or the browser session, has made too many requests."""
 
     status = 429
     code = "too_many_requests"

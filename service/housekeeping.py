@@ -1,11 +1,13 @@
-"""What the scheduler does now and then: it removes uploads, ended jobs, old rows and files that
-nothing needs, delivers the messages of webhooks, and starts the process that serves loggers.
+"""What the scheduler does now and then: it removes uploads, ended jobs, checkpoints, old rows and
+files that nothing needs, delivers the messages of webhooks, and starts the process that serves
+loggers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from service.checkpoint_removal import CheckpointRemoval
 from service.code_pruning import CodePruning
 from service.code_store import CodeStore
 from service.file_removal import FileRemoval
@@ -39,6 +41,9 @@ class Housekeeping:
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._rows = RowRetention(database, settings, clock=clock, monotonic=monotonic)
         self._files = FileRemoval(DeletedJobs(database), runtime, settings, monotonic=monotonic)
+        self._checkpoints = CheckpointRemoval(
+            database, runtime, settings, clock=clock, monotonic=monotonic
+        )
         self._webhooks = WebhookDelivery(
             database, settings, clock=clock, monotonic=monotonic, counts=counts
         )
@@ -50,6 +55,7 @@ class Housekeeping:
         self._jobs.delete_if_due()
         self._rows.delete_if_due()
         self._files.start_if_due()
+        self._checkpoints.start_if_due()
         self._webhooks.start_if_due()
         self._loggers.start_if_due()
 

@@ -94,11 +94,11 @@ class Settings(BaseSettings):
     oidc_default_role: Role | None = None
     """Role of users in none of these groups; not set: they cannot log in."""
     requests_per_second: float = Field(default=50.0, gt=0)
-    """Requests per second that a user may make in the long run, in each api process; the admin
-    token of the settings has no limit.
+    """Requests per second that a token, or a browser session, may make in the long run, in each api
+    process; the admin token of the settings has no limit.
     """
     request_burst: int = Field(default=200, ge=1)
-    """Requests that a user may make at once."""
+    """Requests that a token, or a browser session, may make at once."""
     max_priority: int = Field(default=MAX_PRIORITY, ge=0, le=MAX_PRIORITY)
     """Highest priority that a user without the scope `write:all` may give a job. A higher priority
     takes workers from jobs of other users.
@@ -131,9 +131,9 @@ class Settings(BaseSettings):
     user.
     """
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Accepted `Host` names besides loopback. If empty, any name is accepted when a token is set.
-
-    With the home directory's token and a loopback address, only loopback names are accepted.
+    """Accepted `Host` names besides those of loopback and the host of ACCORDION_URL. If neither is
+    set, any name is accepted when a token is set; with the home directory's token and a loopback
+    address, only loopback names are.
     """
     ray_dashboard: bool = False
     """`accordion up` starts Ray's dashboard, and with it the state API (`ray list actors`); needs
@@ -176,6 +176,14 @@ class Settings(BaseSettings):
     job_retention_s: float = Field(default=0.0, ge=0)
     """How long an ended job, archived or not, is kept, in seconds since its end; then it is deleted
     with its history and checkpoints. 0 keeps all.
+    """
+    checkpoint_retention_s: float = Field(default=0.0, ge=0)
+    """How long all checkpoints of an ended job are kept, in seconds since its end; then
+    ACCORDION_ENDED_CHECKPOINTS of them are. 0 keeps all.
+    """
+    ended_checkpoints: Literal["newest_and_best", "none"] = "newest_and_best"
+    """Which checkpoints of an ended job remain after that. With `none`, a retry trains from the
+    beginning, and the model can no longer be downloaded or trained further.
     """
     max_ended_jobs: int = Field(default=0, ge=0)
     """How many ended jobs are kept; those that ended first are deleted. Archived jobs neither

@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from service.api.schemas import Answer, Request
+from service.api.schemas import Answer, Request, ResizeRequest
 from service.domain.access import USER_NAME
 from service.domain.jobs import Status
-from workers.spec_types import Label
+from workers.spec_types import MAX_PRIORITY, Label
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""
@@ -24,27 +24,66 @@ class JobAction(StrEnum):
     RESUME = "resume"
     ARCHIVE = "archive"
     UNARCHIVE = "unarchive"
+    RETRY = "retry"
+    RESIZE = "resize"
+    CHANGE = "change"
+    DELETE = "delete"
+
+
+class JobsChange(Request):
+    """Changes of the labels and the priority of several jobs."""
+
+    labels: dict[Label, Label | None] = Field(default_factory=dict, max_length=32)
+    """Labels to set, by key; null removes one. A job has at most 32."""
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    """New place in the queue, 0 to 100; larger starts first."""
+
+    @model_validator(mode="after")
+    def _check_any(self) -> JobsChange:
+        if not self.labels and self.priority is None:
+            raise ValueError("nothing to change; give labels or a priority")
+        return self
 
 
 class BatchRequest(Request):
     """An action on all jobs with some labels that it can change; guest runs are left out."""
 
     action: Annotated[JobAction, Field(strict=False)]
-    """`cancel`, `pause` or `resume` for unfinished jobs, `archive` or `unarchive` for ended ones,
-    as for one job.
+    """What to do with each job, as its own route would: `cancel`, `pause`, `resume` or `resize` for
+    unfinished jobs; `archive`, `unarchive` or `delete` for ended ones; `retry` for jobs that failed
+    or were cancelled; `change` for all. Archived jobs are left out, except by `unarchive` and
+    `delete`.
     """
     labels: dict[Label, Label] = Field(min_length=1, max_length=32)
     """Labels by key; the action is for jobs that have all of them."""
     owner: str | None = Field(default=None, max_length=63, pattern=USER_NAME)
     """Only jobs of this user. Default: null, all that you may change."""
+    change: JobsChange | None = None
+    """For `change`: what to change. Null for other actions."""
+    resize: ResizeRequest | None = None
+    """For `resize`: how many workers each job may have. Null for other actions."""
     dry_run: bool = False
     """True lists the jobs and changes nothing. Default: false."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"action": "cancel", "labels": {"sweep": "lr"}, "dry_run": True}]
+            "examples": [
+                {"action": "cancel", "labels": {"sweep": "lr"}, "dry_run": True},
+                {"action": "change", "labels": {"sweep": "lr"}, "change": {"priority": 20}},
+                {"action": "resize", "labels": {"sweep": "lr"}, "resize": {"min": 1, "max": 2}},
+            ]
         }
     )
+
+    @model_validator(mode="after")
+    def _check_values(self) -> BatchRequest:
+        for action, values in ((JobAction.CHANGE, self.change), (JobAction.RESIZE, self.resize)):
+            if (self.action == action) != (values is not None):
+                raise ValueError(
+                    f"{action} is {'missing' if values is None else 'given'}, and action is"
+                    f" {self.action}; give {action} with this action only"
+                )
+        return self
 
 
 class BatchItem(Answer):
@@ -55,7 +94,7 @@ class BatchItem(Answer):
     name: str
     """Name of the job."""
     status: Status
-    """State of the job afterwards; with an error or in a dry run, before."""
+    """State of the job afterwards; before, if it was deleted, with an error and in a dry run."""
     error: str | None
     """Why the job was not changed; null if it was, or in a dry run."""
 
@@ -65,7 +104,7 @@ class BatchView(Answer):
 
     items: list[BatchItem]
     """Jobs that the action is for, newest first, at most 200; without those for which it was
-    requested before.
+    requested before. Those that could not be changed are listed again.
     """
     more: bool
     """True if there are further ones; repeat the request for them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -11,15 +12,19 @@ from service.api.app_state import AppState
 from service.api.batch_schemas import MAX_JOBS, BatchItem, BatchRequest, BatchView, JobAction
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
+from service.api.priorities import check_priority
 from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED, UNFINISHED
 from service.domain.jobs import Desired, Kind, Status
 from service.errors import ApiError
 from service.store.job_archive import JobArchive
-from service.store.job_lifecycle import JobLifecycle, accept_any
+from service.store.job_deletion import JobDeletion
+from service.store.job_lifecycle import JobLifecycle, ListingChange, accept_any
 from service.store.job_list import JobFilter
 from service.store.models import JobRow
+from service.store.repository import Repository
+from service.store.stored_documents import stored_labels
 
 router = APIRouter(tags=["jobs"])
 
@@ -31,7 +36,8 @@ class _Changeable:
     statuses: Collection[Status]
     desired: tuple[Desired, ...] = ()
     """Requested states; empty for all."""
-    archived: bool = False
+    archived: bool | None = False
+    """Only archived jobs, or only others; None for both."""
 
 
 _CHANGEABLE: Mapping[JobAction, _Changeable] = {
@@ -40,6 +46,10 @@ _CHANGEABLE: Mapping[JobAction, _Changeable] = {
     JobAction.RESUME: _Changeable(statuses=UNFINISHED, desired=(Desired.PAUSE,)),
     JobAction.ARCHIVE: _Changeable(statuses=ENDED),
     JobAction.UNARCHIVE: _Changeable(statuses=ENDED, archived=True),
+    JobAction.RETRY: _Changeable(statuses=(Status.FAILED, Status.CANCELLED)),
+    JobAction.RESIZE: _Changeable(statuses=UNFINISHED, desired=(Desired.RUN, Desired.PAUSE)),
+    JobAction.CHANGE: _Changeable(statuses=()),
+    JobAction.DELETE: _Changeable(statuses=ENDED, archived=None),
 }
 
 
@@ -49,12 +59,23 @@ _CHANGEABLE: Mapping[JobAction, _Changeable] = {
     responses=describe_problems(400, 415),
 )
 def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> BatchView:
-    """Cancel, pause or resume all unfinished jobs with some labels, or archive or unarchive the
-    ended ones, each as its own route would. A job that cannot be changed does not stop the others.
+    """Cancel, pause, resume, resize, retry, change, archive, unarchive or delete all jobs with some
+    labels, each as its own route would. A job that cannot be changed does not stop the others.
     Repeating the request has no effect.
     """
+    if body.change is not None and body.change.priority is not None:
+        check_priority(state, caller, body.change.priority, pointer="/change/priority")
+    rows = _list_jobs(state.repository, _build_filter(body, caller), body)
+    items = [
+        _describe_job(row) if body.dry_run else _change_job(state, caller, row, body=body)
+        for row in rows[:MAX_JOBS]
+    ]
+    return BatchView(items=items, more=len(rows) > MAX_JOBS)
+
+
+def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
     changeable = _CHANGEABLE[body.action]
-    wanted = JobFilter(
+    return JobFilter(
         statuses=[status.value for status in changeable.statuses],
         desired=[desired.value for desired in changeable.desired],
         archived=changeable.archived,
@@ -64,33 +85,65 @@ def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> Batch
         visible_to=None if Scope.WRITE_ALL in caller.scopes else caller.user,
         limit=MAX_JOBS + 1,
     )
-    rows = state.repository.jobs(wanted)
-    items = [
-        _describe_job(row) if body.dry_run else _change_job(state, caller, row, action=body.action)
-        for row in rows[:MAX_JOBS]
-    ]
-    return BatchView(items=items, more=len(rows) > MAX_JOBS)
 
 
-def _change_job(state: AppState, caller: Caller, row: JobRow, *, action: JobAction) -> BatchItem:
-    lifecycle = JobLifecycle(state.database, state.clock, caller)
-    archive = JobArchive(state.database, state.clock, caller)
-    grace_s = state.settings.cancel_grace_s
+def _list_jobs(repository: Repository, wanted: JobFilter, body: BatchRequest) -> list[JobRow]:
+    """Return the newest jobs that the action would change, one more than it changes at most."""
+    found: list[JobRow] = []
+    while len(found) <= MAX_JOBS:
+        page = repository.jobs(wanted)
+        found += [row for row in page if not _is_done(row, body)]
+        if len(page) < wanted.limit:
+            break
+        wanted = replace(wanted, before=(page[-1].created_at, page[-1].id))
+    return found
+
+
+def _is_done(row: JobRow, body: BatchRequest) -> bool:
+    """Return whether the job is as the action would make it."""
+    if body.resize is not None:
+        return (row.min_workers, row.max_workers) == (body.resize.min, body.resize.max)
+    if body.change is not None:
+        labels, priority = stored_labels(row), body.change.priority
+        has_labels = all(labels.get(key) == value for key, value in body.change.labels.items())
+        return has_labels and priority in {None, row.priority}
+    return False
+
+
+def _change_job(state: AppState, caller: Caller, row: JobRow, *, body: BatchRequest) -> BatchItem:
     try:
-        match action:
-            case JobAction.CANCEL:
-                changed = lifecycle.cancel(row.id, accept_any, grace_s=grace_s)
-            case JobAction.PAUSE:
-                changed = lifecycle.pause(row.id, accept_any, grace_s=grace_s)
-            case JobAction.RESUME:
-                changed = lifecycle.resume(row.id, accept_any)
-            case JobAction.ARCHIVE:
-                changed = archive.archive(row.id, accept_any)
-            case JobAction.UNARCHIVE:
-                changed = archive.unarchive(row.id, accept_any)
+        return _describe_job(_act(state, caller, row.id, body=body))
     except ApiError as error:
         return _describe_job(row, str(error))
-    return _describe_job(changed)
+
+
+def _act(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) -> JobRow:
+    """Do one job what the request says.
+
+    Raises:
+        ApiError: the job does not allow it.
+    """
+    given = (state.database, state.clock, caller)
+    lifecycle, archive = JobLifecycle(*given), JobArchive(*given)
+    grace_s = state.settings.cancel_grace_s
+    calls: dict[JobAction, Callable[[], JobRow]] = {
+        JobAction.CANCEL: partial(lifecycle.cancel, job_id, accept_any, grace_s=grace_s),
+        JobAction.PAUSE: partial(lifecycle.pause, job_id, accept_any, grace_s=grace_s),
+        JobAction.RESUME: partial(lifecycle.resume, job_id, accept_any),
+        JobAction.ARCHIVE: partial(archive.archive, job_id, accept_any),
+        JobAction.UNARCHIVE: partial(archive.unarchive, job_id, accept_any),
+        JobAction.RETRY: partial(lifecycle.retry, job_id, accept_any),
+        JobAction.DELETE: partial(JobDeletion(*given).delete_job, job_id, accept_any),
+    }
+    if body.resize is not None:
+        least, most = body.resize.min, body.resize.max
+        calls[JobAction.RESIZE] = partial(lifecycle.resize, job_id, least, most, check=accept_any)
+    if body.change is not None:
+        change = ListingChange(labels=body.change.labels, priority=body.change.priority)
+        calls[JobAction.CHANGE] = partial(
+            lifecycle.change_listing, job_id, change, check=accept_any
+        )
+    return calls[body.action]()
 
 
 def _describe_job(row: JobRow, error: str | None = None) -> BatchItem:

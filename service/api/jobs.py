@@ -37,7 +37,7 @@ from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
 from service.domain.autoscaler_record import read_autoscaler_record
 from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
-from service.domain.jobs import Kind, Reason, Status
+from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, sort_custom
 from service.domain.wait_causes import list_preempted
@@ -52,6 +52,7 @@ from service.store.models import JobRow
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import stored_spec
 from workers.contract import JobSpec
+from workers.spec_types import MAX_PRIORITY
 from workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -120,6 +121,47 @@ class ListQuery(QueryParams):
     )
     created_before: QueryTime | None = Field(
         default=None, description="only jobs submitted before this time, with a time zone"
+    )
+    started_after: QueryTime | None = Field(
+        default=None, description="only jobs that started at this time or later"
+    )
+    started_before: QueryTime | None = Field(
+        default=None, description="only jobs that started before this time"
+    )
+    ended_after: QueryTime | None = Field(
+        default=None, description="only jobs that ended at this time or later"
+    )
+    ended_before: QueryTime | None = Field(
+        default=None, description="only jobs that ended before this time"
+    )
+    reason: list[Reason] = Field(
+        default=[], max_length=len(Reason), description="only jobs with one of these reasons"
+    )
+    desired: list[Desired] = Field(
+        default=[],
+        max_length=len(Desired),
+        description="only jobs of which users want one of these states",
+    )
+    priority: int | None = Field(
+        default=None, ge=0, le=MAX_PRIORITY, description="only jobs with this priority"
+    )
+    workers: int | None = Field(
+        default=None, ge=0, le=1024, description="only jobs that hold this many workers now"
+    )
+    task: str | None = Field(
+        default=None, max_length=200, pattern=PLAIN, description="only jobs with this task"
+    )
+    method: str | None = Field(
+        default=None,
+        max_length=63,
+        pattern=PLAIN,
+        description="only jobs with this compression method",
+    )
+    policy: str | None = Field(
+        default=None, max_length=63, pattern=PLAIN, description="only jobs with this policy"
+    )
+    cloned_from: str | None = Field(
+        default=None, pattern=r"^[0-9a-f-]{36}$", description="only clones of the job with this ID"
     )
     archived: Archived = Field(
         default=Archived.FALSE,
@@ -237,6 +279,18 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: Call
         kind=query.kind,
         created_after=_to_seconds(query.created_after),
         created_before=_to_seconds(query.created_before),
+        started_after=_to_seconds(query.started_after),
+        started_before=_to_seconds(query.started_before),
+        ended_after=_to_seconds(query.ended_after),
+        ended_before=_to_seconds(query.ended_before),
+        reasons=[reason.value for reason in query.reason],
+        desired=[desired.value for desired in query.desired],
+        priority=query.priority,
+        workers=query.workers,
+        task=query.task,
+        method=query.method,
+        policy=query.policy,
+        cloned_from=query.cloned_from,
         archived=_ARCHIVED[query.archived],
         visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
         before=_from_cursor(query.cursor),

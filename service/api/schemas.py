@@ -351,7 +351,8 @@ class CheckpointView(Answer):
     """Time at which it was complete."""
     kept: bool = True
     """Whether it is still on the storage: the newest `checkpoint.keep` are, and the one with the
-    best objective. The workers have removed the others.
+    best objective. The workers have removed the others, and after the end of the job the
+    service may remove more (`ACCORDION_CHECKPOINT_RETENTION_S`).
     """
     newest: bool = False
     """Whether it is the one that the job would resume from, and `GET /jobs/{id}/model` returns."""
@@ -434,9 +435,10 @@ class EventView(Answer):
         "end",
         "archive",
         "change",
+        "retention",
     ]
     """What happened. `archive`: an ended job was archived or unarchived. `change`: its name, labels
-    or priority were changed.
+    or priority were changed. `retention`: checkpoints of an ended job were removed.
     """
     time: datetime
     """When it happened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from service.api.batch_schemas import BatchView
@@ -80,14 +81,53 @@ class JobRequests(RequestSender):
         id_prefix: str | None = None,
         label: Sequence[str] = (),
         owner: str | None = None,
+        kind: str | None = None,
+        reason: Sequence[str] = (),
+        desired: Sequence[str] = (),
+        priority: int | None = None,
+        workers: int | None = None,
+        task: str | None = None,
+        method: str | None = None,
+        policy: str | None = None,
+        cloned_from: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        started_after: datetime | None = None,
+        started_before: datetime | None = None,
+        ended_after: datetime | None = None,
+        ended_before: datetime | None = None,
         archived: bool | None = False,
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """Get one page of jobs, newest first; labels have the form `key:value`.
+        """Get one page of jobs, newest first, that match all given filters.
 
-        `archived`: True for only archived jobs, False for only jobs that are not archived, None for
-        all.
+        Args:
+            status: states, of which a job must have one.
+            name: whole name.
+            name_prefix: start of the name.
+            id_prefix: start of the ID.
+            label: labels of the form `key:value`, all of which a job must have.
+            owner: user who submitted it.
+            kind: `job` or `guest`.
+            reason: reasons of the state, of which a job must have one.
+            desired: states that users want, of which a job must have one.
+            priority: priority.
+            workers: number of workers that it holds now.
+            task: name of the task.
+            method: compression method.
+            policy: policy.
+            cloned_from: ID of the job that it is a clone of.
+            created_after: earliest time of its submission, with a time zone, as all times here.
+            created_before: time before which it was submitted.
+            started_after: earliest time of its start.
+            started_before: time before which it started.
+            ended_after: earliest time of its end.
+            ended_before: time before which it ended.
+            archived: True for only archived jobs, False for only jobs that are not archived, None
+                for all.
+            limit: most jobs of the page.
+            cursor: `next_cursor` of the previous page.
         """
         params: dict[str, Any] = {
             "status": list(status),
@@ -96,11 +136,26 @@ class JobRequests(RequestSender):
             "id": id_prefix,
             "label": list(label),
             "owner": owner,
+            "kind": kind,
+            "reason": list(reason),
+            "desired": list(desired),
+            "priority": priority,
+            "workers": workers,
+            "task": task,
+            "method": method,
+            "policy": policy,
+            "cloned_from": cloned_from,
+            "created_after": created_after,
+            "created_before": created_before,
+            "started_after": started_after,
+            "started_before": started_before,
+            "ended_after": ended_after,
+            "ended_before": ended_before,
+            "limit": limit,
+            "cursor": cursor,
         }
-        params |= {"limit": limit, "cursor": cursor, **_ARCHIVED[archived]}
-        return await self._request(
-            JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value}
-        )
+        given = {**_format_params(params), **_ARCHIVED[archived]}
+        return await self._request(JobPage, "GET", "/jobs", params=given)
 
     @shared_iterator
     async def all_jobs(self, *, archived: bool | None = False) -> AsyncGenerator[JobView, None]:
@@ -229,16 +284,36 @@ class JobRequests(RequestSender):
         labels: Mapping[str, str],
         *,
         owner: str | None = None,
+        change: Mapping[str, Any] | None = None,
+        resize: tuple[int, int] | None = None,
         dry_run: bool = False,
     ) -> BatchView:
-        """Cancel, pause or resume all unfinished jobs with these labels, or archive or unarchive
-        the ended ones; repeating is harmless.
+        """Cancel, pause, resume or resize all unfinished jobs with these labels; archive, unarchive
+        or delete the ended ones; retry those that failed or were cancelled; or change all.
 
         Args:
-            action: `cancel`, `pause`, `resume`, `archive` or `unarchive`.
+            action: `cancel`, `pause`, `resume`, `resize`, `archive`, `unarchive`, `delete`, `retry`
+                or `change`.
             labels: labels by key; a job must have all of them.
             owner: only jobs of this user.
+            change: for `change`: the new `priority`, and `labels` by key, of which None removes
+                one.
+            resize: for `resize`: fewest and most workers.
             dry_run: list the jobs, and change nothing.
         """
-        body = {"action": action, "labels": dict(labels), "owner": owner, "dry_run": dry_run}
+        body: dict[str, Any] = {"action": action, "labels": dict(labels), "owner": owner}
+        body["dry_run"] = dry_run
+        if change is not None:
+            body["change"] = dict(change)
+        if resize is not None:
+            body["resize"] = {"min": resize[0], "max": resize[1]}
         return await self._request(BatchView, "POST", "/job-actions", json=body)
+
+
+def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are given, with times as text."""
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in params.items()
+        if value not in (None, "", [])
+    }

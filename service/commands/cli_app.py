@@ -21,6 +21,7 @@ from service.commands import (
     download,
     history,
     jobs,
+    listing,
     logins,
     plan,
     processes,
@@ -87,7 +88,7 @@ _add("env")(processes.env)
 _add("submit")(jobs.submit)
 _add("clone")(jobs.clone)
 _add("plan")(plan.plan)
-_add("list")(jobs.list_jobs)
+_add("list")(listing.list_jobs)
 _add("show")(history.show)
 _add("why")(history.why)
 _add("watch")(live.watch)

@@ -1,47 +1,78 @@
-"""`delete`: removes an ended job."""
+"""`delete`: removes ended jobs."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.cli_support import (
-    JobArgument,
-    JsonOption,
-    UrlOption,
-    connect_client,
-    print_json,
+from service.commands.batch_actions import (
+    DryRunOption,
+    EndedLabelsOption,
+    OptionalJob,
+    act_on_labels,
+    choose_jobs,
 )
+from service.commands.cli_support import JsonOption, UrlOption, connect_client, print_json
+
+if TYPE_CHECKING:
+    from service.client import Client
+
+_SHOWN_JOBS = 5
+"""Jobs that the question names."""
 
 
 def delete(
-    job: JobArgument,
+    job: OptionalJob = None,
     *,
+    labels: EndedLabelsOption = None,
+    dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Delete an ended job with its history, logs and checkpoints. This cannot be undone."""
+    """Delete an ended job, or all with some labels, with history, logs and checkpoints. This cannot
+    be undone.
+    """
+    chosen = choose_jobs(job, labels, dry_run=dry_run)
+    with connect_client(url) as client:
+        if isinstance(chosen, str):
+            _delete_one(client, chosen, yes=yes, json=json)
+            return
+        if not yes and not dry_run:
+            _confirm_all(client, chosen)
+        act_on_labels(client, "delete", chosen, dry_run=dry_run, json=json)
+
+
+def _delete_one(client: Client, job: str, *, yes: bool, json: bool) -> None:
     from service.domain.job_status import ENDED
     from service.errors import SettingsError
 
-    with connect_client(url) as client:
-        found = client.find(job)
-        if found.status not in ENDED:
-            raise SettingsError(f"job {found.id} is {found.status}; cancel it before you delete it")
-        if not yes:
-            _confirm(f"{found.name} ({found.id}, {found.status})")
-        deleted = client.delete_job(found.id)
+    found = client.find(job)
+    if found.status not in ENDED:
+        raise SettingsError(f"job {found.id} is {found.status}; cancel it before you delete it")
+    if not yes:
+        _confirm(f"{found.name} ({found.id}, {found.status})", "its history and checkpoints")
+    deleted = client.delete_job(found.id)
     if json:
         print_json(deleted)
     else:
         typer.echo(f"deleted {deleted.name} ({deleted.id})")
 
 
-def _confirm(what: str) -> None:
-    """Ask the user whether to delete a job.
+def _confirm_all(client: Client, labels: dict[str, str]) -> None:
+    """Ask the user whether to delete all jobs with these labels; without any, nobody is asked."""
+    planned = client.act_on_jobs("delete", labels, dry_run=True)
+    if planned.items:
+        shown = ", ".join(job.name for job in planned.items[:_SHOWN_JOBS])
+        more = ", ..." if len(planned.items) > _SHOWN_JOBS else ""
+        count = f"{len(planned.items)} job{'s' if len(planned.items) > 1 else ''}"
+        _confirm(f"{count} ({shown}{more})", "history and checkpoints")
+
+
+def _confirm(what: str, contents: str) -> None:
+    """Ask the user whether to delete jobs.
 
     Raises:
         BadParameter: nobody can be asked.
@@ -49,4 +80,4 @@ def _confirm(what: str) -> None:
     """
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{what} would be deleted; confirm with --yes")
-    typer.confirm(f"Delete {what} with its history and checkpoints?", abort=True, err=True)
+    typer.confirm(f"Delete {what} with {contents}?", abort=True, err=True)

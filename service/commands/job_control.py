@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.commands.batch_actions import (
+    DryRunOption,
+    LabelsOption,
+    OptionalJob,
+    act_on_labels,
+    choose_jobs,
+)
 from service.commands.cli_support import (
     FAILED,
     JobArgument,
@@ -17,7 +24,12 @@ from service.commands.cli_support import (
     connect_client,
     print_json,
 )
-from service.commands.completion import complete_label, complete_override, complete_words
+from service.commands.completion import (
+    complete_job,
+    complete_label,
+    complete_override,
+    complete_words,
+)
 
 if TYPE_CHECKING:
     from service.api.override_schemas import OverrideRequest, OverrideView
@@ -151,33 +163,70 @@ def hand_back(
 
 
 def resize(
-    job: JobArgument,
-    min_workers: Annotated[
-        int, typer.Argument(metavar="MIN", min=1, help="fewest workers; the job waits for them")
-    ],
-    max_workers: Annotated[
-        int, typer.Argument(metavar="MAX", min=1, help="most workers; more are never allocated")
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[JOB] MIN MAX",
+            help="job id, id prefix or name; fewest workers, for which the job waits; and most"
+            " workers",
+            autocompletion=complete_job,
+        ),
     ],
     *,
+    labels: LabelsOption = None,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Change the number of workers that a job may have. It changes at a step boundary; no step is
-    lost.
+    """Change the number of workers that a job, or all with some labels, may have. It changes at a
+    step boundary; no step is lost.
+
+    Example: accordion resize digits 1 4
     """
     from service.commands.format import format_workers
 
+    *jobs, least, most = _parse_limits(places)
+    if len(jobs) > 1:
+        raise typer.BadParameter(f"give at most one JOB, not {len(jobs)}")
+    chosen = choose_jobs(str(jobs[0]) if jobs else None, labels, dry_run=dry_run)
+    limits = int(least), int(most)
     with connect_client(url) as client:
-        found = client.resize(client.find(job).id, min_workers, max_workers)
+        if not isinstance(chosen, str):
+            act_on_labels(client, "resize", chosen, dry_run=dry_run, json=json, resize=limits)
+            return
+        found = client.resize(client.find(chosen).id, *limits)
     if json:
         print_json(found)
     else:
         typer.echo(f"{found.name} ({found.id}) is {found.status}: {format_workers(found)}")
 
 
+def _parse_limits(places: list[str]) -> list[str]:
+    """Check that the last two arguments are numbers of workers.
+
+    Raises:
+        BadParameter: they are not.
+    """
+    limits = places[-2:]
+    if len(limits) < 2 or not all(text.isdecimal() and int(text) > 0 for text in limits):
+        raise typer.BadParameter(
+            f"MIN and MAX are {' '.join(limits)!r}; give two whole numbers, at least 1"
+        )
+    return places
+
+
 def change(
-    job: JobArgument,
+    job: OptionalJob = None,
     *,
+    chosen_labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with-label",
+            metavar="KEY:VALUE",
+            help="in place of JOB, all jobs with this label; may be repeated",
+            autocompletion=complete_label,
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="new name")] = None,
     priority: Annotated[
         int | None,
@@ -198,15 +247,29 @@ def change(
             autocompletion=complete_label,
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="with --with-label, list the jobs and change nothing")
+    ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Change the name, labels or priority of a job, a guest run, or an ended job."""
+    """Change the name, labels or priority of a job, a guest run, or an ended job; or labels and
+    priority of all jobs with some labels.
+
+    Example: accordion change --with-label sweep:lr --priority 20
+    """
     changed = dict(_parse_label(text) for text in labels or [])
     if name is None and priority is None and not changed:
         raise typer.BadParameter("nothing to change; give --name, --priority or --label")
+    chosen = choose_jobs(job, chosen_labels, dry_run=dry_run, option="--with-label")
     with connect_client(url) as client:
-        found = client.change(client.find(job).id, name=name, labels=changed, priority=priority)
+        if isinstance(chosen, dict):
+            if name is not None:
+                raise typer.BadParameter("--name is for one job; give JOB")
+            values = {"labels": changed, "priority": priority}
+            act_on_labels(client, "change", chosen, dry_run=dry_run, json=json, change=values)
+            return
+        found = client.change(client.find(chosen).id, name=name, labels=changed, priority=priority)
     if json:
         print_json(found)
         return

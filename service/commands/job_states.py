@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.commands.batch_actions import (
+    DryRunOption,
+    EndedLabelsOption,
+    LabelsOption,
+    OptionalJob,
+    act_on_labels,
+    choose_jobs,
+)
 from service.commands.cli_support import (
-    FAILED,
-    JobArgument,
     JsonOption,
     UrlOption,
     connect_client,
@@ -21,106 +27,95 @@ from service.commands.completion import complete_job, complete_label
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from service.api.batch_schemas import BatchView
     from service.api.schemas import JobView
     from service.client import Client
 
-_OptionalJob = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[JOB]",
-        help="job id, id prefix or name; if several match, the unfinished one",
-        autocompletion=complete_job,
-    ),
-]
-_LabelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="KEY:VALUE",
-        help="in place of JOB, all unfinished jobs with this label; may be repeated",
-        autocompletion=complete_label,
-    ),
-]
 _OptionalJobs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[JOB]...", help="job ids, id prefixes or names", autocompletion=complete_job
     ),
 ]
-_EndedLabelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="KEY:VALUE",
-        help="in place of JOB, all ended jobs with this label; may be repeated",
-        autocompletion=complete_label,
-    ),
-]
-_DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="with --label, list the jobs and change nothing")
-]
 
 
 def cancel(
-    job: _OptionalJob = None,
+    job: OptionalJob = None,
     *,
-    labels: _LabelsOption = None,
-    dry_run: _DryRunOption = False,
+    labels: LabelsOption = None,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """Cancel a job, or all with some labels: the workers save a checkpoint and stop. A LOST guest
     run ends at once.
     """
-    chosen = _choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.cancel, chosen, dry_run=dry_run, json=json)
 
 
 def pause(
-    job: _OptionalJob = None,
+    job: OptionalJob = None,
     *,
-    labels: _LabelsOption = None,
-    dry_run: _DryRunOption = False,
+    labels: LabelsOption = None,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """Pause a job, or all with some labels: the workers save a checkpoint and stop; 'accordion
     resume' continues them.
     """
-    chosen = _choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.pause, chosen, dry_run=dry_run, json=json)
 
 
 def resume(
-    job: _OptionalJob = None,
+    job: OptionalJob = None,
     *,
-    labels: _LabelsOption = None,
-    dry_run: _DryRunOption = False,
+    labels: LabelsOption = None,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """Resume a paused job, or all with some labels, from the checkpoint as soon as there is
     capacity.
     """
-    chosen = _choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.resume, chosen, dry_run=dry_run, json=json)
 
 
-def retry(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Retry a job that failed or was cancelled, from its newest checkpoint."""
+def retry(
+    job: OptionalJob = None,
+    *,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY:VALUE",
+            help="in place of JOB, all jobs with this label that failed or were cancelled; may be"
+            " repeated",
+            autocompletion=complete_label,
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Retry a job that failed or was cancelled, or all with some labels, from the newest
+    checkpoint.
+    """
+    chosen = choose_jobs(job, labels, dry_run=dry_run)
     with connect_client(url) as client:
-        _print_job(client.retry(client.find(job).id), json=json)
+        _act_on_chosen(client, client.retry, chosen, dry_run=dry_run, json=json)
 
 
 def archive(
     jobs: _OptionalJobs = None,
     *,
-    labels: _EndedLabelsOption = None,
-    dry_run: _DryRunOption = False,
+    labels: EndedLabelsOption = None,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -139,8 +134,8 @@ def archive(
 def unarchive(
     jobs: _OptionalJobs = None,
     *,
-    labels: _EndedLabelsOption = None,
-    dry_run: _DryRunOption = False,
+    labels: EndedLabelsOption = None,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -164,35 +159,8 @@ def _choose_several(
         SettingsError: a label has another form.
     """
     first = jobs[0] if jobs else None
-    chosen = _choose_jobs(first, labels, dry_run=dry_run)
+    chosen = choose_jobs(first, labels, dry_run=dry_run)
     return chosen if isinstance(chosen, dict) else list(jobs or [])
-
-
-def _choose_jobs(
-    job: str | None, labels: list[str] | None, *, dry_run: bool
-) -> str | dict[str, str]:
-    """Return the job, or the labels of the jobs, that a command is for.
-
-    Raises:
-        BadParameter: neither or both are given, or a dry run is asked for one job.
-        SettingsError: a label has another form.
-    """
-    from service.errors import SettingsError
-
-    if (job is None) == (not labels):
-        raise typer.BadParameter("give either JOB or --label")
-    if job is not None:
-        if dry_run:
-            raise typer.BadParameter("--dry-run is for --label; 'accordion show' shows one job")
-        return job
-    chosen: dict[str, str] = {}
-    for text in labels or []:
-        key, _, value = text.partition(":")
-        if not key or not value:
-            raise SettingsError(f"--label {text!r} is not of the form key:value")
-        if chosen.setdefault(key, value) != value:
-            raise SettingsError(f"--label {key} is given twice; a job has one value for each key")
-    return chosen
 
 
 def _act_on_chosen(
@@ -207,17 +175,7 @@ def _act_on_chosen(
     if isinstance(chosen, str):
         _print_job(act(client.find(chosen).id), json=json)
     else:
-        found = client.act_on_jobs(act.__name__, chosen, dry_run=dry_run)
-        if json:
-            print_json(found)
-        elif dry_run:
-            _print_plan(found, act.__name__)
-        else:
-            _print_lines(found, act.__name__)
-        if not found.items:
-            _report_none(client, chosen, act.__name__)
-        if any(job.error for job in found.items):
-            raise typer.Exit(FAILED)
+        act_on_labels(client, act.__name__, chosen, dry_run=dry_run, json=json)
 
 
 def _act_on_each(act: Callable[[str], JobView], jobs: list[JobView], *, json: bool) -> None:
@@ -244,28 +202,3 @@ def _print_job(job: JobView, *, json: bool) -> None:
         typer.echo(
             f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}"
         )
-
-
-def _print_plan(found: BatchView, action: str) -> None:
-    for job in found.items:
-        typer.echo(f"would {action} {job.name} ({job.id}), which is {job.status}")
-    if found.more:
-        typer.echo("accordion: there are more", err=True)
-
-
-def _print_lines(found: BatchView, action: str) -> None:
-    states = {"archive": "archived", "unarchive": "not archived"}
-    for job in found.items:
-        state = job.status if job.error else states.get(action, job.status)
-        typer.echo(f"{job.name} ({job.id}) is {state}{f': {job.error}' if job.error else ''}")
-    if found.more:
-        typer.echo("accordion: there are more; repeat the command", err=True)
-
-
-def _report_none(client: Client, labels: dict[str, str], action: str) -> None:
-    """Print why a batch has no job: a label that no job has may be mistyped."""
-    texts = [f"{key}:{value}" for key, value in labels.items()]
-    named = f"label{'s' if len(texts) > 1 else ''} {' and '.join(texts)}"
-    known = client.jobs(label=texts, archived=None, limit=1).items
-    why = f"no job to {action} is left among those with the {named}"
-    typer.echo(f"accordion: {why if known else f'no job has the {named}'}", err=True)

@@ -1,4 +1,4 @@
-"""`submit`, `clone` and `list`."""
+"""`submit` and `clone`."""
 
 from __future__ import annotations
 
@@ -13,46 +13,12 @@ from service.commands.cli_support import (
     SpecArgument,
     UrlOption,
     connect_client,
-    create_console,
     find_to_read,
     print_json,
 )
-from service.commands.completion import (
-    complete_job,
-    complete_label,
-    complete_user,
-    complete_words,
-)
-from service.commands.paging import (
-    CursorOption,
-    LimitOption,
-    PagedItems,
-    print_json_list,
-    report_more,
-)
-from service.domain.jobs import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.table import Table
-
-    from service.api.schemas import JobView, ProgressView
     from service.api.spec_schemas import DryRun
-
-ID_SHOWN = 13
-"""Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""
-_LESS_IMPORTANT = ("CREATED", "METRICS", "LOSS", "KIND", "OWNER", "EPOCHS", "WORKERS")
-"""Columns that a narrow terminal does without, the first of these first."""
-_COLUMNS = (
-    *("ID", "NAME", "OWNER", "KIND", "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED"),
-    "WHY",
-)
-_WRAPPED = "WHY"
-_GAP = 2
-"""Spaces between two columns."""
-_MIN_WRAPPED_WIDTH = 40
-"""Minimum width of the reason, in characters; columns are left out to make room for it."""
 
 
 def submit(
@@ -149,77 +115,6 @@ def clone(
             raise typer.Exit(follow_to_exit_code(client, made, json=json))
 
 
-def list_jobs(
-    *,
-    status: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            help="only jobs with this status, such as RUNNING; may be repeated",
-            autocompletion=complete_words(*Status),
-        ),
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label",
-            metavar="KEY:VALUE",
-            help="only jobs with this label; may be repeated",
-            autocompletion=complete_label,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="START",
-            help="only jobs whose name starts with this",
-            autocompletion=complete_job,
-        ),
-    ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option(
-            "--owner",
-            metavar="USER",
-            help="only jobs of this user",
-            autocompletion=complete_user,
-        ),
-    ] = None,
-    archived: Annotated[
-        bool, typer.Option("--archived", help="only archived jobs, which are left out otherwise")
-    ] = False,
-    all_: Annotated[bool, typer.Option("--all", help="archived jobs as well")] = False,
-    limit: LimitOption = 20,
-    cursor: CursorOption = None,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
-    """List jobs, newest first."""
-    if archived and all_:
-        raise typer.BadParameter("give either --archived or --all")
-    chosen: dict[str, Any] = {
-        "status": [one.upper() for one in status or []],
-        "name_prefix": name,
-        "label": label or [],
-        "owner": owner,
-        "archived": None if all_ else archived,
-    }
-    with connect_client(url) as client:
-        found = PagedItems(
-            lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
-            limit=limit,
-            cursor=cursor,
-        )
-        if json:
-            print_json_list(found)
-            return
-        out = create_console()
-        out.print(_job_table(found, out.width))
-    report_more("jobs", found)
-
-
 def _show_dry_run(answer: DryRun, *, json: bool) -> None:
     import yaml
 
@@ -229,67 +124,3 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
     typer.echo(yaml.safe_dump(answer.spec.model_dump(mode="json"), sort_keys=False).rstrip())
     verdict = "would wait" if answer.would_wait else "would start at once"
     typer.echo(f"# {verdict}{f': {answer.message}' if answer.message else ''}")
-
-
-def _job_table(jobs: Iterable[JobView], width: int) -> Table:
-    """Build the table of jobs, without the columns that a terminal of this width has no room for.
-
-    Names and reasons are wrapped rather than cut.
-    """
-    from rich.table import Table
-
-    rows = [_list_cells(job) for job in jobs]
-    shown = {
-        column: max(map(len, [column, *(row[column] for row in rows)]))
-        for column in _COLUMNS
-        if _tells_jobs_apart(column, {row[column] for row in rows})
-    }
-    shown[_WRAPPED] = min(shown[_WRAPPED], _MIN_WRAPPED_WIDTH)
-    for column in _LESS_IMPORTANT:
-        if sum(shown.values()) + _GAP * (len(shown) - 1) > width:
-            shown.pop(column, None)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in shown:
-        table.add_column(column, no_wrap=column not in {"NAME", _WRAPPED}, overflow="fold")
-    for row in rows:
-        table.add_row(*(row[column] for column in shown))
-    return table
-
-
-def _tells_jobs_apart(column: str, cells: set[str]) -> bool:
-    match column:
-        case "OWNER":
-            return len(cells - {"-"}) > 1
-        case "KIND":
-            return bool(cells - {"job"})
-    return True
-
-
-def _list_cells(job: JobView) -> dict[str, str]:
-    """Return what the table has about one job, by column."""
-    from service.commands.format import format_metrics, format_number
-
-    now = job.progress
-    return {
-        "ID": job.id[:ID_SHOWN],
-        "NAME": job.name,
-        "OWNER": job.owner or "-",
-        "KIND": job.kind.value,
-        "STATUS": job.status.value,
-        "EPOCHS": _format_epochs(now) if now else "-",
-        "WORKERS": _format_workers(job),
-        "LOSS": format_number(now.loss) if now else "-",
-        "METRICS": format_metrics(job.metrics),
-        "CREATED": f"{job.created_at:%Y-%m-%d %H:%M}",
-        "WHY": job.message or job.reason.value,
-    }
-
-
-def _format_epochs(now: ProgressView) -> str:
-    return str(now.epoch) if now.epochs is None else f"{now.epoch} of {now.epochs}"
-
-
-def _format_workers(job: JobView) -> str:
-    if job.workers:
-        return f"{job.world_size} of {job.workers}"
-    return str(job.world_size) if job.world_size else "-"

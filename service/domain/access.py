@@ -73,6 +73,8 @@ class Caller:
     """ID of the token, also in a browser session; empty for the admin token of the settings, and
     without authentication.
     """
+    session_id: str = ""
+    """ID of the browser session; empty if the request had the token itself."""
     expires_at: float | None = None
     """When the token expires, in seconds since 1970; None if it does not."""
     request_id: str = ""

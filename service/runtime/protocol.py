@@ -4,7 +4,7 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -184,6 +184,24 @@ class Runtime(Protocol):
 
         Raises:
             OSError: some files could not be removed.
+        """
+
+    def list_checkpoints(self, job_id: str, storage: str, url: str | None) -> dict[str, bool]:
+        """Return the names of the checkpoints that a job has in its directory, or in its part of
+        the storage at a URL, and whether each is complete. Called from a thread of its own, so it
+        must not use the cluster.
+
+        Raises:
+            OSError: the storage cannot be reached.
+        """
+
+    def remove_checkpoints(
+        self, job_id: str, storage: str, url: str | None, *, names: Collection[str]
+    ) -> None:
+        """Remove these checkpoints; called like `list_checkpoints`.
+
+        Raises:
+            OSError: some could not be removed.
         """
 
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from service.errors import RuntimeUnavailable
 from service.runtime.protocol import AutoscalerReport, Node, SupervisorState
 from service.runtime.ray_autoscaler import RayAutoscaler
 from service.runtime.ray_dashboard import DashboardProbe
-from workers.checkpoint.storage import open_storage
+from workers.checkpoint.storage import MANIFEST, Storage, discard_checkpoint, open_storage
 from workers.contract import (
     Cursor,
     DesiredState,
@@ -211,6 +211,19 @@ class RayBackend:
         if Path(storage).is_dir():
             shutil.rmtree(storage)
 
+    def list_checkpoints(self, job_id: str, storage: str, url: str | None) -> dict[str, bool]:
+        """Names of the job's checkpoints, and whether each has a manifest."""
+        checkpoints = _open_checkpoints(job_id, storage, url)
+        return {name: checkpoints.holds(f"{name}/{MANIFEST}") for name in checkpoints.names()}
+
+    def remove_checkpoints(
+        self, job_id: str, storage: str, url: str | None, *, names: Collection[str]
+    ) -> None:
+        """Remove these checkpoints."""
+        checkpoints = _open_checkpoints(job_id, storage, url)
+        for name in names:
+            discard_checkpoint(checkpoints, name)
+
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         """All records of the job: from its end file, or its journal while there is none."""
         del job_id
@@ -341,3 +354,7 @@ def _find_supervisor(name: SupervisorName) -> Any:
         return ray.get_actor(supervisor_name(name), NAMESPACE)
     except ValueError:
         return None
+
+
+def _open_checkpoints(job_id: str, storage: str, url: str | None) -> Storage:
+    return open_storage(url, job_id=job_id, directory=Path(storage) / "checkpoints")

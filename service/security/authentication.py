@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from service.domain.access import FULL_ACCESS, Caller, Scope, ServiceUser
 from service.errors import Unauthorized
 from service.security.guards import Access
-from service.security.sessions import session_token, session_valid
+from service.security.sessions import session_id, session_token, session_valid
 from service.security.tokens import digest_of, parse_token, token_matches
 from service.store.account_rows import AccountStore
 from service.store.database import Database
@@ -108,7 +108,8 @@ class Authenticator:
         if is_session_ended(self._database, digest_of(cookie)):
             raise Unauthorized("this session was ended by a logout; log in again at /login")
         token_id = session_token(cookie)
-        return self._accounts.find_by_id(token_id) if token_id else FULL_ACCESS
+        caller = self._accounts.find_by_id(token_id) if token_id else FULL_ACCESS
+        return None if caller is None else replace(caller, session_id=session_id(cookie))
 
 
 def _read_cookie(name: str, headers: Mapping[str, str]) -> str:

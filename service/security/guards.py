@@ -11,6 +11,8 @@ from service.errors import Forbidden, SettingsError
 from service.settings import Settings
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_PROBES = frozenset({"/livez", "/readyz"})
+"""Paths that load balancers and kubelets ask for by the address of a container."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own pages and of addresses typed by hand."""
@@ -40,13 +42,28 @@ def access_of(settings: Settings) -> Access:
         _refuse_open_service(settings)
     # The home directory's token is for users of this machine: accept loopback names only.
     is_local = settings.admin_token_file == settings.home_token and is_loopback(settings.host)
-    if token is not None and not settings.allowed_hosts and not is_local:
+    named = {host.lower() for host in settings.allowed_hosts} | _host_of_url(settings.url)
+    if token is not None and not named and not is_local:
         return Access(token=token, metrics_token=scrape, hosts=None)
-    return Access(
-        token=token,
-        metrics_token=scrape,
-        hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts},
-    )
+    return Access(token=token, metrics_token=scrape, hosts=_LOOPBACK_NAMES | named)
+
+
+def _host_of_url(url: str) -> frozenset[str]:
+    """Return the host of the service's URL, as the `Host` header has it; none if there is no URL.
+
+    Raises:
+        SettingsError: the URL has no host.
+    """
+    if not url:
+        return frozenset()
+    netloc = _host_of(url)
+    name = _without_port(netloc.rpartition("@")[2]) if netloc else ""
+    if not name:
+        raise SettingsError(
+            f"ACCORDION_URL is {url!r}, which has no host; give a URL such as"
+            " https://accordion.example.com"
+        )
+    return frozenset({name})
 
 
 def _refuse_open_service(settings: Settings) -> None:
@@ -73,12 +90,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def check_host(access: Access, headers: Mapping[str, str]) -> None:
+def check_host(access: Access, path: str, headers: Mapping[str, str]) -> None:
     """Check the `Host` header: prevents DNS rebinding by pages of other hosts.
 
     Raises:
         Forbidden: the `Host` header holds another name.
     """
+    if path in _PROBES:
+        return
     name = _without_port(headers.get("host", ""))
     if access.hosts is not None and name not in access.hosts:
         raise Forbidden(

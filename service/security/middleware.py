@@ -109,12 +109,12 @@ class GuardMiddleware:
         headers = Headers(scope=scope)
         try:
             check_request_texts(scope)
-            check_host(self._access, headers)
+            check_host(self._access, scope["path"], headers)
             check_origin(scope["method"], headers)
             caller = await self._authenticator.authenticate(scope["path"], headers, request_id)
             scope["state"]["caller"] = caller
-            if caller is not None and caller.token_id:
-                self._rate_limits.count_request(caller.user)
+            if caller is not None:
+                self._rate_limits.count_request(caller)
         except Unauthorized as error:
             return _ask_to_log_in(scope, error)
         except ApiError as error:

@@ -1,4 +1,6 @@
-"""Limits how many requests a user may make; kept in memory, so each api process has its own."""
+"""Limits how many requests a token, or a browser session, may make; kept in memory, so each api
+process has its own.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from service.domain.access import Caller
 from service.errors import TooManyRequests
 
 MAX_BUCKETS = 10_000
-"""Users that are remembered; beyond that, those that may make most requests are forgotten."""
+"""Tokens and sessions that are remembered; beyond that, those that may make most requests are
+forgotten.
+"""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Requests that a user may make at once."""
+    """Requests that a token may make at once."""
 
     left: float
     filled_at: float
@@ -32,23 +37,27 @@ class RateLimits:
         self._monotonic = monotonic
         self._buckets: dict[str, _Bucket] = {}
 
-    def count_request(self, user: str) -> None:
-        """Count one request.
+    def count_request(self, caller: Caller) -> None:
+        """Count one request; the admin token of the settings, and its sessions, have no limit.
 
         Raises:
-            TooManyRequests: the user has made too many.
+            TooManyRequests: the token, or the browser session, has made too many.
         """
+        if not caller.token_id:
+            return
         now = self._monotonic()
-        bucket = self._buckets.get(user)
+        key = caller.session_id or caller.token_id
+        bucket = self._buckets.get(key)
         if bucket is None:
             self._forget_full(now)
-            bucket = self._buckets[user] = _Bucket(left=self._burst, filled_at=now)
+            bucket = self._buckets[key] = _Bucket(left=self._burst, filled_at=now)
         self._refill(bucket, now)
         if bucket.left < 1.0:
+            sender = "a browser session" if caller.session_id else f"token {caller.token_id}"
             raise TooManyRequests(
-                f"user {user!r} has made {self._burst} requests at once, and may make"
-                f" {self._per_second:g} a second; send fewer, or raise ACCORDION_REQUEST_BURST and"
-                " ACCORDION_REQUESTS_PER_SECOND",
+                f"{sender} of user {caller.user!r} has made {self._burst} requests at once, and may"
+                f" make {self._per_second:g} a second; send fewer, or raise ACCORDION_REQUEST_BURST"
+                " and ACCORDION_REQUESTS_PER_SECOND",
                 retry_after_s=math.ceil((1.0 - bucket.left) / self._per_second),
             )
         bucket.left -= 1.0
@@ -58,11 +67,11 @@ class RateLimits:
         bucket.left, bucket.filled_at = min(float(self._burst), bucket.left + gained), now
 
     def _forget_full(self, now: float) -> None:
-        """Make room for another user: a full bucket is as good as a new one."""
+        """Make room for another bucket: a full bucket is as good as a new one."""
         if len(self._buckets) < MAX_BUCKETS:
             return
         for bucket in self._buckets.values():
             self._refill(bucket, now)
         fullest = sorted(self._buckets, key=lambda one: -self._buckets[one].left)
-        for user in fullest[: MAX_BUCKETS // 2]:
-            del self._buckets[user]
+        for key in fullest[: MAX_BUCKETS // 2]:
+            del self._buckets[key]

@@ -49,6 +49,12 @@ def session_token(cookie: str) -> str:
     return rest.partition("-")[2]
 
 
+def session_id(cookie: str) -> str:
+    """Return the random ID of a session."""
+    _, _, rest = cookie.partition(".")[0].partition("-")
+    return rest.partition("-")[0]
+
+
 def session_end(cookie: str) -> float:
     """Expiry of a signed cookie, in seconds since 1970; 0 if it contains none."""
     expires = cookie.partition(".")[0].partition("-")[0]

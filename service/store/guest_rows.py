@@ -14,6 +14,7 @@ from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.ray_run import RayRun
 from service.store.models import AttemptRow, JobRow
 from service.store.status_changes import record_first_status
+from service.store.stored_spec import extract_filter_values
 from workers.contract import GUEST_ATTEMPT, Guest
 
 _MESSAGE = "registered by its Ray Train script; waits for its first report"
@@ -61,8 +62,10 @@ def _guest_columns(guest: Guest) -> dict[str, Any]:
     spec.
     """
     run = RayRun(engine="ray-train", train_run=guest.train_run, ray_job_id=guest.ray_job_id)
+    document = guest.spec.model_dump(mode="json", exclude_unset=True)
     return {
-        "spec": guest.spec.model_dump(mode="json", exclude_unset=True),
+        "spec": document,
+        **extract_filter_values(document),
         "min_workers": guest.spec.workers.min,
         "max_workers": guest.spec.workers.max,
         "ray_run": asdict(run),

@@ -208,6 +208,7 @@ class JobLifecycle:
             reopen_loggers(session, job, now=now)
             job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
+            job.checkpoints_removed_at = None
             if job.archived:
                 job.archived = False
                 data = {"archived": False}

@@ -1,9 +1,11 @@
 """The list of jobs: its filters, and the queries that read one page of it.
 
-A page is read in the order of an index, up to the last job that it shows. With labels, that is the
-index of the label that the fewest jobs have: it has the columns of all filters but the status. For
-a filter by status the row of each of these jobs would have to be looked up. If they are many, the
-index of the statuses is read instead, and the labels of its jobs are looked up.
+A page is read in the order of an index, up to the last job that it shows. `ix_jobs_list` has the
+columns of all filters but the status. With a filter by status, the index of the statuses is read,
+and the row of each of its jobs is looked up for other filters. With labels, the index of the label
+that the fewest jobs have is read, and the row of each of these jobs is looked up for filters whose
+columns it lacks. If a filter by status leaves fewer, the index of the statuses is read instead, and
+the labels of its jobs are looked up.
 """
 
 from __future__ import annotations
@@ -60,6 +62,19 @@ class JobFilter:
     created_after: float | None = None
     """Earliest time of submission, in seconds since 1970."""
     created_before: float | None = None
+    started_after: float | None = None
+    """Earliest time at which its first worker group started, in seconds since 1970."""
+    started_before: float | None = None
+    ended_after: float | None = None
+    ended_before: float | None = None
+    reasons: Sequence[str] = ()
+    priority: int | None = None
+    workers: int | None = None
+    """Number of workers allocated."""
+    task: str | None = None
+    method: str | None = None
+    policy: str | None = None
+    cloned_from: str | None = None
     archived: bool | None = False
     """Only archived jobs, or only others; None for both."""
     visible_to: str | None = None
@@ -151,15 +166,15 @@ def _select_by_label(wanted: JobFilter, label: Label) -> list[Select[str]]:
 def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
     """Select the ids of a page by an index of the jobs."""
     labels = [_has_label(_JOBS, label) for label in wanted.labels]
-    query = select(JobRow.id).where(*_index_conditions(wanted, _JOBS), *labels)
+    conditions = [*_index_conditions(wanted, _JOBS), *_job_conditions(wanted), *labels]
+    query = select(JobRow.id).where(*conditions)
     if wanted.id_prefix is None:
-        query = query.where(*_desired_conditions(wanted))
         return [_cut(part, wanted, _JOBS) for part in _split_by_status(query, wanted)]
     if wanted.archived is not None:
         # SQLite would prefer an index of this column to the primary key.
         archived = func.coalesce(JobRow.archived, false())
         query = query.where(archived == _constant(wanted.archived))
-    return [_cut(query.where(*_row_conditions(wanted)), wanted, _JOBS)]
+    return [_cut(query.where(*_status_conditions(wanted)), wanted, _JOBS)]
 
 
 def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]:
@@ -213,12 +228,29 @@ def _time_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[b
 
 def _row_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     """Return the conditions that need the rows of the jobs."""
-    statuses = _conditions((wanted.statuses or None, JobRow.status.in_))
-    return statuses + _desired_conditions(wanted)
+    return _status_conditions(wanted) + _job_conditions(wanted)
 
 
-def _desired_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    return _conditions((wanted.desired or None, JobRow.desired.in_))
+def _status_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    return _conditions((wanted.statuses or None, JobRow.status.in_))
+
+
+def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions, except that of the status, whose columns only jobs have."""
+    return _conditions(
+        (wanted.desired or None, JobRow.desired.in_),
+        (wanted.reasons or None, JobRow.reason.in_),
+        (wanted.priority, lambda priority: JobRow.priority == priority),
+        (wanted.workers, lambda workers: JobRow.workers == workers),
+        (wanted.task, lambda task: JobRow.task == task),
+        (wanted.method, lambda method: JobRow.method == method),
+        (wanted.policy, lambda policy: JobRow.policy == policy),
+        (wanted.cloned_from, lambda job_id: JobRow.cloned_from == job_id),
+        (wanted.started_after, lambda time: JobRow.started_at >= time),
+        (wanted.started_before, lambda time: JobRow.started_at < time),
+        (wanted.ended_after, lambda time: JobRow.ended_at >= time),
+        (wanted.ended_before, lambda time: JobRow.ended_at < time),
+    )
 
 
 def _conditions(

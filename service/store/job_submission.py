@@ -32,7 +32,7 @@ from service.store.override_changes import (
 )
 from service.store.status_changes import record_first_status
 from service.store.stored_documents import layer_names, stored_progress
-from service.store.stored_spec import spec_of
+from service.store.stored_spec import extract_filter_values, spec_of
 from workers.contract import JobSpec
 
 MAX_OVERRIDES = 1000
@@ -197,6 +197,7 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
     job_id = str(uuid_utils.uuid7())
     start_at = None if spec.start_at is None else spec.start_at.timestamp()
     is_later = start_at is not None and start_at > now
+    document = spec.model_dump(mode="json")
     return JobRow(
         id=job_id,
         name=spec.name or f"{spec.task.name.rpartition(':')[2][:_MAX_TASK_IN_NAME]}-{job_id[-6:]}",
@@ -207,7 +208,8 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
         message=format_start(start_at) if start_at and is_later else WAITS_FOR_SCHEDULER,
         start_at=start_at,
         queued_at=now,
-        spec=spec.model_dump(mode="json"),
+        spec=document,
+        **extract_filter_values(document),
         labels=dict(spec.labels),
         priority=spec.priority,
         min_workers=spec.workers.min,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.domain.jobs import Kind
+from service.store.checkpoint_table import CheckpointRow as CheckpointRow
 from service.store.columns import LongPlainText, PlainText
 from service.store.job_label_table import JobLabelRow as JobLabelRow
 from service.store.logger_table import LoggerRow as LoggerRow
@@ -27,6 +28,8 @@ _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
 _TEXT = LongPlainText()
 _USER = PlainText(63)
 _TOKEN_ID = PlainText(16)
+_KEEPS_ALL = text("ended_at IS NOT NULL AND checkpoints_removed_at IS NULL")
+"""Condition of ended jobs whose checkpoints may have to be removed."""
 
 
 def _job_key() -> Mapped[str]:
@@ -38,12 +41,20 @@ class JobRow(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
+        Index(
+            "ix_jobs_list",
+            *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired"),
+            *("priority", "workers", "task", "method", "policy", "cloned_from", "started_at"),
+            "ended_at",
+        ),
         Index(None, "status", "archived", "created_at", "id"),
         Index(None, "name", "archived", "created_at", "id"),
-        Index(None, "archived", "created_at", "id", "kind", "owner", "name"),
         Index(None, "ended_at", "archived"),
         Index(None, "owner", "archived", "created_at", "id"),
         Index(None, "kind", "status"),
+        Index(
+            "ix_jobs_checkpoints", "ended_at", sqlite_where=_KEEPS_ALL, postgresql_where=_KEEPS_ALL
+        ),
     )
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
@@ -64,6 +75,11 @@ class JobRow(Base):
     reason: Mapped[str] = mapped_column(PlainText(32))
     message: Mapped[str] = mapped_column(_TEXT, default="")
     spec: Mapped[dict[str, Any]]
+    task: Mapped[str | None] = mapped_column(_TEXT)
+    """Name of the task in the spec; this and the next two are copies, by which lists are filtered.
+    """
+    method: Mapped[str | None] = mapped_column(_TEXT)
+    policy: Mapped[str | None] = mapped_column(_TEXT)
     labels: Mapped[dict[str, Any]]
     priority: Mapped[int]
     attempt: Mapped[int] = mapped_column(default=0)
@@ -119,6 +135,8 @@ class JobRow(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    checkpoints_removed_at: Mapped[float | None]
+    """When retention removed checkpoints after its end, or found none to remove."""
     archived: Mapped[bool] = mapped_column(default=False)
     """Whether a user archived it after its end; a retry unarchives it."""
 
@@ -218,24 +236,6 @@ class AckRow(Base):
     rank: Mapped[int] = mapped_column(primary_key=True)
     step: Mapped[int]
     digest: Mapped[str] = mapped_column(PlainText(64))
-
-
-class CheckpointRow(Base):
-    """A saved state that can be resumed from."""
-
-    __tablename__ = "checkpoints"
-
-    job_id: Mapped[str] = _job_key()
-    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    attempt: Mapped[int]
-    generation: Mapped[int] = mapped_column(BigInteger)
-    epoch: Mapped[int]
-    step: Mapped[int]
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
-    seconds: Mapped[float]
-    blocked_s: Mapped[float] = mapped_column(default=0.0)
-    objective: Mapped[float | None]
-    time: Mapped[float]
 
 
 class EventRow(Base):

@@ -18,6 +18,9 @@ from service.errors import Conflict
 from service.store.models import JobRow
 from workers.contract import JobSpec
 
+_FILTERED = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
+"""Columns with a value of the spec, and its place there."""
+
 
 class UnreadableSpec(Conflict):
     """This version of the service rejects the stored spec of a job."""
@@ -68,6 +71,11 @@ def read_spec(job: JobRow, spec: Mapping[str, Any]) -> JobSpec:
 def stored_spec(job: JobRow) -> dict[str, Any]:
     """The stored spec; an empty one if the column is not an object."""
     return job.spec if isinstance(job.spec, dict) else {}
+
+
+def extract_filter_values(spec: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the columns by which lists are filtered, from a spec as it is stored."""
+    return {column: value_at(spec, place, "") or None for column, place in _FILTERED.items()}
 
 
 def spec_value(job: JobRow, place: str, default: Value) -> Any:

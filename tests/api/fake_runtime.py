@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from accordion.messages import Ack, Decision, Report, plan_digest
@@ -86,6 +86,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         """(job, attempt) of every start that made a supervisor."""
         self.removed: list[str] = []
         self.emptied: list[tuple[str, str, str | None]] = []
+        self.checkpoint_files: dict[str, dict[str, bool]] = {}
         """Job, directory and URL of every removal of files."""
         self.read_only = False
         """Files cannot be removed."""
@@ -230,6 +231,17 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         if self.read_only:
             raise PermissionError(13, "Permission denied")
         self.emptied.append((job_id, storage, url))
+
+    def list_checkpoints(self, job_id: str, storage: str, url: str | None) -> dict[str, bool]:
+        if self.read_only:
+            raise PermissionError(13, "Permission denied")
+        return dict(self.checkpoint_files.get(job_id, {}))
+
+    def remove_checkpoints(
+        self, job_id: str, storage: str, url: str | None, *, names: Collection[str]
+    ) -> None:
+        for name in names:
+            del self.checkpoint_files[job_id][name]
 
     def history(self, job_id: str, storage: str, *, retried_attempt: int = 0) -> Drained:
         self._answer()

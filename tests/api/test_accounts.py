@@ -287,6 +287,12 @@ def test_a_token_that_asks_too_often_is_slowed_down(tmp_path: Path, database_url
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
         assert answers[-1].headers["retry-after"] == "1000"
         assert answers[-1].json()["code"] == "too_many_requests"
+        assert f"token {id_of(ada)} of user 'ada'" in answers[-1].json()["detail"]
+        laptop = team.token(ADMIN, user="ada")
+        assert team.call(laptop, "GET", JOBS).status_code == 200, "each token has its own limit"
+        client.post("/login", data={"token": ada}, follow_redirects=False)
+        assert [client.get(JOBS).status_code for _ in range(4)] == [200, 200, 200, 429]
+        client.cookies.clear()
         assert {team.call(ADMIN, "GET", JOBS).status_code for _ in range(9)} == {200}
     app.state.accordion.database.close()
 

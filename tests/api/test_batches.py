@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.access import Role
@@ -73,3 +74,66 @@ def test_a_batch_leaves_out_the_jobs_that_the_caller_may_not_change(team: Team) 
     assert team.call(oscar, "POST", ACTIONS, json=body).json() == {"items": [], "more": False}
     admin = team.call(ADMIN, "POST", ACTIONS, json={**body, "owner": "ada"}).json()
     assert states(admin) == [(hers, "PAUSED", None)]
+
+
+def test_all_jobs_with_a_label_are_changed_resized_retried_and_deleted(
+    client: TestClient, world: World
+) -> None:
+    wide = {"min": 1, "max": 2}
+    jobs = [world.submit(**SWEEP, workers={"min": 2, "max": 2}) for _ in range(2)]
+    other = world.submit(training={"epochs": 400})
+    change = {"priority": 20, "labels": {"team": "vision"}}
+    assert len(act(client, "change", change=change)["items"]) == 2
+    assert act(client, "change", change=change)["items"] == [], "repeating has no effect"
+    assert len(act(client, "resize", resize=wide)["items"]) == 2
+    assert act(client, "resize", resize=wide)["items"] == []
+    row = world.job(jobs[0])
+    assert (row.priority, row.labels["team"], row.min_workers) == (20, "vision", 1)
+    act(client, "cancel")
+    assert [status for _, status, _ in states(act(client, "retry"))] == [Status.QUEUED] * 2
+    act(client, "cancel")
+    assert client.post(f"{JOBS}/{jobs[0]}/archive").status_code == 200
+    assert {job_id for job_id, *_ in states(act(client, "delete"))} == set(jobs)
+    assert [world.repository.job(job_id) for job_id in jobs] == [None, None]
+    assert world.job(other).priority == 50
+    actions = [row["action"] for row in client.get("/api/v1/audit").json()["items"]]
+    assert [
+        actions.count(f"job.{one}") for one in ("changed", "resized", "retried", "deleted")
+    ] == [
+        2,
+        2,
+        2,
+        2,
+    ]
+
+
+def test_a_job_that_refuses_a_new_size_does_not_stop_the_others(
+    client: TestClient, world: World
+) -> None:
+    small = world.submit(
+        **SWEEP | {"training": {"global_batch": 16, "micro_batch": 16}}, workers={"max": 1}
+    )
+    large = world.submit(**SWEEP)
+    found = {
+        item["id"]: item["error"]
+        for item in act(client, "resize", resize={"min": 2, "max": 2})["items"]
+    }
+    assert found[large] is None
+    assert "micro" in found[small]
+
+
+@pytest.mark.parametrize(
+    ("action", "given"),
+    [
+        ("change", {}),
+        ("change", {"change": {}}),
+        ("resize", {}),
+        ("cancel", {"change": {"priority": 1}}),
+        ("resize", {"resize": {"min": 1, "max": 2}, "change": {"priority": 1}}),
+    ],
+)
+def test_an_action_needs_its_own_values_and_no_others(
+    client: TestClient, action: str, given: dict[str, Any]
+) -> None:
+    body = {"action": action, "labels": {"sweep": "lr"}, **given}
+    assert client.post(ACTIONS, json=body).status_code == 422

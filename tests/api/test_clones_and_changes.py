@@ -199,3 +199,33 @@ def test_the_list_is_filtered_by_the_start_of_names_kind_and_time(
     assert listed(created_before=at) == ["run-1"]
     for wrong in ("2026-01-01T00:00:00", "0.5", "1800000000"):
         assert client.get(JOBS, params={"created_after": wrong}).status_code == 422
+
+
+def test_the_list_is_filtered_by_each_field_of_a_job(client: TestClient, world: World) -> None:
+    def listed(**query: Any) -> list[str]:
+        found = client.get(JOBS, params=query)
+        assert found.status_code == 200, found.text
+        return [job["id"] for job in found.json()["items"]]
+
+    def when(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+    small = {"training": {"epochs": 1}}
+    ended = world.submit(**small, priority=0, compression={"method": "topk"})
+    world.finish(ended)
+    row = world.job(ended)
+    assert row.started_at is not None
+    assert row.ended_at is not None
+    clone = client.post(
+        f"{JOBS}/{ended}/clone", json={"spec": {"policy": {"name": "fixed"}}}
+    ).json()
+    client.post(f"{JOBS}/{clone['id']}/pause")
+    assert listed(priority=0, cloned_from=ended) == listed(cloned_from=ended) == [clone["id"]]
+    assert listed(desired="PAUSE") == listed(reason="PAUSED_BY_USER") == [clone["id"]]
+    assert listed(policy="fixed", task="digits-mlp", method="topk", workers=0) == [clone["id"]]
+    assert listed(method="topk") == [clone["id"], ended]
+    assert listed(started_after=when(row.started_at)) == [ended]
+    assert listed(ended_after=when(row.ended_at), ended_before=when(row.ended_at + 1)) == [ended]
+    assert listed(started_before=when(row.started_at)) == []
+    assert listed(ended_before=when(row.ended_at)) == []
+    assert client.get(JOBS, params={"workers": -1}).status_code == 422

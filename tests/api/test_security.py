@@ -12,7 +12,8 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.app import create_app
-from service.errors import SettingsError
+from service.errors import Forbidden, SettingsError
+from service.security.guards import access_of, check_host
 from service.security.sessions import SESSION_S
 from service.settings import load_settings
 from tests.api.conftest import LOCAL, refused_early
@@ -215,6 +216,23 @@ def test_a_page_that_calls_itself_our_name_is_refused(client: TestClient, method
     answer = client.request(method, JOBS, headers={"Host": "rebound.example:8080"})
     assert answer.status_code == 403
     assert "add it to ACCORDION_ALLOWED_HOSTS" in answer.json()["detail"]
+
+
+def test_the_host_of_the_service_url_is_served_and_others_are_not(tmp_path: Path) -> None:
+    given = {"home": tmp_path, "admin_token": TOKEN, "url": "https://user@Accordion.example:8443/x"}
+    access = access_of(load_settings(**given, allowed_hosts="api"))
+    for host in ("accordion.example", "accordion.example:8443", "api:8080", "localhost"):
+        check_host(access, JOBS, {"host": host})
+    with pytest.raises(Forbidden, match="add it to ACCORDION_ALLOWED_HOSTS"):
+        check_host(access, JOBS, {"host": "10.0.0.7:8080"})
+    for probe in ("/livez", "/readyz"):
+        check_host(access, probe, {"host": "10.0.0.7:8080"})
+    assert access_of(load_settings(home=tmp_path, admin_token=TOKEN)).hosts is None
+
+
+def test_a_service_url_without_a_host_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="ACCORDION_URL is 'example:80', which has no host"):
+        access_of(load_settings(home=tmp_path, admin_token=TOKEN, url="example:80"))
 
 
 def test_no_other_origin_may_read(client: TestClient) -> None:

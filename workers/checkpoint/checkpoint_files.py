@@ -18,13 +18,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
+from workers.checkpoint.storage import MANIFEST as _MANIFEST
 from workers.checkpoint.storage import Storage
+from workers.checkpoint.storage import discard_checkpoint as discard_checkpoint
 from workers.contract import Position
 from workers.errors import CheckpointError
 from workers.objective_spec import Mode
 
 _FORMAT = 2
-_MANIFEST = "manifest.json"
 
 
 class FileChecksum(BaseModel):
@@ -222,17 +223,6 @@ def _find_best(storage: Storage, names: Iterable[str], mode: Mode) -> list[str]:
                 values[name] = manifest.objective
     choose = min if mode == "min" else max
     return [choose(values, key=values.__getitem__)] if values else []
-
-
-def discard_checkpoint(storage: Storage, name: str) -> None:
-    """Remove a checkpoint, its manifest first, so that an interrupted removal leaves an incomplete
-    one.
-
-    Raises:
-        OSError: the storage cannot be reached.
-    """
-    storage.remove(f"{name}/{_MANIFEST}")
-    storage.remove(name)
 
 
 class _ChecksumWriter:

@@ -30,6 +30,10 @@ DEAD_UPLOAD_S = 3600.0
 """Age in seconds from which an unfinished upload of this job counts as abandoned."""
 
 
+MANIFEST = "manifest.json"
+"""File of a checkpoint that is written last: without it, the checkpoint is incomplete."""
+
+
 class Storage(Protocol):
     """Files of checkpoints. All methods may raise `OSError` if the storage cannot be reached or
     written.
@@ -254,6 +258,17 @@ class UrlStorage:
             raise OSError(f"{self} ({what}): {type(error).__name__}: {error}") from error
 
 
+def discard_checkpoint(storage: Storage, name: str) -> None:
+    """Remove a checkpoint, its manifest first, so that an interrupted removal leaves an incomplete
+    one.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    storage.remove(f"{name}/{MANIFEST}")
+    storage.remove(name)
+
+
 def open_storage(url: str | None, *, job_id: str, directory: Path) -> Storage:
     """Open the job's own directory, or its part of a URL that several jobs may share.
 
@@ -281,4 +296,12 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["LocalStorage", "Storage", "UrlStorage", "open_storage", "storage_advice"]
+__all__ = [
+    "MANIFEST",
+    "LocalStorage",
+    "Storage",
+    "UrlStorage",
+    "discard_checkpoint",
+    "open_storage",
+    "storage_advice",
+]

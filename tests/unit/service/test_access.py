@@ -87,7 +87,7 @@ def count(limits: RateLimits, token: str, requests: int) -> int:
     accepted = 0
     for _ in range(requests):
         try:
-            limits.count_request(token)
+            limits.count_request(Caller(user="ada", scopes=frozenset(), token_id=token))
         except TooManyRequests:
             continue
         accepted += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,52 @@ def test_jobs_with_a_label_are_cancelled_together(accordion: Accordion, spec: Pa
     assert (mistyped.code, mistyped.err) == (0, "accordion: no job has the label sweeep:a\n")
     assert accordion("show", other, "--json").json()["job"]["desired"] == "RUN"
     accordion("cancel", other)
+
+
+def cancel_all(accordion: Accordion, chosen: tuple[str, str], count: int) -> None:
+    accordion("cancel", *chosen)
+    ended = ("list", *chosen, "--status", "cancelled", "--json")
+    while len(accordion(*ended).json()["items"]) < count:  # pytest's time limit ends it
+        time.sleep(0.05)
+
+
+def test_jobs_with_a_label_are_changed_resized_retried_and_deleted(
+    accordion: Accordion, spec: Path
+) -> None:
+    jobs = {submit(accordion, spec, "c"), submit(accordion, spec, "c")}
+    chosen = ("--label", "sweep:c")
+    assert accordion("change", "--with-label", "sweep:c", "--priority", "7").code == 0
+    assert accordion("resize", *chosen, "1", "1").code == 0
+    listed = accordion("list", *chosen, "--priority", "7", "--task", "digits-mlp", "--json").json()
+    assert {job["id"] for job in listed["items"]} == jobs
+    assert {job["max_workers"] for job in listed["items"]} == {1}
+    cancel_all(accordion, chosen, len(jobs))
+    assert len(accordion("retry", *chosen).out.splitlines()) == 2
+    cancel_all(accordion, chosen, len(jobs))
+    asked = accordion("delete", *chosen)
+    assert (asked.code, "2 jobs" in asked.err) == (2, True)
+    assert "confirm with --yes" in " ".join(asked.err.replace("│", " ").split())
+    assert accordion("delete", *chosen, "--yes").out.count("is deleted") == 2
+    assert accordion("list", *chosen, "--all", "--json").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "detail"),
+    [
+        (("resize", "a-job", "1"), "MIN and MAX are 'a-job 1'"),
+        (("resize", "a-job", "0", "1"), "give two whole numbers"),
+        (("resize", "1", "2"), "give either JOB or --label"),
+        (("change", "--with-label", "a:b", "--name", "n"), "--name is for one job"),
+        (("change", "--priority", "1"), "give either JOB or --with-label"),
+        (("list", "--ended-after", "noon"), "--ended-after is 'noon'"),
+    ],
+)
+def test_arguments_that_say_nothing_are_refused(
+    accordion: Accordion, arguments: tuple[str, ...], detail: str
+) -> None:
+    said = accordion(*arguments)
+    assert said.code == 2
+    assert detail in " ".join(said.err.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_scrape_reads_no_old_job_once_the_database_knows_its_statistics(world:
     assert full_scans(world, found) == []
 
 
-_BY_AGE = "ix_jobs_archived_created_at_id_kind_owner_name (archived=?"
+_BY_AGE = "ix_jobs_list (archived=?"
 
 
 @pytest.mark.parametrize("archived", [False, True, None])
@@ -130,11 +130,12 @@ _BY_AGE = "ix_jobs_archived_created_at_id_kind_owner_name (archived=?"
         ({}, _BY_AGE),
         ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
         (
-            {"statuses": ["FAILED"]},
+            {"statuses": ["FAILED"], "method": "topk"},
             "ix_jobs_status_archived_created_at_id (status=? AND archived=?",
         ),
         ({"name": "n"}, "ix_jobs_name_archived_created_at_id (name=? AND archived=?"),
         ({"owner": "ada"}, "ix_jobs_owner_archived_created_at_id (owner=? AND archived=?"),
+        ({"visible_to": "ada", "workers": 0}, _BY_AGE),
         ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
     ],
 )
@@ -254,7 +255,18 @@ def test_a_list_is_read_in_the_order_of_an_index(
 
 
 @pytest.mark.parametrize(
-    "filters", [{"kind": "guest"}, {"visible_to": "ada"}, {"name_prefix": "n"}, {"owner": "ada"}]
+    "filters",
+    [
+        {"kind": "guest"},
+        {"visible_to": "ada"},
+        {"name_prefix": "n"},
+        {"owner": "ada"},
+        {"priority": 99},
+        {"task": "t", "method": "topk", "policy": "fixed"},
+        {"cloned_from": "c", "workers": 7},
+        {"reasons": ["LOST"], "desired": ["PAUSE"]},
+        {"started_after": 1.0, "ended_before": 9.0},
+    ],
 )
 def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[str, Any]) -> None:
     with selects(world) as found:
@@ -265,6 +277,17 @@ def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[s
         steps = [step[3] for step in plan if "archived=?" in step[3]]
     assert steps
     assert all("USING COVERING INDEX" in step for step in steps)
+
+
+def test_a_turn_changes_no_indexed_column_of_a_training_job(world: World) -> None:
+    job_id = world.submit(training={"epochs": 400})
+    world.train(job_id)
+    indexed = {column.name for index in JobRow.__table__.indexes for column in index.columns}
+    before = world.job(job_id)
+    world.turn_until(lambda: world.job(job_id).progress != before.progress)
+    after = world.job(job_id)
+    assert after.version > before.version
+    assert [name for name in indexed if getattr(before, name) != getattr(after, name)] == []
 
 
 def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: World) -> None:

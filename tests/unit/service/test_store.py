@@ -70,6 +70,7 @@ def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history
     repository = Repository(old)
     [row] = repository.unfinished()
     assert (row.min_workers, row.max_workers, row.tally) == (2, 4, {})
+    assert (row.task, row.method, row.policy) == ("digits-mlp", "powersgd", "two_level")
     assert len(repository.events("j", after=0)) == 1
 
 

@@ -1,0 +1,76 @@
+"""Ended jobs whose checkpoints are no longer kept, and the record of their removal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from sqlalchemy import select, update
+
+from service.domain.access import Caller
+from service.domain.jobs import Kind
+from service.store.audit_log import append_audit
+from service.store.database import Database
+from service.store.events import append_event
+from service.store.models import CheckpointRow, JobRow
+
+
+class ExpiredCheckpoints:
+    """Reads and marks jobs for a caller; `clock` returns seconds since 1970."""
+
+    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
+        self._database = database
+        self._clock = clock
+        self._caller = caller
+
+    def list_due(
+        self, *, ended_before: float, limit: int, without: Collection[str] = ()
+    ) -> list[JobRow]:
+        """Return the jobs that ended first, before a time, and that still have all checkpoints;
+        those of a guest run belong to its script.
+        """
+        query = select(JobRow).where(
+            JobRow.checkpoints_removed_at.is_(None),
+            JobRow.ended_at < ended_before,
+            JobRow.kind == Kind.JOB,
+        )
+        query = query.order_by(JobRow.ended_at).limit(limit + len(without))
+        with self._database.read() as session:
+            rows = session.scalars(query)
+            return [row for row in rows if row.id not in without][:limit]
+
+    def is_due(self, job: JobRow) -> bool:
+        """Return whether the job has neither been retried nor deleted since it was read."""
+        with self._database.read() as session:
+            now = session.get(JobRow, job.id)
+            return now is not None and now.ended_at == job.ended_at
+
+    def mark_removed(self, job: JobRow, *, kept: Collection[str], removed: Collection[str]) -> None:
+        """Note that a job has only these checkpoints; with an event and an audit entry if others
+        were removed.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = session.get(JobRow, job.id, with_for_update=True)
+            if row is None or row.ended_at != job.ended_at:
+                return
+            row.version += 1
+            row.checkpoints_removed_at = now
+            if not removed:
+                return
+            is_removed = CheckpointRow.job_id == row.id, CheckpointRow.name.in_(removed)
+            session.execute(update(CheckpointRow).where(*is_removed).values(removed_at=now))
+            names = {"removed": sorted(removed), "kept": sorted(kept)}
+            data = {**names, "by": self._caller.user}
+            append_event(session, row, "retention", data=data, now=now)
+            append_audit(
+                session,
+                self._caller,
+                "job.checkpoints_removed",
+                subject=row.id,
+                before={"checkpoints": sorted([*removed, *kept])},
+                after={"checkpoints": sorted(kept)},
+                now=now,
+            )
+
+
+__all__ = ["ExpiredCheckpoints"]
