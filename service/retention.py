@@ -1,5 +1,5 @@
 """Deletes what is older, or more, than is kept: ended jobs, audit entries, idempotency keys, tokens
-that have ended, failures of nodes, and deliveries of webhooks.
+that have ended, failures of nodes, deliveries of webhooks, and their replaced secrets.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from service.store.old_rows import (
     delete_ended_tokens,
     delete_keys,
     delete_node_failures,
+    delete_replaced_secrets,
 )
 from service.store.repository import Repository
 
@@ -37,8 +38,8 @@ DELIVERED_RETENTION_S = 7 * 86_400.0
 DEAD_RETENTION_S = 30 * 86_400.0
 """How long a delivery of a webhook is kept that was given up."""
 _KEY_INTERVAL_S = 3600.0
-"""Seconds between two looks for old idempotency keys and tokens, which have no index by time, and
-for old deliveries.
+"""Seconds between two looks for old idempotency keys, tokens and secrets, which have no index by
+time, and for old deliveries.
 """
 _BATCH = 50
 """Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
@@ -90,8 +91,8 @@ class Retention:
 
 
 class RowRetention:
-    """Deletes old audit entries, idempotency keys, tokens, failures of nodes and deliveries;
-    `clock` returns seconds since 1970.
+    """Deletes old audit entries, idempotency keys, tokens, failures of nodes, deliveries and
+    replaced secrets; `clock` returns seconds since 1970.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class RowRetention:
             delete_keys(self._database, before=self._clock() - KEY_RETENTION_S)
             failed_before = self._clock() - NODE_FAILURE_RETENTION_S
             delete_node_failures(self._database, before=failed_before)
+            delete_replaced_secrets(self._database, before=self._clock())
             ended_before = self._clock() - TOKEN_RETENTION_S
             delete_ended_tokens(self._database, before=ended_before, limit=_ROW_BATCH)
         if now >= self._deliveries_due:

@@ -198,8 +198,9 @@ class WebhookDelivery:
         except WrongKeyError:
             return AttemptOutcome(
                 message="its secret was encrypted with another key than the scheduler has; give the"
-                " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE), or give the webhook"
-                f" another secret with 'accordion webhook rotate-secret {claimed.name}'"
+                " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE); if both have the same"
+                " key, it has changed: give the webhook another secret with 'accordion webhook"
+                f" rotate-secret {claimed.name}'"
             )
         except SettingsError as error:
             return AttemptOutcome(message=f"its secret cannot be decrypted: {error}")

@@ -70,6 +70,9 @@ class Reader(Protocol):
     def read(self, after: int) -> StreamPage:
         """Read the items above a number; runs in a thread."""
 
+    def format_gap(self, first: int, last: int) -> str:
+        """Format the frame in place of items that are no longer kept; empty without one."""
+
 
 class Feed:
     """Newest frames of one stream; used only on the event loop."""
@@ -200,7 +203,7 @@ async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIte
             page = await anyio.to_thread.run_sync(feed.reader.read, after)
             frames = page.frames
         for frame in frames:
-            yield frame.text
+            yield _format_gap(feed.reader, after, frame) + frame.text
             after = frame.number
         if page.has_ended and after >= page.newest:
             if page.closing:
@@ -212,6 +215,11 @@ async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIte
             yield progress
         if not frames and not await _wait_for_change(changed, keepalive_s):
             yield ": keep-alive\n\n"
+
+
+def _format_gap(reader: Reader, after: int, frame: Frame) -> str:
+    """Format what precedes a shared frame in a stream that has the items up to `after`."""
+    return reader.format_gap(after + 1, frame.number - 1) if frame.number > after + 1 else ""
 
 
 async def _wait_for_change(changed: asyncio.Event, limit_s: float) -> bool:

@@ -443,9 +443,10 @@ class EventView(Answer):
     time: datetime
     """When it happened."""
     data: dict[str, Any]
-    """Details, whose keys depend on `type`. `by` is the user who caused the event, and is missing
-    if the service or the workers did. In a `decision`, `user_by_override` has the users who
-    requested the overrides in force. A `change` has the old and new values in `before` and `after`.
+    """Details, whose keys depend on `type`. `by` is the user whose request the event is or
+    completes, and is missing if the service or the workers caused it. In a `decision`,
+    `user_by_override` has the users who requested the overrides in force. A `change` has the old
+    and new values in `before` and `after`.
     """
 
 

@@ -97,24 +97,27 @@ class EventReader:
         return ("events", self.job_id)
 
     def read(self, after: int) -> StreamPage:
-        """Read the events above that number, and the newest progress. If some of them are no longer
-        kept, the first frame says so.
-        """
+        """Read the events above that number that are kept, and the newest progress."""
         job = self._repository.job(self.job_id)
         if job is None:
             return _GONE
         rows = self._repository.events(self.job_id, after=after) if job.event_seq > after else []
-        is_gap = bool(rows) and rows[0].seq > after + 1
-        gap = (_gap_frame(after + 1, rows[0].seq - 1),) if is_gap else ()
-        return self.build_page(job, rows, gap=gap)
+        return self.build_page(job, rows)
 
-    def build_page(
-        self, job: JobRow, rows: Sequence[EventRow] = (), *, gap: tuple[Frame, ...] = ()
-    ) -> StreamPage:
-        """Build the page of a job from its row and these events; `gap` is the frame before them, if
-        older ones are missing.
+    def format_gap(self, first: int, last: int) -> str:
+        """Format the frame in place of removed events; its number is that of the last one, so that
+        a client that reconnects after it continues with the next event.
         """
-        frames = gap + tuple(
+        why = (
+            "the service keeps only the newest events of a job, and removed these"
+            " (ACCORDION_MAX_EVENTS sets how many it keeps)"
+        )
+        gap = GapView(from_seq=first, to_seq=last, why=why)
+        return format_frame("gap", gap.model_dump(mode="json"), last)
+
+    def build_page(self, job: JobRow, rows: Sequence[EventRow] = ()) -> StreamPage:
+        """Build the page of a job from its row and these events."""
+        frames = tuple(
             Frame(number=row.seq, text=format_frame(row.type, event_document(row), row.seq))
             for row in rows
         )
@@ -130,18 +133,6 @@ class EventReader:
             if progress and not has_ended
             else "",
         )
-
-
-def _gap_frame(first: int, last: int) -> Frame:
-    """Build the frame in place of events that are no longer kept; its number is that of the last
-    one, so that a client which reconnects after it continues with the next event.
-    """
-    why = (
-        "the service keeps only the newest events of a job, and removed these"
-        " (ACCORDION_MAX_EVENTS sets how many it keeps)"
-    )
-    gap = GapView(from_seq=first, to_seq=last, why=why)
-    return Frame(number=last, text=format_frame("gap", gap.model_dump(mode="json"), last))
 
 
 class LogReader:
@@ -165,6 +156,10 @@ class LogReader:
         rows = self._repository.logs(self.job_id, after=after)
         removed = job.log_bytes_removed if rows and rows[0].number > after + 1 else 0
         return self.build_page(job, rows, removed_bytes=removed)
+
+    def format_gap(self, first: int, last: int) -> str:  # noqa: ARG002
+        """Format nothing: the first chunk says how much output was removed before it."""
+        return ""
 
     def build_page(
         self, job: JobRow, rows: Sequence[LogChunkRow] = (), *, removed_bytes: int = 0

@@ -83,12 +83,14 @@ class EventsQuery(QueryParams):
         default=None,
         ge=0,
         le=10_000,
-        description="start with at most this many of the newest events",
+        description="start with at most this many of the newest events that are kept",
     )
 
-    def first_after(self, newest: int) -> int:
-        """Return the sequence number after which the stream starts."""
-        return self.after if self.last is None else max(self.after, newest - self.last)
+    def first_after(self, newest: int, *, removed: int) -> int:
+        """Return the sequence number after which the stream starts. With `last`, it leaves out
+        nothing that was asked for, so it starts after the events up to `removed`, without a gap.
+        """
+        return self.after if self.last is None else max(self.after, newest - self.last, removed)
 
 
 class LogsQuery(QueryParams):
@@ -122,13 +124,14 @@ def get_events(
     only events of type `archive` and `change` may follow.
 
     IDs increase by one. A client that reconnects with `Last-Event-ID` receives every event exactly
-    once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): a stream that
-    starts before them begins with an event of type `gap`, which names the removed ones, and has the
-    ID of the last of them. `progress` events have no ID and may be skipped: only the newest
-    matters.
+    once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): an event of type
+    `gap` is sent in place of removed ones, which it names, and has the ID of the last of them.
+    `progress` events have no ID and may be skipped: only the newest matters. Later versions may add
+    types; skip those that you do not know.
     """
     after = last_event_id(last_event_id_, job.event_seq)
-    after = query.first_after(job.event_seq) if after is None else after
+    if after is None:
+        after = query.first_after(job.event_seq, removed=job.events_removed)
     if after > job.event_seq:
         raise Invalid(f"after is {after}; the newest event is {job.event_seq}", "query/after")
     if Status(job.status) in ENDED and after >= job.event_seq:

@@ -29,6 +29,7 @@ from service.api.schemas import (
 from service.checkpoint_choice import find_kept
 from service.domain.cluster_snapshot import name_of_node
 from service.domain.jobs import Kind
+from service.domain.overrides import name_requesters
 from service.domain.waiting_message import format_waiting_message
 from service.store.models import (
     AckRow,
@@ -163,17 +164,17 @@ def decision_views(
     """Build the views of decisions, without unreadable ones, from their rows and the overrides of
     the job.
     """
-    users = {row.id: row.requested_by for row in overrides if row.requested_by is not None}
+    users = {row.id: row.requested_by for row in overrides}
     views = (_decision_view(row, users) for row in rows)
     return [view for view in views if view is not None]
 
 
-def _decision_view(row: DecisionRow, users: Mapping[str, str]) -> DecisionView | None:
+def _decision_view(row: DecisionRow, users: Mapping[str, str | None]) -> DecisionView | None:
     decision = _decision_of(row)
     if decision is None:
         return None
     plain = {"attempt": row.attempt, "generation": row.generation, "time": row.time}
-    named = {override: users[override] for override in decision.override_ids if override in users}
+    named = name_requesters(decision, users)
     return DecisionView.model_validate({**plain, "decision": decision, "user_by_override": named})
 
 

@@ -79,7 +79,7 @@ class WebhookView(Answer):
     dead: int
     """Number of deliveries that were given up and are kept."""
     previous_secret_until: datetime | None = None
-    """When messages are no longer signed with a replaced secret, too; null if they are not now."""
+    """Time until which messages are also signed with a replaced secret; null if none is valid."""
 
 
 class NewWebhook(WebhookView):

@@ -83,9 +83,9 @@ def add_webhook(
 
     Each change of a job to one of `statuses` is sent as a POST request, at least once. The body
     `{"type": "job.status", "timestamp": ..., "data": {...}}` has the job's `job_id`, `name`,
-    `owner`, `labels`, `status`, `previous_status`, `reason`, `message` and `url`, the user `by`
-    whom the change was requested (null if the service or the workers caused it), and the number of
-    the `event`, by which the receiver can order messages. The headers `webhook-id`,
+    `owner`, `labels`, `status`, `previous_status`, `reason`, `message`, `url`, `by`, the user who
+    requested the change (null if the service or the workers caused it), and the number of the
+    `event`, by which the receiver can order messages. The headers `webhook-id`,
     `webhook-timestamp` and `webhook-signature` are those of the Standard Webhooks specification;
     the ID is the same in every attempt. A response from 200 to 299 within 10 seconds confirms the
     delivery. Otherwise it is tried again for 20 hours, with growing delays.
@@ -115,12 +115,14 @@ def rotate_secret(name: _WebhookName, state: StateDep, caller: CallerDep) -> New
     """Give a webhook a new secret. Only this response contains it.
 
     For 24 hours, `webhook-signature` has a signature by each secret, separated by spaces, so that
-    the receiver can take the new one at any time. Each request makes another secret; at most three
-    replaced ones are valid at a time.
+    the receiver can take the new one at any time. If the service's key has changed since the old
+    secret was made, it is valid no longer, and `previous_secret_until` is null. Each request makes
+    another secret; at most three replaced ones are valid at a time.
     """
-    secret = new_signing_secret()
-    encrypted = create_box(state).encrypt(secret)
-    found = _store_of(state).rotate_secret(caller, name, encrypted)
+    secret, box = new_signing_secret(), create_box(state)
+    found = _store_of(state).rotate_secret(
+        caller, name, box.encrypt(secret), is_readable=box.can_decrypt
+    )
     return NewWebhook(**_describe_webhook(found).model_dump(), secret=secret)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from service.api.history_schemas import DecisionPage, EpochPage, GapView
 from service.api.logger_schemas import LoggerList
@@ -27,11 +27,13 @@ from service.client.stream import LogChunk, Stream, follow_stream
 
 PAGE_HISTORY = 100
 """Default number of epochs or decisions per page."""
-_VIEWS: Mapping[str, type[ProgressView] | type[GapView]] = {
+_EVENT_TYPES = frozenset(get_args(EventView.model_fields["type"].annotation))
+_VIEWS: Mapping[str, type[ProgressView | GapView | EventView]] = {
     "progress": ProgressView,
     "gap": GapView,
+    **dict.fromkeys(_EVENT_TYPES, EventView),
 }
-"""Views of the server-sent events that are no events of the job, by type."""
+"""Views of server-sent events, by type."""
 
 
 class HistoryRequests(RequestSender):
@@ -152,7 +154,7 @@ class HistoryRequests(RequestSender):
         job ends.
 
         `ProgressView` has no number: only the newest counts. `GapView` stands for events that the
-        service no longer has.
+        service no longer has. Events of types that only newer versions know are left out.
 
         Raises:
             Unreachable: the service was unreachable for longer than the waiter's patience, or its
@@ -163,7 +165,8 @@ class HistoryRequests(RequestSender):
         )
         async with aclosing(follow_stream(stream, self._waiter)) as items:
             async for item in items:
-                yield _VIEWS.get(item.event, EventView).model_validate_json(item.data)
+                if item.event in _VIEWS:
+                    yield _VIEWS[item.event].model_validate_json(item.data)
 
     @shared_iterator
     async def logs(self, job_id: str, *, attempt: int | None = None) -> AsyncGenerator[str, None]:

@@ -251,11 +251,9 @@ def format_worker_event(data: Mapping[str, Any]) -> str:
             cost = _format_cost(data["steps_rolled_back"], data["seconds_lost"])
             return f"{data['previous_world_size']} → {data['world_size']} workers: {cause}, {cost}"
         case "resizing":
-            requested = f", requested{format_user(data)}" if data.get("by") else ""
-            return f"at the next step {data['message']}{requested}"
+            return f"at the next step {data['message']}"
         case "granted":
-            requested = f" as requested{format_user(data)}" if data.get("by") else ""
-            return f"{data['old']} → {data['new']} workers allocated{requested}: {data['message']}"
+            return f"{data['old']} → {data['new']} workers allocated: {data['message']}"
         case "allowed":
             return f"{data['min']} to {data['max']} workers allowed{format_user(data)}"
     return f"workers ended: {data['message']}"

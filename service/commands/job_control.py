@@ -412,10 +412,17 @@ def _report_wait(job: JobView, made: OverrideView) -> None:
 
 def _wait_until_applied(client: Client, job_id: str, made: OverrideView) -> OverrideView:
     """Wait until the override is applied or has ended, and return it."""
+    from service.api.history_schemas import GapView
     from service.domain.override_status import UNAPPLIED
 
+    def read_override() -> OverrideView:
+        return next(item for item in client.overrides(job_id).items if item.id == made.id)
+
     for event in client.events(job_id):
+        # The events of a long job begin with a gap, in which the one that is waited for may be.
         data = getattr(event, "data", {})
+        if isinstance(event, GapView):
+            data = read_override().model_dump(mode="json")
         if data.get("id") == made.id and data.get("state") not in UNAPPLIED:
             break
-    return next(item for item in client.overrides(job_id).items if item.id == made.id)
+    return read_override()

@@ -110,18 +110,21 @@ def rotate_secret(name: _NameArgument, *, url: UrlOption = "", json: JsonOption 
     """Give one of your webhooks a new secret, and print it.
 
     For 24 hours, each request is signed with the old secret, too, so that the receiver can take the
-    new one, which cannot be shown again, at any time.
+    new one, which cannot be shown again, at any time. If the key of the service has changed, the
+    old secret is no longer valid.
     """
     with connect_client(url) as client:
         webhook = client.rotate_webhook_secret(name)
     if json:
         print_json(webhook)
         return
-    typer.echo(
-        f"webhook {webhook.name} has a new secret; the old one is valid until"
-        f" {format_time(webhook.previous_secret_until)}",
-        err=True,
+    until = webhook.previous_secret_until
+    old = (
+        "no longer valid, since the key of the service has changed"
+        if until is None
+        else f"valid until {format_time(until)}"
     )
+    typer.echo(f"webhook {webhook.name} has a new secret; the old one is {old}", err=True)
     typer.echo(webhook.secret)
 
 

@@ -8,9 +8,10 @@ EXPIRED, SUPERSEDED               its interval is over, or newer overrides hold 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from accordion.messages import Decision
 from accordion.overrides import matching_layers
 from service.domain.override_status import LIVE, ORDERED, OverrideStatus, SwitchReport
 
@@ -134,6 +135,18 @@ def end(status: OverrideStatus) -> OverrideStatus:
         if status.state in LIVE
         else status
     )
+
+
+def name_requesters(decision: Decision, users: Mapping[str, str | None]) -> dict[str, str]:
+    """Return who requested the overrides in force, by the ID of the override; those from before
+    users existed are left out.
+
+    Args:
+        decision: decision of the workers.
+        users: users who requested the job's overrides, by the ID of the override.
+    """
+    found = {override_id: users.get(override_id) for override_id in decision.override_ids}
+    return {override_id: user for override_id, user in found.items() if user is not None}
 
 
 def supersede(

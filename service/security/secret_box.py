@@ -46,6 +46,14 @@ class SecretBox:
         except InvalidToken:
             raise WrongKeyError from None
 
+    def can_decrypt(self, encrypted: str) -> bool:
+        """Return whether a value was encrypted with this key."""
+        try:
+            self.decrypt(encrypted)
+        except WrongKeyError:
+            return False
+        return True
+
 
 def open_secret_box(settings: Settings) -> SecretBox | None:
     """Return the box of the service's key; None while it has none.

@@ -8,10 +8,8 @@ from service.store.stored_spec import spec_value
 from workers.contract import Drained, EndRecord, PausedRecord
 
 
-def describe_end(job: JobRow, end: EndRecord, *, by: str | None) -> str:
-    """Describe the end of a job whose workers gave no message; `by` is the user who cancelled it,
-    if one did.
-    """
+def describe_end(job: JobRow, end: EndRecord) -> str:
+    """Describe the end of a job whose workers gave no message."""
     if job.kind == Kind.GUEST:
         return (
             "its script ended"
@@ -21,11 +19,7 @@ def describe_end(job: JobRow, end: EndRecord, *, by: str | None) -> str:
     if end.status == "SUCCEEDED":
         epochs = spec_value(job, "training.epochs", 0)
         return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
-    return (
-        f"cancelled by {by or 'a user'}"
-        if end.status == "CANCELLED"
-        else "it ended without a message; its logs say more"
-    )
+    return "it ended without a message; its logs say more"
 
 
 def describe_pause(drained: Drained) -> str:

@@ -75,8 +75,6 @@ class JobLifecycle:
                 "what": "allowed",
                 "min": min_workers,
                 "max": max_workers,
-                "previous_min": job.min_workers,
-                "previous_max": job.max_workers,
                 "world_size": job.world_size,
             }
             job.min_workers, job.max_workers = min_workers, max_workers
@@ -118,7 +116,7 @@ class JobLifecycle:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            job.desired = Desired.PAUSE.value
+            self._set_desired(job, Desired.PAUSE)
             if job.status == Status.QUEUED:
                 message = "paused in the queue; resume it to queue it again"
                 change_status(
@@ -158,7 +156,7 @@ class JobLifecycle:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            job.desired = Desired.RUN.value
+            self._set_desired(job, Desired.RUN)
             if job.status == Status.PAUSED:
                 self._queue_again(session, job, Reason.RESUMED, what="resumed", now=now)
                 return
@@ -206,7 +204,8 @@ class JobLifecycle:
             before = {"status": job.status, **_describe_request(job)}
             reopen_history(session, job)
             reopen_loggers(session, job, now=now)
-            job.desired, job.retried_attempt = Desired.RUN.value, job.attempt
+            self._set_desired(job, Desired.RUN)
+            job.retried_attempt = job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
             job.checkpoints_removed_at = None
             if job.archived:
@@ -234,7 +233,7 @@ class JobLifecycle:
                 refuse_guest(job, "cancelled")
             raise_versions(job)
             before = _describe_request(job)
-            job.desired = Desired.CANCEL.value
+            self._set_desired(job, Desired.CANCEL)
             self._append_audit(session, job, "cancelled", before=before, now=now)
             if job.status in HELD | {Status.LOST}:
                 _cancel_inactive(session, job, now, by=self._caller.user)
@@ -280,6 +279,9 @@ class JobLifecycle:
                 change(session, job)
                 self._append_audit(session, job, what, before=before, now=self._clock())
             return job
+
+    def _set_desired(self, job: JobRow, desired: Desired) -> None:
+        job.desired, job.desired_by = desired.value, self._caller.user
 
     def _queue_again(
         self, session: Session, job: JobRow, reason: Reason, *, what: str, now: float
@@ -425,7 +427,8 @@ def _check_limits(job: JobRow, min_workers: int, max_workers: int) -> None:
 
 def _cancel_inactive(session: Session, job: JobRow, now: float, *, by: str) -> None:
     for row, old in load_override_statuses(session, job).values():
-        store_override_status(session, job, row=row, old=old, new=overrides.end(old), now=now)
+        new = overrides.end(old)
+        store_override_status(session, job, row=row, old=old, new=new, now=now, by=by)
     message = f"cancelled while it was {job.status.lower()}"
     attempt = session.get(AttemptRow, (job.id, job.attempt)) if job.status == Status.LOST else None
     if attempt is not None:

@@ -204,6 +204,7 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
         owner=owner,
         status=Status.QUEUED.value,
         desired=Desired.RUN.value,
+        desired_by=owner,
         reason=(Reason.SCHEDULED if is_later else Reason.SUBMITTED).value,
         message=format_start(start_at) if start_at and is_later else WAITS_FOR_SCHEDULER,
         start_at=start_at,

@@ -72,6 +72,8 @@ class JobRow(Base):
     """
     status: Mapped[str] = mapped_column(PlainText(16))
     desired: Mapped[str] = mapped_column(PlainText(16))
+    desired_by: Mapped[str | None] = mapped_column(_USER)
+    """User who last set `desired`; None for a guest run, and if an earlier version set it."""
     reason: Mapped[str] = mapped_column(PlainText(32))
     message: Mapped[str] = mapped_column(_TEXT, default="")
     spec: Mapped[dict[str, Any]]
@@ -126,9 +128,7 @@ class JobRow(Base):
     storage: Mapped[dict[str, Any] | None]
     """`StorageUse` of the newest worker group, and when that was; None before the first."""
     ray_run: Mapped[dict[str, Any] | None]
-    """What runs the newest worker group in Ray (`service.domain.ray_run.RayRun`); None before the
-    first.
-    """
+    """What runs the newest worker group in Ray (`domain/ray_run.py`); None before the first."""
     packages: Mapped[dict[str, Any] | None]
     """`PackagesRecord` of its `pip`, and when that was written; None before."""
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)

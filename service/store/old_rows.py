@@ -1,5 +1,5 @@
 """Deletes rows once they are old: audit entries, idempotency keys, tokens that have ended, failures
-of nodes, and deliveries of webhooks.
+of nodes, deliveries of webhooks, and their replaced secrets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from sqlalchemy.orm import aliased
 from service.domain.webhook_retries import DeliveryState
 from service.store.database import Database
 from service.store.delivery_queue import has_served_webhook
-from service.store.models import AuditRow, DeliveryRow, IdempotencyRow, NodeFailureRow, TokenRow
+from service.store.models import (
+    AuditRow,
+    DeliveryRow,
+    IdempotencyRow,
+    NodeFailureRow,
+    TokenRow,
+    WebhookSecretRow,
+)
 
 
 def delete_audit(database: Database, *, before: float, limit: int) -> int:
@@ -39,6 +46,12 @@ def delete_node_failures(database: Database, *, before: float) -> None:
     """Delete the failures of nodes from before a time."""
     with database.write() as session:
         session.execute(delete(NodeFailureRow).where(NodeFailureRow.time < before))
+
+
+def delete_replaced_secrets(database: Database, *, before: float) -> None:
+    """Delete the replaced secrets of webhooks that have ended before a time."""
+    with database.write() as session:
+        session.execute(delete(WebhookSecretRow).where(WebhookSecretRow.valid_until < before))
 
 
 def delete_ended_tokens(database: Database, *, before: float, limit: int) -> None:
@@ -95,4 +108,5 @@ __all__ = [
     "delete_ended_tokens",
     "delete_keys",
     "delete_node_failures",
+    "delete_replaced_secrets",
 ]

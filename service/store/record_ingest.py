@@ -33,7 +33,6 @@ from service.store.models import (
 )
 from service.store.node_rows import record_node_failures
 from service.store.override_changes import load_override_statuses, store_override_status
-from service.store.requesters import find_allocation_user, find_override_users
 from service.store.status_changes import change_status
 from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
 from service.store.stored_spec import spec_value
@@ -149,11 +148,14 @@ class _Intake:
         }
 
     @cached_property
-    def _has_overrides(self) -> bool:
-        """Whether the job has overrides; none is added while its row is locked."""
-        query = select(OverrideRow.id).where(OverrideRow.job_id == self._job.id).limit(1)
+    def _requesters(self) -> dict[str, str | None]:
+        """Users who requested the overrides of the job, by the ID of the override; none is added
+        while the job's row is locked.
+        """
+        query = select(OverrideRow.id, OverrideRow.requested_by)
         with self._session.no_autoflush:
-            return self._session.scalar(query) is not None
+            found = self._session.execute(query.where(OverrideRow.job_id == self._job.id))
+            return {row.id: row.requested_by for row in found}
 
     def end_silence(self, drained: Drained, *, now: float) -> None:
         """Return a LOST guest run to RUNNING."""
@@ -289,15 +291,16 @@ class _Intake:
         row = {"decision": decision, **where, **_origin_columns(record)}
         self._upserts.add(DecisionRow, {"job_id": self._job.id, **row})
         data: dict[str, Any] = {"decision": decision}
-        if users := find_override_users(self._session, taken.decision.override_ids):
-            data["user_by_override"] = users
+        if taken.decision.override_ids:
+            users = overrides.name_requesters(taken.decision, self._requesters)
+            data |= {"user_by_override": users} if users else {}
         self._append_event(record, "decision", data)
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
         switched = SwitchReport(
             **{name: getattr(acks, name) for name in SwitchReport.__dataclass_fields__}
         )
-        if not self._has_overrides:
+        if not self._requesters:
             return
         found = load_override_statuses(self._session, self._job)
         known = [overrides.acknowledge(old, switched) for _, old in found.values()]
@@ -325,18 +328,15 @@ class _Intake:
         self._append_event(record, "checkpoint", content)
 
     def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
-        by = None
-        if resize.cause == "ordered":
-            by = find_allocation_user(self._session, self._job, workers=resize.new)
         data = resize.model_dump(mode="json", exclude={"kind"})
         data = {"what": "resizing", **data, "world_size": self._job.world_size}
-        self._append_event(record, "workers", data, by=by)
+        self._append_event(record, "workers", data)
         if record.attempt == self._job.attempt and self._job.status in {
             Status.RUNNING,
             Status.RESIZING,
         }:
             reason, message = _REASONS[resize.cause], resize.message[:_MAX_TEXT]
-            self._change_status(Status.RESIZING, reason, message=message, now=record.time, by=by)
+            self._change_status(Status.RESIZING, reason, message=message, now=record.time)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
         # The job waits for a storage that is full or unreachable; neither workers nor user code
@@ -354,26 +354,20 @@ class _Intake:
                 Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time
             )
 
-    def _change_status(
-        self, status: Status, reason: Reason, *, message: str, now: float, by: str | None = None
-    ) -> None:
-        change_status(
-            self._session, self._job, status, reason=reason, message=message, now=now, by=by
-        )
+    def _change_status(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
+        change_status(self._session, self._job, status, reason=reason, message=message, now=now)
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
         """Ignore end records: `SchedulerWrites` stores the end after all earlier records."""
 
-    def _append_event(
-        self, record: Record, kind: str, data: dict[str, Any], *, by: str | None = None
-    ) -> None:
+    def _append_event(self, record: Record, kind: str, data: dict[str, Any]) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
-        append_event(self._session, self._job, kind, data=stamped, now=record.time, by=by)
+        append_event(self._session, self._job, kind, data=stamped, now=record.time)
 
     def _update_overrides(
         self, change: Callable[[OverrideStatus], OverrideStatus], now: float
     ) -> None:
-        if self._has_overrides:
+        if self._requesters:
             update_overrides(self._session, self._job, change, now=now)
 
 

@@ -31,7 +31,6 @@ from service.store.leases import is_newest_token
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.record_ingest import ingest_records, mark_training, update_overrides
 from service.store.repository import Repository
-from service.store.requesters import find_requester, find_resizer
 from service.store.status_changes import change_status
 from service.store.stored_documents import is_override_readable
 from service.store.training_time import describe_time_limit, trained_seconds
@@ -55,6 +54,12 @@ _AFTER_PAUSE = {
         "it continues from there once its workers fit",
     ),
 }
+_CARRIED_OUT = {
+    Reason.PAUSED_BY_USER: Desired.PAUSE,
+    Reason.RESUMED: Desired.RUN,
+    Reason.CANCELLED_BY_USER: Desired.CANCEL,
+}
+"""Desired state that a job has reached, by the reason of its status."""
 _log = structlog.get_logger()
 
 
@@ -112,12 +117,11 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            by = find_resizer(session, job, workers=workers)
             data = {"what": "granted", "old": job.workers, "new": workers, "message": why}
             data["world_size"] = job.world_size
             job.workers = workers
             job.orders_version += 1
-            append_event(session, job, "workers", data=data, now=now, by=by)
+            append_event(session, job, "workers", data=data, now=now)
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -316,14 +320,13 @@ class SchedulerWrites:
         def change(session: Session, job: JobRow) -> None:
             was_preempted = job.reason == Reason.PREEMPTED
             self._ingest(session, job, drained, now=now)
-            by = None if was_preempted else find_requester(session, job)
             message = describe_pause(drained)
             why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
             _close_attempt(session, job, why_ended, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 status, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER
                 message = "cancelled while it paused"
-                _end_job(session, job, status, reason=reason, message=message, now=now, by=by)
+                _end_job(session, job, status, reason=reason, message=message, now=now)
                 return
             if job.status == Status.STOPPING:  # its supervisor no longer knew why it stops
                 status, reason, message = _time_out_end(job)
@@ -332,7 +335,7 @@ class SchedulerWrites:
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
             reason = Reason.PREEMPTED if was_preempted else reason
-            message = f"{message}; {then}"
+            message, by = f"{message}; {then}", _find_user(job, reason)
             change_status(session, job, status, reason=reason, message=message, now=now, by=by)
 
         return self._write(seen.id, token, change)
@@ -345,13 +348,11 @@ class SchedulerWrites:
             was_timed_out = job.reason == Reason.TIMED_OUT
             self._ingest(session, job, drained, now=now)
             status, reason = Status(end.status), Reason(end.reason)
-            by = find_requester(session, job) if job.desired == Desired.CANCEL else None
-            message = end.message or describe_end(job, end, by=by)
+            message = end.message or describe_end(job, end)
             if was_timed_out and status is Status.CANCELLED:
                 status, reason, message = _time_out_end(job)
             _close_attempt(session, job, reason, message=message, now=now)
-            by = by if status is Status.CANCELLED else None
-            _end_job(session, job, status, reason=reason, message=message, now=now, by=by)
+            _end_job(session, job, status, reason=reason, message=message, now=now)
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -420,6 +421,11 @@ def _group_size(job: JobRow) -> Size | None:
     return Size(min=min(job.min_workers, job.workers), target=job.workers) if job.workers else None
 
 
+def _find_user(job: JobRow, reason: Reason) -> str | None:
+    """Return the user who asked for a status with this reason; None if the service decided it."""
+    return job.desired_by if _CARRIED_OUT.get(reason) == job.desired else None
+
+
 def _close_attempt(
     session: Session, job: JobRow, reason: Reason, *, message: str, now: float
 ) -> None:
@@ -442,8 +448,8 @@ def _end_job(
     reason: Reason,
     message: str,
     now: float,
-    by: str | None = None,
 ) -> None:
+    by = _find_user(job, reason)
     update_overrides(session, job, overrides.end, now=now)
     change_status(session, job, status, reason=reason, message=message, now=now, by=by)
     append_end_event(session, job, now, by=by)

@@ -9,7 +9,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import uuid_utils
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller, Scope
@@ -117,9 +117,17 @@ class WebhookStore:
             )
             return row
 
-    def rotate_secret(self, caller: Caller, name: str, encrypted: str) -> CountedWebhook:
+    def rotate_secret(
+        self, caller: Caller, name: str, encrypted: str, *, is_readable: Callable[[str], bool]
+    ) -> CountedWebhook:
         """Replace the secret of a webhook of the caller. Messages are signed with the old one, too,
-        for `SECRET_OVERLAP_S`.
+        for `SECRET_OVERLAP_S`, unless it cannot be decrypted.
+
+        Args:
+            caller: user of the webhook.
+            name: name of the webhook.
+            encrypted: encrypted new secret.
+            is_readable: tells whether an encrypted secret can be decrypted with the service's key.
 
         Raises:
             NotFound: there is none of this name.
@@ -131,20 +139,17 @@ class WebhookStore:
             webhook = _get_webhook(session, caller, name, lock="change")
             _refuse_unseen_jobs(webhook, caller)
             _refuse_disabled(webhook)
-            _make_room_for_secret(session, webhook, now=now)
-            previous = WebhookSecretRow(
-                id=str(uuid_utils.uuid7()),
-                webhook_id=webhook.id,
-                encrypted=webhook.encrypted,
-                valid_until=now + SECRET_OVERLAP_S,
-            )
-            session.add(previous)
+            _delete_useless_secrets(session, webhook, is_readable, now=now)
+            if is_readable(webhook.encrypted):
+                _keep_secret(session, webhook, now=now)
             webhook.encrypted = encrypted
-            after = {"previous_valid_until": _format_utc(previous.valid_until)}
+            found = _count_deliveries(session, webhook, now=now)
+            until = None if found.previous_until is None else _format_utc(found.previous_until)
+            after = {"previous_valid_until": until}
             append_audit(
                 session, caller, "webhook.secret_rotated", subject=name, after=after, now=now
             )
-            return _count_deliveries(session, webhook, now=now)
+            return found
 
     def remove_webhook(self, caller: Caller, name: str) -> WebhookRow:
         """Remove a webhook of the caller with its deliveries, and return it.
@@ -278,17 +283,26 @@ def _refuse_disabled(webhook: WebhookRow) -> None:
         )
 
 
-def _make_room_for_secret(session: Session, webhook: WebhookRow, *, now: float) -> None:
-    """Delete the secrets of a webhook that have ended.
+def _delete_useless_secrets(
+    session: Session, webhook: WebhookRow, is_readable: Callable[[str], bool], *, now: float
+) -> None:
+    """Delete the replaced secrets of a webhook that have ended or cannot be decrypted."""
+    query = select(WebhookSecretRow).where(WebhookSecretRow.webhook_id == webhook.id)
+    for row in session.scalars(query):
+        if row.valid_until <= now or not is_readable(row.encrypted):
+            session.delete(row)
+    session.flush()
+
+
+def _keep_secret(session: Session, webhook: WebhookRow, *, now: float) -> None:
+    """Keep the secret of a webhook, which is about to be replaced, for `SECRET_OVERLAP_S`.
 
     Raises:
-        Conflict: too many have not.
+        Conflict: too many replaced secrets are still valid.
     """
-    of_webhook = WebhookSecretRow.webhook_id == webhook.id
-    session.execute(delete(WebhookSecretRow).where(of_webhook, WebhookSecretRow.valid_until <= now))
     valid = session.scalars(
         select(WebhookSecretRow.valid_until)
-        .where(of_webhook)
+        .where(WebhookSecretRow.webhook_id == webhook.id)
         .order_by(WebhookSecretRow.valid_until)
     ).all()
     if len(valid) >= MAX_PREVIOUS_SECRETS:
@@ -297,6 +311,13 @@ def _make_room_for_secret(session: Session, webhook: WebhookRow, *, now: float) 
             f" limit is {MAX_PREVIOUS_SECRETS}; the first one ends at {_format_utc(valid[0])}; to"
             " end all of them now, remove the webhook and add it again"
         )
+    row = WebhookSecretRow(
+        id=str(uuid_utils.uuid7()),
+        webhook_id=webhook.id,
+        encrypted=webhook.encrypted,
+        valid_until=now + SECRET_OVERLAP_S,
+    )
+    session.add(row)
 
 
 def _format_utc(time: float) -> str:

@@ -1,10 +1,12 @@
-"""Events name the user who caused them, and nobody where the service or the workers act by
-themselves.
+"""Events name the user whose request they are or complete, and nobody where the service or the
+workers decide.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.domain.access import Caller, Scope
-from service.domain.jobs import Status
-from service.store.events import append_event
+from service.domain.jobs import Reason, Status
 from service.store.job_lifecycle import JobLifecycle, accept_any
 from service.store.job_submission import JobSubmission
-from service.store.models import DeliveryRow, JobRow, UserRow, WebhookRow
-from service.store.requesters import find_resizer
+from service.store.models import DeliveryRow, UserRow, WebhookRow
 from tests.api.team import JOBS
 from tests.api.world import World
 
@@ -71,47 +71,54 @@ def test_an_end_that_nobody_asked_for_names_nobody(world: World) -> None:
     assert named(world, job_id, "end", "status") == []
 
 
-def test_the_events_of_a_resize_name_who_asked_for_it(world: World) -> None:
+def test_only_the_new_limits_of_a_resize_name_a_user(world: World) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id, workers=2)
     steer(world, "ada").resize(job_id, 1, 3, check=accept_any)
     world.train(job_id, workers=3)
-    assert named(world, job_id, "workers", "what") == [
-        ("allowed", "ada"),
-        ("granted", "ada"),
-        ("resizing", "ada"),
-    ]
-    assert ("RESIZING", "ada") in named(world, job_id, "status", "status")
+    assert {"granted", "resizing"} <= {
+        event.data["what"] for event in world.events(job_id, "workers")
+    }
+    assert named(world, job_id, "workers", "what") == [("allowed", "ada")]
+    assert named(world, job_id, "status", "status") == [("QUEUED", "admin")]
 
 
-def limits(least: int, most: int, *before: int, by: str = "ada") -> dict[str, Any]:
-    previous = dict(zip(("previous_min", "previous_max"), before, strict=False))
-    return {"what": "allowed", "min": least, "max": most, **previous, "by": by}
+@pytest.fixture
+def preempting(tmp_path: Path, database_url: str) -> Iterator[World]:
+    """A cluster of four CPUs that pauses jobs for more important ones."""
+    world = World(tmp_path, database_url=database_url, preempt_for_priority=True)
+    yield world
+    world.close()
 
 
-@pytest.mark.parametrize(
-    ("events", "workers", "user"),
-    [
-        ([limits(1, 4, 1, 2)], 4, "ada"),
-        ([limits(1, 1, 1, 2)], 1, "ada"),
-        ([limits(1, 4, 1, 2), limits(1, 5, 1, 4, by="bob")], 4, "ada"),
-        ([limits(1, 4, 1, 3)], 3, None),
-        ([limits(1, 4, 1, 2), {"what": "granted", "new": 3}], 4, None),
-        ([limits(1, 4, 1, 2), {"what": "started", "cause": "start"}], 4, None),
-        ([limits(1, 4)], 4, None),
-        ([], 3, None),
-    ],
-)
-def test_an_allocation_names_whose_limits_force_it(
-    world: World, events: list[dict[str, Any]], workers: int, user: str | None
-) -> None:
-    job_id = world.submit()
-    with world.database.write() as session:
-        job = session.get_one(JobRow, job_id)
-        job.workers = 2
-        for data in events:
-            append_event(session, job, "workers", data=data, now=world.clock())
-        assert find_resizer(session, job, workers=workers) == user
+def reasons(world: World, job_id: str) -> list[str]:
+    return [event.data["reason"] for event in world.events(job_id, "status")]
+
+
+def test_a_preemption_names_nobody(preempting: World) -> None:
+    job_id = preempting.submit(**LONG, workers={"min": 4, "max": 4})
+    preempting.train(job_id)
+    preempting.submit(**LONG, priority=80)
+    preempting.reach(job_id, Status.PAUSING)
+    preempting.reach(job_id, Status.QUEUED)
+    assert reasons(preempting, job_id).count(Reason.PREEMPTED) == 2
+    assert named(preempting, job_id, "status", "status") == [("QUEUED", "admin")]
+
+
+def test_a_lost_attempt_names_nobody(world: World) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    world.runtime.lose(job_id)
+    world.turn_until(lambda: world.job(job_id).attempt == 2)
+    assert Reason.WORKERS_LOST in reasons(world, job_id)
+    assert named(world, job_id, "status", "status") == [("QUEUED", "admin")]
+
+
+def test_an_end_by_the_time_limit_names_nobody(world: World) -> None:
+    job_id = world.submit(**LONG, limits={"training_seconds": 2})
+    assert world.finish(job_id).reason == Reason.TIMED_OUT
+    assert named(world, job_id, "status", "status") == [("QUEUED", "admin")]
+    assert named(world, job_id, "end", "status") == []
 
 
 def test_a_change_of_the_listing_is_one_event_with_before_and_after(
@@ -155,6 +162,13 @@ def test_overrides_and_their_decisions_name_users(client: TestClient, world: Wor
         holds = override_id in item["decision"]["override_by_layer"].values()
         assert item["user_by_override"] == (users if holds else {})
     assert any(item["user_by_override"] for item in items)
+
+
+def test_a_cancellation_ends_overrides_in_the_name_of_the_user(world: World) -> None:
+    job_id = world.submit(start_at="2999-01-01T00:00:00Z")
+    world.override(job_id)
+    steer(world, "ada").cancel(job_id, accept_any, grace_s=GRACE_S)
+    assert named(world, job_id, "override", "state") == [("PENDING", "admin"), ("EXPIRED", "ada")]
 
 
 def test_messages_to_webhooks_name_who_caused_the_change(world: World) -> None:

@@ -101,6 +101,8 @@ def test_streams_of_a_long_job_begin_with_what_is_kept(
     assert late[1:] == events
     kept = small_client.get(f"{JOBS}/{job_id}/events?after={job.events_removed}").text
     assert frames(kept) == events, "a client that has all removed events is told of no gap"
+    newest = small_client.get(f"{JOBS}/{job_id}/events?last=10000").text
+    assert frames(newest) == events, "a client that asks for the newest ones misses none"
     lines = small_client.get(f"{JOBS}/{job_id}/logs").text.splitlines()
     removed = f"[accordion] {job.log_bytes_removed / 1e6:.1f} MB of older output were removed"
     assert lines[0].startswith(removed)

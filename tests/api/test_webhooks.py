@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import func, select
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from service.app import create_app
@@ -20,6 +21,7 @@ from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S, SECRET_
 from service.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
 from service.store import webhook_messages
 from service.store.delivery_queue import CLAIM_S, DeliveryQueue
+from service.store.models import WebhookSecretRow
 from service.store.webhook_rows import MAX_PREVIOUS_SECRETS, MAX_WEBHOOKS
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import JOBS, wait_for
@@ -130,6 +132,31 @@ def test_messages_are_signed_with_a_replaced_secret_for_a_day(hooked: Hooked) ->
         verify(old, hooked.receiver.received[1])
     [shown] = hooked.client.get(HOOKS).json()["items"]
     assert shown["previous_secret_until"] is None
+
+
+def test_a_secret_of_another_key_is_not_kept_when_it_is_replaced(hooked: Hooked) -> None:
+    hooked.add()
+    hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status()
+    hooked.world.settings.home_secrets_key.write_text("another key that is long enough for it")
+    hooked.client.post(f"{HOOKS}/hook/test")
+    assert "if both have the same key, it has changed" in hooked.attempt(1)["message"]
+    rotated = hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status().json()
+    assert rotated["previous_secret_until"] is None
+    again = hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status().json()
+    assert again["previous_secret_until"] is not None
+
+
+def test_a_replaced_secret_is_deleted_once_it_has_ended(hooked: Hooked) -> None:
+    def count_secrets() -> int:
+        with hooked.world.database.read() as session:
+            return session.scalar(select(func.count()).select_from(WebhookSecretRow)) or 0
+
+    hooked.add()
+    hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status()
+    hooked.world.turn()
+    assert count_secrets() == 1
+    hooked.world.clock.now += SECRET_OVERLAP_S + 2 * 3600
+    hooked.turn_until(lambda: count_secrets() == 0)
 
 
 def test_a_secret_is_not_replaced_if_too_many_are_still_valid(hooked: Hooked) -> None:

@@ -38,7 +38,7 @@ def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, stee
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
-    expect(changes(page, "resize")).to_contain_text("requested by admin")
+    expect(changes(page, "resize")).to_contain_text("requested")
     expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
     expect(page.locator("#marks")).to_contain_text("resize")
 

@@ -68,9 +68,9 @@ def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, runnin
     accordion("cancel", running)
     told = accordion("watch", running).out
     assert "1 to 3 workers allowed by admin" in told
-    allocated = "2 → 3 workers allocated as requested by admin: there is free capacity"
+    allocated = "2 → 3 workers allocated: there is free capacity"
     assert f"{allocated} and no job waits for it" in told
-    assert "RESIZING by admin: the group changes from 2 to 3 workers: as allocated" in told
+    assert "RESIZING: the group changes from 2 to 3 workers: as allocated" in told
     assert "override #1: low for *: PENDING (" in told
     assert "STOPPING by admin: the workers save their state and stop" in told
     assert "CANCELLED by admin: " in told

@@ -285,6 +285,12 @@ def test_removed_events_are_handed_on_as_a_gap(client_of: ClientOf) -> None:
     assert (end.seq, asked) == (9, ["2", "8"])
 
 
+def test_events_of_unknown_types_are_left_out(client_of: ClientOf) -> None:
+    unknown = 'id: 1\nevent: later\ndata: {"type": "later"}\n\n'
+    client = client_of(lambda _: stream_of(unknown, event(2, "end")))
+    assert [found.seq for found in client.events("job")] == [2]
+
+
 def test_a_stream_of_an_unknown_job_is_not_tried_again(client_of: ClientOf) -> None:
     requests: list[httpx2.Request] = []
 

@@ -7,6 +7,8 @@ from contextlib import aclosing
 from threading import Event
 from typing import cast
 
+import pytest
+
 from service.api.feeds import Feed, FeedHub, Frame, StreamPage, follow_feed
 from service.store.repository import Repository
 
@@ -34,6 +36,9 @@ class _Job:
         )
         return StreamPage(version=2, newest=2, frames=frames, progress="newer")
 
+    def format_gap(self, first: int, last: int) -> str:
+        return f"gap {first} to {last}, "
+
 
 def test_a_job_that_cannot_be_read_ends_only_its_own_streams() -> None:
     async def watch() -> tuple[bool, bool]:
@@ -60,3 +65,27 @@ def test_progress_of_a_stream_that_catches_up_does_not_run_back() -> None:
 
     found = asyncio.run(read())
     assert [text for text in found if text in ("older", "newer")] == ["older"]
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (2, ["frame 3", "gap 4 to 8, frame 9", "frame 10"]),
+        (3, ["gap 4 to 8, frame 9", "frame 10"]),
+        (6, ["gap 7 to 8, frame 9", "frame 10"]),
+        (9, ["frame 10"]),
+    ],
+)
+def test_each_stream_is_told_of_the_items_that_it_lacks(after: int, told: list[str]) -> None:
+    async def read() -> list[str]:
+        feed = Feed(_Job("good"), StreamPage(version=1, newest=2))
+        async with aclosing(follow_feed(feed, after, keepalive_s=60)) as stream:
+            retry = await anext(stream)
+            # Items 4 to 8 are removed before the feed has read them.
+            for numbers in ((3,), (9, 10)):
+                frames = tuple(Frame(number=one, text=f"frame {one}") for one in numbers)
+                feed.add(StreamPage(version=2, newest=10, frames=frames))
+            assert retry.startswith("retry: ")
+            return [await anext(stream) for _ in told]
+
+    assert asyncio.run(read()) == told

@@ -36,11 +36,6 @@ def lines(item: StreamItem) -> list[str]:
             "override #3: low for *: CANCELLED (cancelled by bob), requested by ada",
         ),
         ("override", OVERRIDE, "override #3: low for *: CANCELLED (cancelled by bob)"),
-        (
-            "workers",
-            {**GRANTED, "by": "ada"},
-            "2 → 4 workers allocated as requested by ada: free capacity",
-        ),
         ("workers", GRANTED, "2 → 4 workers allocated: free capacity"),
         ("archive", {"archived": True, "by": "ada"}, "archived by ada"),
         (

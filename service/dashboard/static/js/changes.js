@@ -34,7 +34,7 @@ const DONE = {
 const TAKE = {
   resizing: (changes, data, time) => announce(changes, {
     kind: "resize", time, sign: `${data.old}→${data.new}`, title: `Resizing: ${sizes(data.old, data.new)}`,
-    atEnd: `Resize ${data.old} → ${data.new} did not take place`, word: `${CAUSES[data.cause] ?? data.message}${byUser(data)}`,
+    atEnd: `Resize ${data.old} → ${data.new} did not take place`, word: CAUSES[data.cause] ?? data.message,
   }),
   failed: (changes, data, time) => announce(changes, {
     kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", atEnd: "Workers lost; the job ended",

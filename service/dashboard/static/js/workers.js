@@ -77,8 +77,8 @@ const TELL = {
   started: ({ cause, why, previous_world_size: before, world_size: size, ...data }) => (cause === "start"
     ? `${counted(size, "worker")} training from epoch ${data.epoch}, step ${data.step}`
     : `${before} → ${size} workers: ${CAUSES[why] ?? why}, ${lost(data.steps_rolled_back, data.seconds_lost)}`),
-  resizing: (data) => `at the next step: ${data.message}${data.by ? `, requested${byUser(data)}` : ""}`,
-  granted: (data) => `${data.old} → ${data.new} workers allocated${data.by ? ` as requested${byUser(data)}` : ""}: ${data.message}`,
+  resizing: (data) => `at the next step: ${data.message}`,
+  granted: (data) => `${data.old} → ${data.new} workers allocated: ${data.message}`,
   allowed: (data) => `${data.min} to ${data.max} workers allowed${byUser(data)}`,
   failed: ({ message }) => `workers failed: ${message}`,
 };
