@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from time import perf_counter
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import structlog
 import uuid_utils
@@ -26,6 +26,7 @@ from service.api.problems import (
 from service.errors import ApiError, Unauthorized
 from service.security.authentication import Authenticator
 from service.security.guards import Access, check_host, check_origin
+from service.security.login import own_path
 from service.security.rate_limits import RateLimits
 from service.security.request_texts import check_request_texts
 

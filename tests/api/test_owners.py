@@ -104,23 +104,6 @@ def test_the_queue_hides_the_names_of_jobs_that_the_caller_may_not_see(team: Tea
     ]
 
 
-def test_the_queue_hides_for_which_jobs_a_quota_makes_another_users_job_wait(
-    team: Team, world: World
-) -> None:
-    ada, bob = team.user("ada"), team.user("bob")
-    quota = {"label": "team:secret", "jobs": 1}
-    team.call(ADMIN, "PUT", "/api/v1/quotas", json=quota).raise_for_status()
-    labelled = {**LONG, "labels": {"team": "secret"}}
-    holder = team.submit(bob, **labelled)
-    world.train(holder)
-    team.submit(ada, **labelled)
-    world.turn(3)
-    [shown] = team.call(ada, "GET", "/api/v1/queue").json()["items"]
-    [hidden] = team.call(bob, "GET", "/api/v1/queue").json()["items"]
-    assert (shown["waits_for"], hidden["waits_for"]) == ([holder], [])
-    assert hidden["message"] == "waits for a quota"
-
-
 def test_a_plan_of_another_user_is_not_there(team: Team) -> None:
     ada, bob = team.user("ada"), team.user("bob")
     plan = team.call(ada, "POST", "/api/v1/plans", json=PLAN).json()["id"]
