@@ -49,11 +49,11 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
+        except BrokenPipeError as error:
+            # Typer would take it for the end of standard output in each case, and fail silently.
             if not _is_output_closed():
-                raise
-            # Typer would take it for a failure. Python would report it again when it closes
-            # standard output.
+                raise ConnectionError(str(error)) from error
+            # Python would report it again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
 
