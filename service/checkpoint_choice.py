@@ -4,7 +4,7 @@ newest, a named one, or the best.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.errors import Conflict, NotFound
@@ -35,17 +35,18 @@ def find_kept(rows: Sequence[CheckpointRow], *, keep: int, mode: str) -> KeptChe
     `workers/checkpoint/checkpoint_files.py`); the storage is not read.
 
     Args:
-        rows: all checkpoints that the job reported.
+        rows: the checkpoints that the job reported, without those of repeated work.
         keep: number of the newest ones that are kept, at least 1.
         mode: which value of the objective is better, `min` or `max`; empty without an objective.
     """
-    surviving = list(_list_surviving(rows))
-    if not surviving:
+    if not rows:
         return KeptCheckpoints()
-    ranked = _rank_by_objective(surviving[::-1], mode) if mode else []
-    kept = [*(row.name for row in surviving[: max(1, keep)]), *ranked[:1]]
+    newest = [row.name for row in _sort_newest_first(rows)]
+    best = _rank_by_objective(rows, mode)[:1] if mode else []
     return KeptCheckpoints(
-        names=frozenset(kept), newest=surviving[0].name, best=ranked[0] if ranked else None
+        names=frozenset([*newest[:keep], *best]),
+        newest=newest[0],
+        best=best[0] if best else None,
     )
 
 
@@ -96,18 +97,6 @@ def _rank_by_objective(rows: Sequence[CheckpointRow], mode: str) -> list[str]:
     oldest_first = reversed(_sort_newest_first(rows))
     values = {row.name: row.objective for row in oldest_first if row.objective is not None}
     return sorted(values, key=values.__getitem__, reverse=mode == "max")
-
-
-def _list_surviving(rows: Sequence[CheckpointRow]) -> Iterator[CheckpointRow]:
-    """Yield the checkpoints from which training went on, the newest first.
-
-    A later worker group that saved fewer steps did not resume from a checkpoint with more.
-    """
-    fewest_steps = None
-    for row in _sort_newest_first(rows):
-        if fewest_steps is None or row.step <= fewest_steps:
-            yield row
-            fewest_steps = row.step
 
 
 def _sort_newest_first(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:

@@ -101,7 +101,8 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     for, what would help, and what was requested from the cluster's autoscaler. One may start before
     those ahead of it if it does not delay them.
 
-    Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown.
+    Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown, nor
+    the jobs that they wait for because of a quota.
     """
     cluster, now = state.repository.cluster(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
@@ -150,9 +151,9 @@ def _explain_queue(
 
 def _hide_details(row: JobRow) -> dict[str, Any]:
     """Return what is shown of a job that the caller may not see, in place of what tells its name or
-    labels.
+    labels. The jobs that count towards the same quota would tell these.
     """
     hidden: dict[str, Any] = {"name": None, "remedies": ()}
-    return hidden | (
-        {"message": "waits for a quota"} if row.reason == Reason.WAITING_FOR_QUOTA else {}
-    )
+    if row.reason == Reason.WAITING_FOR_QUOTA:
+        hidden |= {"message": "waits for a quota", "waits_for": ()}
+    return hidden

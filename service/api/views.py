@@ -133,7 +133,7 @@ def attempt_view(row: AttemptRow) -> AttemptView:
 
 def checkpoint_views(job: JobRow, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
     """Build the views of all checkpoints of a job, and say which are still on its storage."""
-    keep = int(spec_value(job, "checkpoint.keep", 1))
+    keep = int(spec_value(job, "checkpoint.keep", 2))
     existing = [row for row in rows if row.removed_at is None]
     kept = find_kept(existing, keep=keep, mode=spec_value(job, "objective.mode", ""))
     views = [CheckpointView.model_validate(row) for row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +21,7 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
+from service.commands.format import format_time
 from service.commands.paging import (
     CURSOR_HELP,
     LimitOption,
@@ -46,7 +46,7 @@ def whoami(*, url: UrlOption = "", json: JsonOption = False) -> None:
     if json:
         print_json(found)
         return
-    until = f", until {_format_time(found.expires_at)}" if found.expires_at else ""
+    until = f", until {format_time(found.expires_at)}" if found.expires_at else ""
     typer.echo(f"{found.user} ({', '.join(found.scopes)}{until})")
 
 
@@ -109,7 +109,7 @@ def list_users(*, url: UrlOption = "", json: JsonOption = False) -> None:
         return
     table = create_table("NAME", "ROLE", "ADDED", "DISABLED")
     for user in found.items:
-        added, disabled = _format_time(user.created_at), _format_time(user.disabled_at)
+        added, disabled = format_time(user.created_at), format_time(user.disabled_at)
         table.add_row(user.name, user.role, added, disabled)
     create_console().print(table)
 
@@ -154,7 +154,7 @@ def new_token(
     if json:
         print_json(made)
         return
-    until = f"until {_format_time(made.expires_at)}" if made.expires_at else "without expiry"
+    until = f"until {format_time(made.expires_at)}" if made.expires_at else "without expiry"
     typer.echo(f"token {made.id} of {made.user} for {', '.join(made.scopes)}, {until}", err=True)
     typer.echo(made.token)
 
@@ -274,7 +274,7 @@ def audit(
             return
         table = create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
         for entry in found:
-            row = (_format_time(entry.time), entry.user, entry.action, entry.subject)
+            row = (format_time(entry.time), entry.user, entry.action, entry.subject)
             table.add_row(*row, _describe_change(entry))
     create_console().print(table)
     report_more("entries", found)
@@ -294,12 +294,7 @@ def _describe_change(entry: AuditEntry) -> str:
 
 def _format_times(token: TokenView) -> tuple[str, str, str]:
     return (
-        _format_time(token.expires_at) or "never",
-        _format_time(token.used_at) or "never",
-        _format_time(token.revoked_at),
+        format_time(token.expires_at) or "never",
+        format_time(token.used_at) or "never",
+        format_time(token.revoked_at),
     )
-
-
-def _format_time(time: datetime | None) -> str:
-    """Return a time in this machine's time zone; empty for None."""
-    return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M}"

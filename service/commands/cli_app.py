@@ -41,7 +41,7 @@ INTERRUPTED = 128 + int(signal.SIGINT)
 
 class _Command(TyperCommand):
     """A command whose help shows flags without `<bool>`, since no value follows them, and which
-    succeeds if its reader has closed the pipe.
+    succeeds if the reader of its output has closed the pipe.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -50,11 +50,22 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            # Typer would take it for a failure. Python would report it again when it closes
-            # standard output.
+        except BrokenPipeError as error:
+            # Typer would take it for the end of standard output in each case, and fail silently.
+            if not _is_output_closed():
+                raise ConnectionError(str(error)) from error
+            # Python would report it again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return DONE
+
+
+def _is_output_closed() -> bool:
+    """Return whether it is standard output whose reader is gone, and not another connection."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 class _Group(TyperGroup):

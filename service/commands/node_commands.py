@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +15,7 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.completion import complete_node
+from service.commands.format import format_time
 
 if TYPE_CHECKING:
     from service.api.node_schemas import NodeStatus
@@ -50,7 +50,7 @@ def list_nodes(*, url: UrlOption = "", json: JsonOption = False) -> None:
             node.name,
             node.address or "",
             _describe_state(node),
-            _format_time(node.until),
+            format_time(node.until),
             "scheduler" if node.until else node.by or "",
             f"{node.cpus:g}",
             f"{node.gpus:g}",
@@ -117,12 +117,7 @@ def _print_failures(nodes: list[NodeStatus]) -> None:
     table = create_table("TIME", "NODE", "JOB", "OWNER", "WHAT HAPPENED")
     newest = sorted(found, key=lambda pair: pair[0].time, reverse=True)[:_SHOWN_FAILURES]
     for failure, name in newest:
-        time, owner = _format_time(failure.time), failure.owner or ""
+        time, owner = format_time(failure.time), failure.owner or ""
         table.add_row(time, name, failure.job_id, owner, failure.reason or "")
     typer.echo("")
     create_console().print(table)
-
-
-def _format_time(time: datetime | None) -> str:
-    """Return a time in this machine's time zone; empty for None."""
-    return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M}"

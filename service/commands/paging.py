@@ -73,16 +73,25 @@ class PagedItems(Generic[Item]):
 def print_json_list(found: PagedItems[Any]) -> None:
     """Write a list as one JSON document to standard output, each item as soon as it is read.
 
-    If the first request fails, nothing is written.
+    If the first request fails, nothing is written. If a later one fails, the document ends with the
+    cursor of the page that is missing.
     """
     begin = '{\n  "items": ['
-    for item in found:
-        text = json.dumps(item.model_dump(mode="json"), indent=2, ensure_ascii=False)
-        indented = text.replace("\n", "\n    ")
-        sys.stdout.write(f"{begin}\n    {indented}")
-        begin = ","
-    end = "\n  ]" if begin == "," else f"{begin}]"
-    sys.stdout.write(f'{end},\n  "next_cursor": {json.dumps(found.next_cursor)}\n}}\n')
+    try:
+        for item in found:
+            text = json.dumps(item.model_dump(mode="json"), indent=2, ensure_ascii=False)
+            indented = text.replace("\n", "\n    ")
+            sys.stdout.write(f"{begin}\n    {indented}")
+            begin = ","
+    except Exception:
+        if begin == ",":
+            _end_document("\n  ]", found.next_cursor)
+        raise
+    _end_document("\n  ]" if begin == "," else f"{begin}]", found.next_cursor)
+
+
+def _end_document(end: str, next_cursor: str | int | None) -> None:
+    sys.stdout.write(f'{end},\n  "next_cursor": {json.dumps(next_cursor)}\n}}\n')
     sys.stdout.flush()
 
 

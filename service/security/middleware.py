@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from time import perf_counter
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import structlog
 import uuid_utils
@@ -26,6 +26,7 @@ from service.api.problems import (
 from service.errors import ApiError, Unauthorized
 from service.security.authentication import Authenticator
 from service.security.guards import Access, check_host, check_origin
+from service.security.login import own_path
 from service.security.rate_limits import RateLimits
 from service.security.request_texts import check_request_texts
 
@@ -37,8 +38,6 @@ _CSP = (
 _DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
 """The pages of FastAPI's documentation start their viewer from an inline script."""
 _DOCS = ("/docs", "/redoc")
-COMMAND_LINE_LOGIN = "/login/command-line"
-"""Page that a command line opens to log in."""
 _STREAMED = ("POST", "/api/v1/code")
 """Route that streams its body and enforces its own size limit."""
 _HEADERS = {
@@ -125,13 +124,14 @@ class GuardMiddleware:
 
 
 def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
-    path, query = scope["path"], scope["query_string"].decode()
+    """Refuse a request; a browser gets the login form, which leads back to the page."""
+    path, query = quote(scope["path"]), scope["query_string"].decode()
     if "text/html" not in Headers(scope=scope).get("accept", "") or path.startswith("/api/"):
         return api_error_response(scope, error)
-    # Only a login of a command line cannot be found again from the first page.
-    if path != COMMAND_LINE_LOGIN:
+    page = own_path(f"{path}?{query}" if query else path)
+    if scope["method"] != "GET" or page == "/":
         return RedirectResponse("/login", 303)
-    return RedirectResponse(f"/login?{urlencode({'next': f'{path}?{query}'})}", 303)
+    return RedirectResponse(f"/login?{urlencode({'next': page})}", 303)
 
 
 class _Exchange:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import Session
 
 from accordion.messages import to_json
@@ -252,15 +252,14 @@ class _Intake:
             attempt.reason, attempt.message = Reason.TRAINING.value, message
 
     def _delete_repeated_work(self, record: Record, started: Started) -> None:
-        """Remove decisions and epochs of repeated work from the history; their events remain."""
+        """Remove epochs, decisions and checkpoints of repeated work; their events remain."""
         self._upserts.write()
-        tables: tuple[type[DecisionRow | EpochRow], ...] = (DecisionRow, EpochRow)
-        for table in tables:
-            condition = (
-                DecisionRow.step > started.step
-                if table is DecisionRow
-                else EpochRow.epoch >= started.epoch
-            )
+        repeated: dict[type[EpochRow | DecisionRow | CheckpointRow], ColumnElement[bool]] = {
+            EpochRow: EpochRow.epoch >= started.epoch,
+            DecisionRow: DecisionRow.step > started.step,
+            CheckpointRow: CheckpointRow.step > started.step,
+        }
+        for table, condition in repeated.items():
             older = tuple_(table.attempt, table.generation) < (record.attempt, record.generation)
             self._session.execute(
                 delete(table).where(table.job_id == self._job.id, condition, older)

@@ -175,6 +175,22 @@ def test_quotas_are_set_by_admins_and_seen_by_all(team: Team) -> None:
     assert team.call(eve, "GET", QUOTAS).status_code == 200
 
 
+def test_the_queue_hides_for_which_jobs_a_quota_makes_another_users_job_wait(
+    team: Team, world: World
+) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    assert team.call(ADMIN, "PUT", QUOTAS, json={"label": "team:vision", "jobs": 1}).is_success
+    spec = {**DIGITS, **VISION}
+    holder = team.call(bob, "POST", JOBS, json=spec).json()["id"]
+    world.train(holder)
+    assert team.call(ada, "POST", JOBS, json=spec).is_success
+    world.turn(3)
+    [shown] = team.call(ada, "GET", "/api/v1/queue").json()["items"]
+    [hidden] = team.call(bob, "GET", "/api/v1/queue").json()["items"]
+    assert (shown["waits_for"], hidden["waits_for"]) == ([holder], [])
+    assert hidden["message"] == "waits for a quota"
+
+
 def test_the_queue_says_what_would_let_a_job_start(client: TestClient, world: World) -> None:
     running = world.submit(**LONG, workers={"min": 2, "max": 3}, priority=60)
     world.train(running, workers=3)

@@ -73,6 +73,22 @@ def test_a_token_file_is_read(tmp_path: Path) -> None:
     assert load_settings(home=tmp_path, admin_token_file=file).token() == TOKEN
 
 
+@pytest.mark.parametrize(
+    ("page", "login"),
+    [
+        ("/", "/login"),
+        ("/?label=a%3Ab&cursor=x", "/login?next=%2F%3Flabel%3Da%253Ab%26cursor%3Dx"),
+        ("/audit?user=ada", "/login?next=%2Faudit%3Fuser%3Dada"),
+        ("/jobs/one", "/login?next=%2Fjobs%2Fone"),
+        ("//evil.example/jobs/", "/login"),
+    ],
+)
+def test_a_login_leads_back_to_the_page(guarded: TestClient, page: str, login: str) -> None:
+    # The client would take an address that begins with two slashes for that of another host.
+    asked = guarded.get(f"http://127.0.0.1{page}", headers={"Accept": "text/html"})
+    assert (asked.status_code, asked.headers["location"]) == (303, login)
+
+
 def test_a_login_gives_a_cookie_that_scripts_cannot_read_and_that_ends(guarded: TestClient) -> None:
     answer = guarded.post("/login", data={"token": TOKEN, "next": "/cluster"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/cluster")

@@ -193,6 +193,7 @@ def test_the_list_is_filtered_and_goes_on_to_older_jobs_from_its_address(watched
     expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{ids[2]}")
     for job_id in (ids[1], ids[0]):
         page.get_by_role("button", name="Older jobs").click()
+        expect(page.locator("#list-title")).to_be_focused()
         expect(rows.locator("a")).to_have_attribute("href", f"/jobs/{job_id}")
     expect(page.get_by_role("button", name="Older jobs")).to_be_hidden()
     page.reload()
@@ -206,6 +207,37 @@ def test_the_list_is_filtered_and_goes_on_to_older_jobs_from_its_address(watched
     page.get_by_label("Labels").press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("give it as key:value")
     expect(rows).to_have_count(0)
+
+
+def test_a_filter_that_is_not_applied_yet_goes_before_the_page_of_older_jobs(page, service):
+    ids = [service.submit(f"turned-{n}", epochs=1) for n in range(2)]
+    for job_id in ids:
+        service.wait_for_end(job_id)
+    reads = []
+    page.on("request", lambda request: reads.append(request.url.partition("/api/v1/")[2]))
+    page.route(
+        "**/api/v1/jobs?**",
+        lambda route: route.continue_(url=route.request.url.replace("limit=50", "limit=1")),
+    )
+    page.goto("/?name_prefix=turned&status=SUCCEEDED&status=FAILED")
+    link = page.locator("#rows a")
+    expect(link).to_have_attribute("href", f"/jobs/{ids[1]}")
+    expect(page.get_by_label("State")).to_have_value("SUCCEEDED, FAILED")
+    page.get_by_label("Start of the name").fill("turned-0")
+    page.get_by_role("button", name="Older jobs").click()
+    expect(link).to_have_attribute("href", f"/jobs/{ids[0]}")
+    expect(page).to_have_url(re.compile(r"name_prefix=turned-0&status=SUCCEEDED&status=FAILED$"))
+    assert [path for path in reads if "cursor" in path or path == "cluster"] == []
+
+
+def test_a_row_keeps_the_focus_while_the_list_is_read_again(page, running):
+    page.goto("/")
+    link = page.locator(f'#rows a[href="/jobs/{running}"]')
+    link.focus()
+    for _ in range(3):
+        page.wait_for_event("requestfinished", lambda request: "/api/v1/jobs?" in request.url)
+    expect(page.locator("#rows tr", has=link)).to_be_visible()
+    expect(link).to_be_focused()
 
 
 def test_pages_say_what_a_job_waits_for_and_what_would_help(page, service):
@@ -250,8 +282,10 @@ def test_the_cluster_page_says_what_nodes_were_requested(page, service, monkeypa
 
 def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     node = "/api/v1/nodes/10.0.0.2"
-    asked = []
-    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    reads = []
+    page.on("request", lambda request: reads.append(request.url.partition("/api/v1/")[2]))
+    # The page's clock stands still until the test moves it on.
+    page.add_init_script("performance.now = () => window.clockMs ?? 0")
     page.goto("/cluster")
     expect(page.locator("#nodes tr")).to_have_count(2)
     service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
@@ -260,8 +294,12 @@ def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     expect(row).to_contain_text("new GPUs; run 'accordion node restore 10.0.0.2' to use it again")
     service.client.post(f"{node}/restore").raise_for_status()
     expect(row).to_contain_text("Alive")
+    while reads.count("cluster") < 3:
+        page.wait_for_event("request")
     # The service explains every waiting job for each request of the queue.
-    assert 0 < asked.count("queue") < asked.count("cluster")
+    assert reads.count("queue") == 1
+    with page.expect_request("**/api/v1/queue"):
+        page.evaluate("window.clockMs = 10000")
 
 
 @pytest.mark.parametrize("path", ["/", "/audit", "/cluster", "/jobs/{job}"])

@@ -35,10 +35,5 @@ def test_the_newest_may_be_the_best_as_well() -> None:
     assert find_kept(rows, keep=1, mode="min") == kept("g1-s20", best="g1-s20")
 
 
-def test_a_checkpoint_from_which_training_did_not_go_on_is_not_kept() -> None:
-    rows = saved((1, 10, 0.5), (1, 30, 0.1), (2, 20, 0.4))
-    assert find_kept(rows, keep=2, mode="min") == kept("g2-s20", "g1-s10", best="g2-s20")
-
-
 def test_a_job_without_checkpoints_keeps_none() -> None:
     assert find_kept([], keep=2, mode="min") == KeptCheckpoints()

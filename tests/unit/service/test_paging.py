@@ -77,6 +77,23 @@ def test_a_list_is_printed_as_one_json_document(
     assert printed == json.dumps(document, indent=2) + "\n"
 
 
+def test_a_list_that_breaks_off_is_a_whole_document_with_the_cursor_of_the_missing_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    numbers = Numbers(PAGE_ITEMS + 1)
+
+    def read_first_page(size: int, cursor: int | None) -> NumberPage:
+        if cursor is not None:
+            raise ConnectionError(f"{size} after {cursor}")
+        return numbers.read_page(size, cursor)
+
+    with pytest.raises(ConnectionError):
+        print_json_list(PagedItems(read_first_page, limit=0, cursor=None))
+    document = json.loads(capsys.readouterr().out)
+    assert [item["value"] for item in document["items"]] == list(range(PAGE_ITEMS))
+    assert document["next_cursor"] == PAGE_ITEMS
+
+
 def test_a_list_that_is_refused_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(size: int, cursor: object) -> NumberPage:
         raise ConnectionError(f"{size} after {cursor}")

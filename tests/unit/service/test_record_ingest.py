@@ -78,6 +78,10 @@ def decision(epoch: int, step: int) -> DecisionRecord:
     )
 
 
+def checkpoint(step: int) -> CheckpointRecord:
+    return CHECKPOINT.model_copy(update={"name": f"step-{step}", "step": step})
+
+
 def progress(attempt: int, generation: int, time: float = 9.0, **more: Any) -> Progress:
     whole = {
         "epoch": 0,
@@ -135,14 +139,19 @@ class Row:
     def report(
         self, *payloads: Payload, attempt: int = 2, generation: int = 5, time: float = 1.0
     ) -> None:
-        records = []
-        for payload in payloads:
-            self._seq += 1
-            record = Record(
-                attempt=attempt, generation=generation, seq=self._seq, time=time, payload=payload
-            )
-            records.append(record)
+        records = [
+            self.record(payload, attempt=attempt, generation=generation, time=time)
+            for payload in payloads
+        ]
         self.take(Drained(records=tuple(records)))
+
+    def record(
+        self, payload: Payload, *, attempt: int = 2, generation: int = 5, time: float = 1.0
+    ) -> Record:
+        self._seq += 1
+        return Record(
+            attempt=attempt, generation=generation, seq=self._seq, time=time, payload=payload
+        )
 
     def take(self, drained: Drained) -> None:
         with self._database.write() as session:
@@ -327,6 +336,22 @@ def test_work_that_is_repeated_leaves_the_history_and_that_before_it_stays(row: 
     row.report(started("recovery", epoch=1, step=9), generation=7)
     assert [kept.epoch for kept in row.repository.epochs(row.id)] == [0]
     assert [kept.step for kept in row.repository.decisions(row.id)] == [0, 9]
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one-by-one", "at-once"])
+def test_checkpoints_after_the_one_that_a_group_resumed_from_are_no_longer_listed(
+    row: Row, *, at_once: bool
+) -> None:
+    # The one at step 30 cannot be read; the next group passes it without saving one before it.
+    reports = [
+        (5, checkpoint(10), checkpoint(30)),
+        (6, started("recovery", epoch=1, step=10), checkpoint(40)),
+    ]
+    records = [row.record(one, generation=group) for group, *rest in reports for one in rest]
+    for part in [records] if at_once else [[one] for one in records]:
+        row.take(Drained(records=tuple(part)))
+    assert [kept.step for kept in row.repository.checkpoints(row.id)] == [10, 40]
+    assert [event.data["step"] for event in row.events("checkpoint")] == [10, 30, 40]
 
 
 def test_a_group_keeps_what_it_reported_itself(row: Row) -> None:

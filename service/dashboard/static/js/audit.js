@@ -1,23 +1,25 @@
 // The audit log: who changed what.
 import { get } from "./api.js";
-import { cell, element, fill, moment } from "./format.js";
-import { followPages } from "./paging.js";
+import { cell, element, moment } from "./format.js";
+import { fillRows, followPages } from "./paging.js";
 
-const REFRESH_MS = 5000;
+const REFRESH_MS = 10000;
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
 
-const text = (value) => (value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
+const text = (value) => (value === null ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function told(name, before, after) {
   if (!(name in after)) return `${name}: was ${text(before[name])}`;
   return name in before ? `${name}: ${text(before[name])} → ${text(after[name])}` : `${name}: ${text(after[name])}`;
 }
 
+const stored = (value) => JSON.stringify(value ?? null);
+
 // Values that the change set, ended or replaced; those that it left as they were are not shown.
 function changes(entry) {
   const [before, after] = [entry.before ?? {}, entry.after ?? {}];
-  const names = Object.keys({ ...before, ...after }).filter((name) => text(before[name] ?? null) !== text(after[name] ?? null));
+  const names = Object.keys({ ...before, ...after }).filter((name) => stored(before[name]) !== stored(after[name]));
   return names.length ? names.map((name) => element("div", {}, told(name, before, after))) : ["–"];
 }
 
@@ -28,7 +30,7 @@ function subject({ action, subject: id }) {
   return place ? element("a", { href: place(encodeURIComponent(id)) }, id) : id;
 }
 
-const row = (entry) => element("tr", {},
+const row = (entry) => element("tr", { "data-key": entry.id },
   cell("small when", moment(entry.time)),
   cell("name", entry.user),
   cell("", entry.action),
@@ -38,7 +40,7 @@ const row = (entry) => element("tr", {},
   element("td", { className: "mono broken", "data-label": "Request" }, entry.request_id));
 
 function draw({ page }) {
-  fill(at("rows"), ...page.items.map(row));
+  fillRows(page.items.map(row));
   at("none").hidden = page.items.length > 0;
 }
 

@@ -77,7 +77,8 @@ export const isHeld = (status) => STATUSES[status]?.phase === "held";
 
 export const hasEnded = (status) => STATUSES[status]?.phase === "ended";
 
-export const UNFINISHED = Object.keys(STATUSES).filter((status) => !hasEnded(status));
+// Statuses of jobs that may have workers.
+export const UNHELD = Object.keys(STATUSES).filter((status) => !hasEnded(status) && !isHeld(status));
 
 export const barTone = (status) => (hasEnded(status) ? tone(status) : "");
 

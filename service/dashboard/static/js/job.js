@@ -184,7 +184,7 @@ const load = {
     const before = seen.job;
     seen.job = await get(PATH);
     soon(showHead);
-    if (seen.job.status !== before?.status || seen.job.message !== before.message) again("wait");
+    if (["status", "reason", "message"].some((name) => seen.job[name] !== before?.[name])) again("wait");
   },
   wait: loadWait,
   attempts: async () => { showAttempts((await get(`${PATH}/attempts`)).items); },
@@ -236,11 +236,11 @@ function soonWhy() {
   waiting ??= setTimeout(() => { waiting = undefined; askedAt = performance.now(); again("why"); }, Math.max(0, askedAt + WHY_MS - performance.now()));
 }
 
-// The queue is read only while the job waits in it and people look.
+// The queue is read only while the job waits in it, which one that starts later does not, and people look.
 let queueTimer;
 async function loadWait() {
   clearTimeout(queueTimer);
-  if (seen.job?.status !== "QUEUED") { showWait(undefined, {}); return; }
+  if (seen.job?.status !== "QUEUED" || seen.job.reason === "SCHEDULED") { showWait(undefined, {}); return; }
   if (!document.hidden) {
     const queue = await readQueue();
     showWait(queue.items.find(({ id }) => id === ID), queue);

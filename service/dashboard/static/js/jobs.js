@@ -1,6 +1,6 @@
 import { get } from "./api.js";
 import { ago, barTone, cell, counted, duration, element, epochsDone, fill, hasEnded, isActive, isGuest, labelled, number, otherUser, quality, statusPill, tile, times, usedByOthers, words } from "./format.js";
-import { followPages } from "./paging.js";
+import { fillRows, followPages } from "./paging.js";
 
 const REFRESH_MS = 1500;
 const PAGE_SIZE = 50;
@@ -9,7 +9,7 @@ const at = (id) => document.getElementById(id);
 function row(job) {
   const progress = job.progress;
   const saved = progress ? times(progress.bytes.payload, progress.bytes.dense) : "–";
-  return element("tr", {},
+  return element("tr", { "data-key": job.id },
     cell("name", element("a", { href: `/jobs/${job.id}` }, job.name), element("div", { className: "quiet small" }, about(job))),
     cell("", statusPill(job.status, job.message), element("div", { className: "quiet small" }, words(job.reason))),
     cell("bar", ...bar(job)),
@@ -49,14 +49,15 @@ function tiles(jobs, cluster) {
   ];
 }
 
+// The tiles, for which the cluster is read, are shown only above the whole list.
 async function load(query) {
-  const [page, cluster] = await Promise.all([get(`/jobs?limit=${PAGE_SIZE}&${query}`), get("/cluster")]);
+  const [page, cluster] = await Promise.all([get(`/jobs?limit=${PAGE_SIZE}&${query}`), query === "" ? get("/cluster") : null]);
   return { page, cluster };
 }
 
 function draw({ page, cluster }, isPart) {
   const isEmpty = page.items.length === 0;
-  fill(at("rows"), ...page.items.map(row));
+  fillRows(page.items.map(row));
   at("empty").hidden = isPart || !isEmpty;
   at("none").hidden = !isPart || !isEmpty;
   at("tiles").hidden = isPart;

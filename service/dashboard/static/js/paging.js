@@ -2,6 +2,8 @@
 import { showLive, updateEvery } from "./api.js";
 import { fill } from "./format.js";
 
+// A part of a list is read less often than the whole list: it is looked at for longer, and changes less.
+const PART_MS = 10000;
 // Statuses of a request that is refused again if it is repeated.
 const REFUSALS = [403, 422];
 const at = (id) => document.getElementById(id);
@@ -21,7 +23,12 @@ function asked() {
 
 function fillFields() {
   const params = asked();
-  for (const field of fields()) field.value = params.getAll(field.name).join(", ");
+  for (const field of fields()) {
+    const value = params.getAll(field.name).join(", ");
+    const isListed = field.tagName !== "SELECT" || [...field.options].some((option) => option.value === value);
+    if (!isListed) field.add(new Option(value, value));
+    field.value = value;
+  }
 }
 
 // Cursors of the newer pages, the newest first; "" is the first page.
@@ -30,15 +37,32 @@ const trail = () => history.state?.trail ?? [];
 function refuse(text) {
   at("refused").hidden = text === "";
   at("refused").textContent = text;
+  if (text) at("none").hidden = true;
+}
+
+// Replaces only the cells that differ, so that focus and selection stay in the others. Each row has the key of its item.
+export function fillRows(rows) {
+  const known = new Map([...at("rows").children].map((row) => [row.dataset.key, row]));
+  const shown = rows.map((row) => renew(known.get(row.dataset.key), row));
+  for (const row of known.values()) if (!shown.includes(row)) row.remove();
+  shown.forEach((row, place) => { if (at("rows").children[place] !== row) at("rows").insertBefore(row, at("rows").children[place] ?? null); });
+}
+
+function renew(old, row) {
+  if (!old) return row;
+  [...row.children].forEach((cell, place) => { if (!old.children[place].isEqualNode(cell)) old.children[place].replaceWith(cell); });
+  return old;
 }
 
 // Shows the page of the list that the address asks for, now and every `ms` milliseconds: `load(query)` returns its items in `page`, `draw` shows them.
 export function followPages(ms, { load, draw }) {
   let next = null;
+  let readAt = -PART_MS;
 
   async function update() {
     const params = asked();
     const query = params.toString();
+    readAt = -PART_MS;
     const isCurrent = () => asked().toString() === query;
     try {
       const answer = await load(query);
@@ -53,11 +77,21 @@ export function followPages(ms, { load, draw }) {
       next = null;
       fill(at("rows"));
     }
+    readAt = performance.now();
     at("older").hidden = next === null;
     at("newer").hidden = !params.has("cursor");
   }
 
-  const show = () => update().then(() => showLive("live"), () => showLive("lost"));
+  // Until the page has come, there is no other one to go on to.
+  function show() {
+    next = null;
+    at("older").hidden = at("newer").hidden = true;
+    update().then(() => showLive("live"), () => showLive("lost"));
+  }
+
+  async function poll() {
+    if (asked().toString() === "" || performance.now() >= readAt + PART_MS) await update();
+  }
 
   function go(how, params, newer) {
     const search = params.toString();
@@ -70,7 +104,7 @@ export function followPages(ms, { load, draw }) {
     if (cursor) params.set("cursor", cursor);
     else params.delete("cursor");
     go("pushState", params, newer);
-    at("list-title").scrollIntoView();
+    at("list-title").focus();
   }
 
   const filter = () => go("replaceState", chosen(), []);
@@ -80,5 +114,5 @@ export function followPages(ms, { load, draw }) {
   at("newer").addEventListener("click", () => turn(trail().at(-1), trail().slice(0, -1)));
   addEventListener("popstate", () => { fillFields(); show(); });
   fillFields();
-  updateEvery(ms, update);
+  updateEvery(ms, poll);
 }

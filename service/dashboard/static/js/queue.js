@@ -1,6 +1,6 @@
 // The queue: which jobs a waiting job waits for, and what would help.
 import { get } from "./api.js";
-import { element, fill, UNFINISHED } from "./format.js";
+import { element, fill, UNHELD } from "./format.js";
 
 // The service explains every waiting job for each request, so it is asked less often than for the rest.
 export const QUEUE_MS = 10000;
@@ -8,13 +8,17 @@ const SHOWN_JOBS = 3;
 const SHOWN_ID = 13;
 const at = (id) => document.getElementById(id);
 
-// Names of unfinished jobs by ID, as far as the viewer may see them.
+// Names of jobs by ID; null for those that the viewer may not see, so that the service is not asked for them again.
+const nameById = new Map();
+
 async function readNames(items) {
-  const names = new Map(items.filter((entry) => entry.name !== null).map((entry) => [entry.id, entry.name]));
-  if (items.every((entry) => entry.waits_for.every((id) => names.has(id)))) return names;
-  const { items: jobs } = await get(`/jobs?limit=200&${UNFINISHED.map((status) => `status=${status}`).join("&")}`);
-  for (const job of jobs) names.set(job.id, job.name);
-  return names;
+  for (const { id, name } of items) nameById.set(id, name);
+  const unknown = items.flatMap((entry) => entry.waits_for).filter((id) => !nameById.has(id));
+  if (unknown.length === 0) return nameById;
+  const { items: jobs } = await get(`/jobs?limit=200&${UNHELD.map((status) => `status=${status}`).join("&")}`);
+  for (const { id, name } of jobs) nameById.set(id, name);
+  for (const id of unknown) nameById.set(id, nameById.get(id) ?? null);
+  return nameById;
 }
 
 export async function readQueue() {
@@ -22,7 +26,7 @@ export async function readQueue() {
   return { items, names: await readNames(items) };
 }
 
-const named = (id, names) => (names.has(id) ? element("a", { href: `/jobs/${id}` }, names.get(id)) : element("span", { className: "mono", title: id }, id.slice(0, SHOWN_ID)));
+const named = (id, names) => (names.get(id) ? element("a", { href: `/jobs/${id}` }, names.get(id)) : element("span", { className: "mono", title: id }, id.slice(0, SHOWN_ID)));
 
 // Links to the jobs that an entry waits for; more than a few are counted.
 export function waitsFor({ waits_for: ids }, names) {

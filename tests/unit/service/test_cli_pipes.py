@@ -1,0 +1,43 @@
+"""Commands whose pipes break."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import pytest
+import typer
+
+from service.commands import cli_app
+
+
+@pytest.fixture
+def accordion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command line whose only command meets a broken pipe after it has written a line."""
+    commands = typer.Typer()
+
+    @commands.command(cls=cli_app._Command)
+    def write() -> None:
+        sys.stdout.write("a line\n")
+        raise BrokenPipeError(errno.EPIPE, "the database is gone")
+
+    monkeypatch.setattr(cli_app, "app", commands)
+
+
+@pytest.mark.usefixtures("accordion")
+def test_a_reader_of_the_output_may_leave_early(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli_app.run_command([]) == cli_app.DONE
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("accordion")
+def test_the_end_of_another_connection_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_app.run_command([]) == cli_app.FAILED
+    assert "the database is gone" in capsys.readouterr().err
