@@ -16,8 +16,8 @@ from service.store.models import (
     DecisionRow,
     EpochRow,
     EventRow,
-    LogChunkRow,
     JobRow,
+    LogChunkRow,
     OverrideRow,
 )
 from service.store.stored_documents import stored_labels

@@ -179,7 +179,7 @@ def test_a_step_is_timed_only_where_its_number_of_steps_is_known() -> None:
     assert (second.step_s, second.step_s_by_phase) == (None, {})
     assert (first.reached_epoch, first.reached_s) == (100, None)
     shown = cells(tabulate_figures(compare(guest, alone, reaches=0.5)))
-    assert shown["time per step"] == ["87.0 ms", "-"]
+    assert shown["time per step"] == ["87 ms", "-"]
     assert shown["accuracy reaches 0.5"][0] == "in epoch 100"
 
 

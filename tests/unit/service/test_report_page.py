@@ -308,7 +308,6 @@ def test_the_result_has_metric_time_and_bytes() -> None:
 
 def test_the_result_is_the_newest_evaluation_though_later_epochs_have_none() -> None:
     epochs = [make_epoch(n, metrics={"accuracy": 0.1 * n} if n == 5 else {}) for n in range(9)]
-    epochs[8] = make_epoch(8, metrics={"accuracy": float("nan")})
     figure = list_figures(make_source(9, epochs=epochs))[0]
     assert (figure.label, figure.value) == ("Final accuracy", "50.0 %")
     assert figure.note == "in epoch 5; best (largest): 50.0 % in epoch 5"
