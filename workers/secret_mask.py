@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
-Message = TypeVar("Message", bound=BaseModel)
+Message = TypeVar("Message", bound="BaseModel")
 
 MASK = "***"
 MIN_LENGTH = 6

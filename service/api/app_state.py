@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, WouldBlock
 
 from service.api.feeds import FeedHub
 from service.errors import Unavailable
@@ -34,6 +34,8 @@ and its optimizer.
 """
 MAX_WAITING_EXPORTS = 4
 """Maximum number of exports that wait for another one; more are refused."""
+MAX_WAITING_REPORTS = 8
+"""Maximum number of reports that wait while one is built; more are refused."""
 _SLOT_WAIT_S = 10.0
 """Maximum wait for a write slot. A write takes milliseconds, so hundreds finish in this time."""
 
@@ -96,6 +98,28 @@ class AppState:
         default_factory=lambda: CapacityLimiter(NUM_MODEL_EXPORTS + MAX_WAITING_EXPORTS)
     )
     """Places of the exports that run or wait."""
+    report_builds: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    report_places: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(1 + MAX_WAITING_REPORTS)
+    )
+    """Places of the reports that are built or wait."""
     upload_checks: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS)
     )
+
+
+@contextmanager
+def hold_place(places: CapacityLimiter, refusal: str) -> Iterator[None]:
+    """Hold one place inside the block.
+
+    Raises:
+        Unavailable: all are taken; the message is `refusal`.
+    """
+    try:
+        places.acquire_nowait()
+    except WouldBlock:
+        raise Unavailable(refusal) from None
+    try:
+        yield
+    finally:
+        places.release()

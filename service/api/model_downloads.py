@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +11,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from service.api.app_state import MAX_WAITING_EXPORTS, AppState
+from service.api.app_state import MAX_WAITING_EXPORTS, AppState, hold_place
 from service.api.callers import require_scope
 from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import describe_problems
@@ -72,7 +70,8 @@ async def get_model(
     # The process reads files that jobs wrote, so it gets no setting of the service.
     environment = inherit_environment(lambda name: not name.startswith("ACCORDION_"))
     export = partial(export_model_file, request, environment)
-    with _hold_place(state):
+    refusal = f"one model is being exported and {MAX_WAITING_EXPORTS} wait; try again in a minute"
+    with hold_place(state.export_places, refusal):
         model = await anyio.to_thread.run_sync(export, limiter=state.model_exports)
     return StreamingResponse(
         model.read_chunks(),
@@ -83,25 +82,6 @@ async def get_model(
             "Content-Disposition": f"attachment; filename={name_file(job.name, '.safetensors')}",
         },
     )
-
-
-@contextmanager
-def _hold_place(state: AppState) -> Iterator[None]:
-    """Hold one of the places of exports inside the block.
-
-    Raises:
-        Unavailable: all are taken.
-    """
-    try:
-        state.export_places.acquire_nowait()
-    except anyio.WouldBlock:
-        raise Unavailable(
-            f"one model is being exported and {MAX_WAITING_EXPORTS} wait; try again in a minute"
-        ) from None
-    try:
-        yield
-    finally:
-        state.export_places.release()
 
 
 def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import httpx2
 
 DOWNLOAD_TIMEOUT_S = 660.0
 """Timeout of the first byte of a model, which the service exports first."""
+REPORT_TIMEOUT_S = 120.0
+"""Timeout of the first byte of a report, which may wait for others to be built."""
 
 
 async def download_file(opening: AbstractAsyncContextManager[httpx2.Response], file: Path) -> str:

@@ -20,7 +20,7 @@ from service.api.schemas import (
     ScheduleView,
 )
 from service.api.why_schemas import WhyView
-from service.client.file_download import DOWNLOAD_TIMEOUT_S, download_file
+from service.client.file_download import DOWNLOAD_TIMEOUT_S, REPORT_TIMEOUT_S, download_file
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.client.stream import LogChunk, Stream, follow_stream
@@ -114,7 +114,7 @@ class HistoryRequests(RequestSender):
     @shared_method
     async def download_report(self, job_id: str, file: Path) -> None:
         """Write the report of the job, one HTML page, to a file."""
-        await download_file(self._open(f"/jobs/{job_id}/report"), file)
+        await download_file(self._open(f"/jobs/{job_id}/report", timeout=REPORT_TIMEOUT_S), file)
 
     @shared_method
     async def schedule(self, job_id: str) -> ScheduleView:

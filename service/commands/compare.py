@@ -20,6 +20,7 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.comparison import (
+    ComparedEpoch,
     ComparedHistory,
     ComparedJob,
     Comparison,
@@ -34,6 +35,7 @@ from service.commands.format import (
     format_milliseconds,
     format_number,
 )
+from service.domain.metric_goals import name_direction
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 """Epochs in a request, the most that the service returns at once."""
+_MIN_PREFIX = 8
+"""Fewest characters of an id beside a name."""
 JobsArgument = Annotated[
     list[str],
     typer.Argument(
@@ -97,20 +101,34 @@ def compare(
         out.print("The specs differ only in the name.")
 
 
-def _read_epochs(client: Client, job_id: str) -> list[EpochView]:
+def _read_epochs(client: Client, job_id: str) -> list[ComparedEpoch]:
     page = client.epochs(job_id, limit=_PAGE)
-    epochs = page.items
+    epochs = [keep_compared(row) for row in page.items]
     while page.next_cursor is not None:
         page = client.epochs(job_id, limit=_PAGE, cursor=page.next_cursor)
-        epochs += page.items
+        epochs += [keep_compared(row) for row in page.items]
     return epochs
+
+
+def keep_compared(row: EpochView) -> ComparedEpoch:
+    """Return the part of an epoch that is compared."""
+    return ComparedEpoch(
+        epoch=row.epoch,
+        step=row.step,
+        world_size=row.world_size,
+        loss=row.loss,
+        metrics=row.metrics,
+        seconds_by_phase=row.seconds_by_phase,
+        sent_bytes=row.bytes.payload,
+        dense_bytes=row.bytes.dense,
+    )
 
 
 def tabulate_figures(compared: Comparison) -> Table:
     """Build the table of figures, one column for each job."""
     table = create_table("", *_title_jobs(compared.jobs))
     for label, cells in _list_rows(compared):
-        table.add_row(label, *cells)
+        table.add_row(_make_printable(label), *cells)
     return table
 
 
@@ -118,16 +136,26 @@ def tabulate_specs(compared: Comparison) -> Table:
     """Build the table of what differs in the specs, one column for each job."""
     table = create_table("SPEC", *_title_jobs(compared.jobs))
     for place, values in compared.spec.items():
-        table.add_row(place, *map(_format_value, values))
+        table.add_row(_make_printable(place), *map(_format_value, values))
     return table
 
 
 def _title_jobs(jobs: Sequence[ComparedJob]) -> list[str]:
     """Return the names of jobs, with the beginning of the id where a name is not enough."""
-    names = [job.name for job in jobs]
+    names = [_make_printable(job.name) for job in jobs]
+    length = _find_unique_length([job.id for job in jobs])
     return [
-        job.name if names.count(job.name) == 1 else f"{job.name} ({job.id[:13]})" for job in jobs
+        name if names.count(name) == 1 else f"{name} ({job.id[:length]})"
+        for name, job in zip(names, jobs, strict=True)
     ]
+
+
+def _find_unique_length(ids: Sequence[str]) -> int:
+    """Return the length, at least `_MIN_PREFIX`, of the shortest prefixes that differ."""
+    lengths = range(_MIN_PREFIX, max(map(len, ids)))
+    return next(
+        (n for n in lengths if len({id_[:n] for id_ in ids}) == len(ids)), max(map(len, ids))
+    )
 
 
 def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
@@ -138,9 +166,10 @@ def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
         ("steps", [str(job.steps) for job in jobs]),
     ]
     if metric is not None:
+        direction = name_direction(smaller=bool(compared.smaller_is_better))
         rows += [
             (f"final {metric}", [format_metric(metric, job.final) for job in jobs]),
-            (f"best {metric}", [_format_best(metric, job) for job in jobs]),
+            (f"best {metric} ({direction})", [_format_best(metric, job) for job in jobs]),
         ]
         if compared.reaches is not None:
             goal = f"{metric} reaches {compared.reaches:g}"
@@ -148,7 +177,7 @@ def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
     rows += [
         ("training loss", [format_number(job.loss) for job in jobs]),
         ("duration", [format_duration(job.duration_s) for job in jobs]),
-        ("time per step", [format_milliseconds(job.step_s) for job in jobs]),
+        ("time per step", [_format_seconds(job.step_s) for job in jobs]),
         *_list_phases(jobs),
         ("bytes sent", [format_bytes(job.sent_bytes) for job in jobs]),
         ("uncompressed", [format_bytes(job.dense_bytes) for job in jobs]),
@@ -161,12 +190,12 @@ def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
 def _list_phases(jobs: Sequence[ComparedJob]) -> list[tuple[str, list[str]]]:
     names = dict.fromkeys(name for job in jobs for name in job.step_s_by_phase)
     return [
-        (f"  {name}", [_format_phase(job.step_s_by_phase.get(name)) for job in jobs])
+        (f"  {name}", [_format_seconds(job.step_s_by_phase.get(name)) for job in jobs])
         for name in names
     ]
 
 
-def _format_phase(seconds: float | None) -> str:
+def _format_seconds(seconds: float | None) -> str:
     return format_milliseconds(seconds) if seconds else "-"
 
 
@@ -179,16 +208,25 @@ def _format_best(metric: str, job: ComparedJob) -> str:
 def _format_reached(job: ComparedJob) -> str:
     if job.reached_epoch is None:
         return "not reached"
-    return f"in epoch {job.reached_epoch}, after {format_duration(job.reached_s)} of training"
+    after = f", after {format_duration(job.reached_s)} of training"
+    return f"in epoch {job.reached_epoch}{'' if job.reached_s is None else after}"
 
 
 def _format_workers(job: ComparedJob) -> str:
-    if job.min_workers == job.max_workers:
-        return str(job.min_workers)
-    return f"{job.min_workers} to {job.max_workers}"
+    if job.fewest_workers == job.most_workers:
+        return str(job.fewest_workers)
+    return f"{job.fewest_workers} to {job.most_workers}"
 
 
 def _format_value(value: Any) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else json_format.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return _make_printable(value)
+    text = json_format.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json_format.dumps(value)
+
+
+def _make_printable(text: str) -> str:
+    """Return a text as it is, or as JSON if it has characters that could control the terminal."""
+    return text if text.isprintable() else json_format.dumps(text)

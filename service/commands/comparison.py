@@ -8,19 +8,42 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from service.domain.jobs import Kind
 from service.domain.metric_goals import (
     MetricValue,
     choose_main_metric,
     find_best,
     find_reached,
+    get_objective_mode,
     is_smaller_better,
     list_values,
 )
 
 if TYPE_CHECKING:
-    from service.api.schemas import EpochView, JobView
+    from service.api.schemas import JobView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedEpoch:
+    """What a comparison needs of a finished epoch: a part that does not grow with the layers."""
+
+    epoch: int
+    step: int
+    """Optimizer steps of the job at the end of the epoch."""
+    world_size: int
+    """Number of workers at the end of the epoch."""
+    loss: float | None
+    """Mean training loss."""
+    metrics: Mapping[str, float]
+    seconds_by_phase: Mapping[str, float]
+    """Seconds of training on rank 0."""
+    sent_bytes: int
+    """Bytes that one worker sent."""
+    dense_bytes: int
+    """Bytes that it would have sent without compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +51,7 @@ class ComparedHistory:
     """A job and all of its finished epochs, oldest first."""
 
     job: JobView
-    epochs: Sequence[EpochView]
+    epochs: Sequence[ComparedEpoch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +76,24 @@ class ComparedJob:
     reached_epoch: int | None
     """First epoch with a value at least as good as the goal; None if none, or without a goal."""
     reached_s: float | None
-    """Seconds of training, on rank 0, until the end of that epoch."""
-    step_s: float
-    """Mean seconds of a step over all epochs; evaluation, checkpoints and decisions are spread over
-    the steps.
+    """Seconds of training, on rank 0, until the end of that epoch; None if an epoch before it is
+    missing.
+    """
+    step_s: float | None
+    """Mean seconds of a step over all epochs whose previous one is known; evaluation, checkpoints
+    and decisions are spread over the steps. None without such an epoch.
     """
     step_s_by_phase: Mapping[str, float]
-    """Parts of `step_s`."""
+    """Parts of `step_s`; empty if it is None."""
     sent_bytes: int
     """Bytes that one worker sent."""
     dense_bytes: int
     """Bytes that it would have sent without compression."""
     ratio: float | None
     """Bytes without compression divided by bytes sent."""
-    min_workers: int
+    fewest_workers: int
     """Fewest workers at the end of an epoch."""
-    max_workers: int
+    most_workers: int
     """Most workers at the end of an epoch."""
     duration_s: float | None
     """Seconds from the start of training to the end of the job, or until now."""
@@ -80,6 +105,10 @@ class Comparison:
 
     metric: str | None
     """Compared metric; None if no job was evaluated."""
+    smaller_is_better: bool | None
+    """Whether a smaller value of the metric is better: as an objective of the jobs says, otherwise
+    by the name of the metric; None if there is no metric.
+    """
     reaches: float | None
     """Value of the metric to reach; None if none was given."""
     jobs: Sequence[ComparedJob]
@@ -103,7 +132,8 @@ def compare_jobs(
     """Compare jobs that have finished epochs.
 
     Raises:
-        IncomparableError: a job is given twice or has no epochs, or no job has the metric.
+        IncomparableError: a job is given twice or has no epochs, no job has the metric, or the jobs
+            disagree on which value of it is better.
     """
     _check_jobs(histories)
     chosen = _choose_metric(histories, metric)
@@ -111,10 +141,15 @@ def compare_jobs(
         raise IncomparableError(
             "no epoch was evaluated, so no value can be reached; leave --reaches out"
         )
+    smaller = None if chosen is None else _decide_direction(chosen, histories)
     return Comparison(
         metric=chosen,
+        smaller_is_better=smaller,
         reaches=reaches,
-        jobs=[_compute_figures(one, chosen, reaches, now=now) for one in histories],
+        jobs=[
+            _compute_figures(one, _Goal(metric=chosen, smaller=bool(smaller), reaches=reaches), now)
+            for one in histories
+        ],
         spec=find_differences([one.job.spec for one in histories]),
     )
 
@@ -169,15 +204,35 @@ def _choose_metric(histories: Sequence[ComparedHistory], metric: str | None) -> 
     return choose_main_metric(common or known, histories[0].job.spec)
 
 
-def _compute_figures(
-    history: ComparedHistory, metric: str | None, reaches: float | None, *, now: datetime
-) -> ComparedJob:
-    job, epochs = history.job, history.epochs
+def _decide_direction(metric: str, histories: Sequence[ComparedHistory]) -> bool:
+    """Return whether a smaller value is better, for all jobs alike."""
+    found = {get_objective_mode(metric, one.job.spec): one.job for one in histories[::-1]}
+    if {"min", "max"} <= found.keys():
+        raise IncomparableError(
+            f"the objectives of jobs {found['min'].id} ({found['min'].name}) and {found['max'].id}"
+            f" ({found['max'].name}) say that a smaller and a larger {metric!r} is better; give"
+            " another metric, or leave one of them out"
+        )
+    return is_smaller_better(metric, next(filter(None, found), None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """What the jobs are judged by."""
+
+    metric: str | None
+    smaller: bool
+    reaches: float | None
+
+
+def _compute_figures(history: ComparedHistory, goal: _Goal, now: datetime) -> ComparedJob:
+    job, epochs, metric = history.job, history.epochs, goal.metric
     values = list_values(metric, ((row.epoch, row.metrics) for row in epochs)) if metric else []
-    smaller = metric is not None and is_smaller_better(metric, job.spec)
-    best = find_best(values, smaller=smaller)
-    reached = None if reaches is None else find_reached(values, reaches, smaller=smaller)
-    seconds, steps = _sum_phases(epochs), max(1, epochs[-1].step)
+    best = find_best(values, smaller=goal.smaller)
+    reached = None
+    if goal.reaches is not None:
+        reached = find_reached(values, goal.reaches, smaller=goal.smaller)
+    step_s_by_phase = _compute_step_s(history)
     sent, dense = _sum_bytes(history)
     return ComparedJob(
         id=job.id,
@@ -191,22 +246,35 @@ def _compute_figures(
         best_epoch=best.epoch if best else None,
         reached_epoch=reached.epoch if reached else None,
         reached_s=_compute_training_s(epochs, reached),
-        step_s=sum(seconds.values()) / steps,
-        step_s_by_phase={name: value / steps for name, value in seconds.items()},
+        step_s=sum(step_s_by_phase.values()) if step_s_by_phase else None,
+        step_s_by_phase=step_s_by_phase,
         sent_bytes=sent,
         dense_bytes=dense,
         ratio=dense / sent if sent else None,
-        min_workers=min(row.world_size for row in epochs),
-        max_workers=max(row.world_size for row in epochs),
+        fewest_workers=min(row.world_size for row in epochs),
+        most_workers=max(row.world_size for row in epochs),
         duration_s=_compute_duration_s(job, now),
     )
 
 
-def _sum_phases(epochs: Sequence[EpochView]) -> Counter[str]:
+def _compute_step_s(history: ComparedHistory) -> dict[str, float]:
+    """Return mean seconds of a step by phase, over the epochs whose number of steps is known: those
+    that follow another one, and the first epoch of a job, whose steps are counted from 0. A script
+    may count on from an earlier run.
+    """
+    epochs = history.epochs
+    pairs = [(before.step, row) for before, row in pairwise(epochs) if _follows(before, row)]
+    if history.job.kind is Kind.JOB and epochs[0].epoch == 0:
+        pairs.insert(0, (0, epochs[0]))
     seconds: Counter[str] = Counter()
-    for row in epochs:
+    for _, row in pairs:
         seconds.update(row.seconds_by_phase)
-    return seconds
+    steps = sum(row.step - begin for begin, row in pairs)
+    return {name: value / steps for name, value in seconds.items()} if steps > 0 else {}
+
+
+def _follows(before: ComparedEpoch, row: ComparedEpoch) -> bool:
+    return row.epoch == before.epoch + 1
 
 
 def _sum_bytes(history: ComparedHistory) -> tuple[int, int]:
@@ -217,15 +285,19 @@ def _sum_bytes(history: ComparedHistory) -> tuple[int, int]:
     if progress is not None and progress.bytes.payload:
         return progress.bytes.payload, progress.bytes.dense
     return (
-        sum(row.bytes.payload for row in history.epochs),
-        sum(row.bytes.dense for row in history.epochs),
+        sum(row.sent_bytes for row in history.epochs),
+        sum(row.dense_bytes for row in history.epochs),
     )
 
 
-def _compute_training_s(epochs: Sequence[EpochView], reached: MetricValue | None) -> float | None:
+def _compute_training_s(
+    epochs: Sequence[ComparedEpoch], reached: MetricValue | None
+) -> float | None:
     if reached is None:
         return None
-    rows = (row for row in epochs if row.epoch <= reached.epoch)
+    rows = [row for row in epochs if row.epoch <= reached.epoch]
+    if len(rows) <= reached.epoch:  # epochs are counted from 0
+        return None
     return sum(sum(row.seconds_by_phase.values()) for row in rows)
 
 

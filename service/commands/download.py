@@ -16,6 +16,7 @@ from service.commands.cli_support import (
 )
 from service.commands.completion import complete_checkpoint
 from service.commands.format import format_bytes
+from service.commands.output_file import choose_output_file
 from service.domain.file_names import name_file
 
 
@@ -43,21 +44,10 @@ def download(
 
     Load it with model.load_state_dict(safetensors.torch.load_file(FILE)).
     """
-    from service.errors import SettingsError
-
     with connect_client(url) as client:
         found = client.find(job)
-        file = to or Path(name_file(found.name, ".safetensors"))
-        if file.is_dir():
-            raise typer.BadParameter(f"{file} is a directory; give a file with --to")
-        if file.exists() and not force:
-            raise typer.BadParameter(f"{file} exists; give another file with --to, or --force")
-        try:
+        with choose_output_file(to, name_file(found.name, ".safetensors"), force=force) as file:
             name = client.download_model(found.id, file, checkpoint=checkpoint)
-        except OSError as error:
-            raise SettingsError(
-                f"{file} cannot be written ({error.strerror}); give another file with --to"
-            ) from error
     size = file.stat().st_size
     if json:
         print_json({"file": str(file), "bytes": size, "checkpoint": name})

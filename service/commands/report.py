@@ -16,15 +16,16 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.format import format_bytes
+from service.commands.output_file import choose_output_file
 from service.domain.file_names import name_file
 
 
 def report(
     job: JobArgument,
     *,
-    out: Annotated[
+    to: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="file to write (default: JOB.html)"),
+        typer.Option("--to", metavar="FILE", help="file to write (default: JOB.html)"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
     url: UrlOption = "",
@@ -33,21 +34,10 @@ def report(
     """Write the result of a job, its charts, overrides and decisions to one HTML page, which opens
     in a browser without the service.
     """
-    from service.errors import SettingsError
-
     with connect_client(url) as client:
         found = find_to_read(client, job)
-        file = out or Path(name_file(found.name, ".html"))
-        if file.is_dir():
-            raise typer.BadParameter(f"{file} is a directory; give a file with --out")
-        if file.exists() and not force:
-            raise typer.BadParameter(f"{file} exists; give another file with --out, or --force")
-        try:
+        with choose_output_file(to, name_file(found.name, ".html"), force=force) as file:
             client.download_report(found.id, file)
-        except OSError as error:
-            raise SettingsError(
-                f"{file} cannot be written ({error.strerror}); give another file with --out"
-            ) from error
     size = file.stat().st_size
     if json:
         print_json({"file": str(file), "bytes": size})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,10 @@ from service.domain.jobs import Kind
 from service.domain.metric_goals import (
     choose_main_metric,
     find_best,
+    get_objective_mode,
     is_smaller_better,
     list_values,
+    name_direction,
 )
 
 MAX_ROWS = 300
@@ -61,9 +64,15 @@ class ReportSource:
     num_decisions: int = 0
     """Number of decisions, also of those that are left out."""
     overrides: Sequence[OverrideView] = ()
+    num_overrides: int = 0
+    """Number of overrides, also of those that are left out."""
     attempts: Sequence[AttemptView] = ()
+    num_attempts: int = 0
+    """Number of attempts, also of those that are left out."""
     events: Sequence[Mapping[str, Any]] = ()
     """Events of the types in `REPORTED_EVENTS`, as JSON."""
+    num_events: int = 0
+    """Number of events of these types, also of those that are left out."""
     log_lines: Sequence[str] = ()
     """Newest lines of output, each with its source."""
     written_at: datetime
@@ -125,21 +134,40 @@ def _count_epochs(progress: ProgressView) -> str:
 
 def _list_results(source: ReportSource) -> list[Figure]:
     job, epochs = source.job, source.epochs
-    last = epochs[-1] if epochs else None
-    metrics = last.metrics if last else job.metrics
-    name = choose_main_metric(metrics, job.spec)
+    # Not every epoch is evaluated, and those with an evaluation may be left out.
+    rows = [(row.epoch, row.metrics) for row in epochs]
+    evaluated = [metrics for _, metrics in rows] + [job.metrics]
+    names = [name for metrics in evaluated for name in metrics if math.isfinite(metrics[name])]
+    name = choose_main_metric(names, job.spec)
     if name is None:
         return [Figure(label="Result", value="none", note="no epoch has been evaluated")]
+    result = _describe_metric(source, name)
+    if not epochs:
+        return [result]
+    return [result, Figure(label="Training loss", value=format_number(epochs[-1].loss))]
+
+
+def _describe_metric(source: ReportSource, name: str) -> Figure:
+    job, epochs = source.job, source.epochs
     values = list_values(name, ((row.epoch, row.metrics) for row in epochs))
-    best = find_best(values, smaller=is_smaller_better(name, job.spec))
-    shown = "" if len(epochs) == source.num_epochs else " of the epochs shown"
-    note = f"best{shown}: {format_metric(name, best.value)} in epoch {best.epoch}" if best else ""
-    when = "Final" if job.ended_at else "Newest"
-    value = format_metric(name, metrics[name])
-    figures = [Figure(label=f"{when} {name}", value=value, note=note)]
-    if last is not None:
-        figures.append(Figure(label="Training loss", value=format_number(last.loss)))
-    return figures
+    is_whole = len(epochs) == source.num_epochs
+    notes = []
+    if values and (is_whole or not math.isfinite(job.metrics.get(name, math.nan))):
+        newest = values[-1].value
+        if values[-1].epoch != epochs[-1].epoch:
+            notes.append(f"in epoch {values[-1].epoch}")
+    else:
+        newest = job.metrics[name]
+    smaller = is_smaller_better(name, get_objective_mode(name, job.spec))
+    best = find_best(values, smaller=smaller)
+    if best is not None:
+        shown = f"{'' if is_whole else ' of the epochs shown'} ({name_direction(smaller=smaller)})"
+        notes.append(f"best{shown}: {format_metric(name, best.value)} in epoch {best.epoch}")
+    return Figure(
+        label=f"{'Final' if job.ended_at else 'Newest'} {name}",
+        value=format_metric(name, newest),
+        note="; ".join(notes),
+    )
 
 
 def _describe_time(source: ReportSource) -> Figure:
@@ -174,10 +202,10 @@ def list_tables(source: ReportSource) -> list[ReportTable]:
     names = {one.id: name_override(one.number, one.requested_by) for one in source.overrides}
     tables = (
         _tabulate_parts(source.why),
-        _tabulate_overrides(source.overrides),
+        _tabulate_overrides(source),
         _tabulate_decisions(source, names),
-        _tabulate_changes(source.events),
-        _tabulate_attempts(source.attempts),
+        _tabulate_changes(source),
+        _tabulate_attempts(source),
         _tabulate_layers(source.schedule, names),
         _tabulate_epochs(source),
         _tabulate_phases(source),
@@ -212,7 +240,7 @@ def _tabulate_parts(why: WhyView) -> ReportTable:
     )
 
 
-def _tabulate_overrides(overrides: Sequence[OverrideView]) -> ReportTable:
+def _tabulate_overrides(source: ReportSource) -> ReportTable:
     def describe(row: OverrideView) -> tuple[str, ...]:
         end = "end" if row.until is None else str(row.until)
         return (
@@ -227,12 +255,13 @@ def _tabulate_overrides(overrides: Sequence[OverrideView]) -> ReportTable:
         )
 
     columns = ("No.", "Level", "Layers", "Epochs", "State", "By", "Reason", "Time")
+    rows = [describe(row) for row in source.overrides[-MAX_ROWS:]]
     return ReportTable(
         id="overrides",
         title="Overrides",
-        note="oldest first",
+        note=_count_shown(len(rows), source.num_overrides, "oldest first"),
         columns=columns,
-        rows=[describe(row) for row in overrides[-MAX_ROWS:]],
+        rows=rows,
     )
 
 
@@ -269,16 +298,18 @@ def _decided_by(overrides: Sequence[str], names: Mapping[str, str]) -> str:
     return ", ".join(["policy", *(named or ["override"])]) if overrides else "policy"
 
 
-def _tabulate_changes(events: Sequence[Mapping[str, Any]]) -> ReportTable:
+def _tabulate_changes(source: ReportSource) -> ReportTable:
+    rows = [
+        (_format_time(event["time"]), str(event["type"]), _describe_event(event))
+        for event in source.events[-MAX_ROWS:]
+    ]
+    about = "states of the job, and its workers; oldest first"
     return ReportTable(
         id="changes",
         title="Changes",
-        note="states of the job, and its workers; oldest first",
+        note=_count_shown(len(rows), source.num_events, about),
         columns=("Time", "What", "Details"),
-        rows=[
-            (_format_time(event["time"]), str(event["type"]), _describe_event(event))
-            for event in events[-MAX_ROWS:]
-        ],
+        rows=rows,
     )
 
 
@@ -290,11 +321,11 @@ def _describe_event(event: Mapping[str, Any]) -> str:
             return format_worker_event(data)
         message = data["message"]
         return f"{data['status']}{format_user(data)}{f': {message}' if message else ''}"
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return "an event that this version cannot read"
 
 
-def _tabulate_attempts(attempts: Sequence[AttemptView]) -> ReportTable:
+def _tabulate_attempts(source: ReportSource) -> ReportTable:
     def describe(row: AttemptView) -> tuple[str, ...]:
         cost = row.tally
         return (
@@ -307,11 +338,13 @@ def _tabulate_attempts(attempts: Sequence[AttemptView]) -> ReportTable:
         )
 
     columns = ("No.", "Workers", "Began", "Ended", "State", "Changes of workers")
+    rows = [describe(row) for row in source.attempts[-MAX_ROWS:]]
     return ReportTable(
         id="attempts",
         title="Attempts",
+        note=_count_shown(len(rows), source.num_attempts),
         columns=columns,
-        rows=[describe(row) for row in attempts[-MAX_ROWS:]],
+        rows=rows,
     )
 
 
@@ -370,7 +403,7 @@ def _tabulate_phases(source: ReportSource) -> ReportTable:
     return ReportTable(
         id="seconds",
         title="Seconds by phase",
-        note="rank 0",
+        note=_count_shown(len(source.epochs), source.num_epochs, "rank 0"),
         columns=("Epoch", *phases, "All"),
         rows=[
             (
@@ -383,8 +416,10 @@ def _tabulate_phases(source: ReportSource) -> ReportTable:
     )
 
 
-def _count_shown(shown: int, total: int) -> str:
-    return "" if shown >= total else f"{shown} of {total} are shown"
+def _count_shown(shown: int, total: int, about: str = "") -> str:
+    """Return the note of a table: what it is about, and how much is left out."""
+    left_out = "" if shown >= total else f"{shown} of {total} are shown"
+    return "; ".join(filter(None, [about, left_out]))
 
 
 def _format_time(time: datetime | str | None) -> str:

@@ -26,11 +26,11 @@ from service.dashboard.report_content import (
     list_levels,
     list_tables,
 )
+from service.dashboard.report_masking import mask_source
 from service.dashboard.router import CHARTS, Chart
 from service.dashboard.script_bundle import bundle_modules
 from service.domain.job_status import STATUS_TABLE
 from service.domain.jobs import Kind
-from service.domain.shareable_spec import hide_secrets
 from service.store.report_reads import ReportLimits
 
 REPORT_CHARTS = (
@@ -42,7 +42,7 @@ _MAX_EPOCHS = 200
 _MIN_EPOCHS = 20
 _MAX_CELLS = 60_000
 """Most pairs of epoch and layer, as long as `_MIN_EPOCHS` epochs fit: of a model with very many
-layers, fewer epochs are shown.
+layers, fewer epochs and decisions are shown.
 """
 _EPOCH_FIELDS = {
     "epoch",
@@ -85,8 +85,13 @@ _NO_SCRIPTS = _Scripts(html=b"</body>\n</html>\n", sources="'none'")
 
 def choose_limits(num_layers: int) -> ReportLimits:
     """Return how much of a history is read for a report of a job with so many layers."""
-    epochs = min(_MAX_EPOCHS, max(_MIN_EPOCHS, _MAX_CELLS // max(1, num_layers)))
-    return ReportLimits(epochs=epochs, items=MAX_ROWS)
+    fitting = max(_MIN_EPOCHS, _MAX_CELLS // max(1, num_layers))
+    return ReportLimits(
+        epochs=min(_MAX_EPOCHS, fitting),
+        # Half as many again, for those after the last epoch.
+        decisions=min(MAX_ROWS, fitting * 3 // 2),
+        items=MAX_ROWS,
+    )
 
 
 def build_report(source: ReportSource) -> ReportPage:
@@ -95,6 +100,7 @@ def build_report(source: ReportSource) -> ReportPage:
     Raises:
         SettingsError: plotly, which contains the chart code, is not installed.
     """
+    source = mask_source(source)
     job, charts = source.job, REPORT_CHARTS if source.epochs else ()
     scripts = _load_scripts() if charts else _NO_SCRIPTS
     policy = (
@@ -118,7 +124,7 @@ def build_report(source: ReportSource) -> ReportPage:
             levels=list_levels(job.spec),
             tables=list_tables(source),
             log_lines=source.log_lines,
-            spec=yaml.safe_dump(hide_secrets(job.spec), sort_keys=False, allow_unicode=True),
+            spec=yaml.safe_dump(job.spec, sort_keys=False, allow_unicode=True),
             num_shown=len(source.epochs),
             num_epochs=source.num_epochs,
             written_at=source.written_at,

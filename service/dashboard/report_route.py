@@ -10,7 +10,7 @@ import anyio
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from service.api.app_state import AppState
+from service.api.app_state import MAX_WAITING_REPORTS, AppState, hold_place
 from service.api.callers import require_scope
 from service.api.deps import NO_QUERY, JobDep, StateDep
 from service.api.problems import describe_problems
@@ -35,8 +35,6 @@ from service.store.stored_documents import stored_layers
 
 _MAX_LINES = 200
 """Number of the newest lines of output in a report."""
-_MAX_LENGTH = 2000
-"""Most characters of a line of output."""
 _PIECE_BYTES = 1 << 18
 """Bytes that are sent at once, so that a slow client does not fill the memory."""
 router = APIRouter(
@@ -54,10 +52,13 @@ _PAGE: dict[str, Any] = {
 async def get_report(job: JobDep, state: StateDep) -> StreamingResponse:
     """Get one HTML page of about 5 MB with the result of a job or guest run, its charts, overrides,
     decisions, attempts and newest output. It loads nothing, so it can be opened from a disk or sent
-    by mail; values of environment variables are left out. Of a long history, epochs at equal
-    distances are shown.
+    by mail. Values that could be secret are replaced by `***`: of environment variables, under
+    names such as `api_key`, arguments of scripts, and logins and queries in URLs. Other secrets in
+    the output or in names stay. Of a long history, epochs at equal distances are shown.
     """
-    page = await anyio.to_thread.run_sync(_build_page, job, state)
+    refusal = f"one report is being built and {MAX_WAITING_REPORTS} wait; try again in a minute"
+    with hold_place(state.report_places, refusal):
+        page = await anyio.to_thread.run_sync(_build_page, job, state, limiter=state.report_builds)
     return StreamingResponse(
         _split_pieces(page.pieces),
         media_type="text/html; charset=utf-8",
@@ -84,8 +85,11 @@ def _build_page(job: JobRow, state: AppState) -> ReportPage:
         decisions=decision_views(rows.decisions, rows.overrides),
         num_decisions=rows.num_decisions,
         overrides=[override_view(row, []) for row in rows.overrides],
+        num_overrides=rows.num_overrides,
         attempts=[attempt_view(row) for row in rows.attempts],
+        num_attempts=rows.num_attempts,
         events=_list_events(rows.events),
+        num_events=rows.num_events,
         log_lines=_list_lines(rows.log_chunks),
         written_at=datetime.fromtimestamp(state.clock(), UTC),
     )
@@ -103,7 +107,14 @@ def _list_events(rows: Iterable[EventRow]) -> list[dict[str, Any]]:
 
 
 def _list_lines(chunks: Iterable[LogChunkRow]) -> list[str]:
-    lines = [log_text(line).rstrip("\n")[:_MAX_LENGTH] for chunk in chunks for line in chunk.lines]
+    """Return the newest readable lines."""
+    lines = [
+        log_text(line).rstrip("\n")
+        for chunk in chunks
+        if isinstance(chunk.lines, list)
+        for line in chunk.lines
+        if isinstance(line, dict) and {"rank", "text"} <= line.keys()
+    ]
     return lines[-_MAX_LINES:]
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_SMALLER_IS_BETTER = ("loss", "perplexity", "error", "mae", "mse", "rmse")
-"""Beginnings and ends of the names of metrics that training lowers."""
+_SMALLER_IS_BETTER = frozenset(
+    (
+        *("bpc", "brier", "cer", "eer", "err", "error", "errors", "fid", "loss", "losses"),
+        *("mae", "mape", "mse", "nll", "perplexity", "ppl", "rmse", "wer"),
+    )
+)
+"""Words in the names of metrics that training lowers."""
+_FACTORS = frozenset({"scale", "scaling", "weight"})
+"""Last words in the names of factors, such as `loss_scale`, which are no measure of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,25 +27,38 @@ class MetricValue:
     value: float
 
 
-def is_smaller_better(metric: str, spec: Mapping[str, Any]) -> bool:
-    """Whether a smaller value is better: as the job's objective says, otherwise by the name."""
+def get_objective_mode(metric: str, spec: Mapping[str, Any]) -> str | None:
+    """Return `min` or `max`, as the job's objective says; None if it does not name the metric."""
     objective = spec.get("objective")
-    if isinstance(objective, Mapping) and objective.get("metric") == metric:
-        return objective.get("mode") == "min"
-    name = metric.lower()
-    return name.startswith(_SMALLER_IS_BETTER) or name.endswith(_SMALLER_IS_BETTER)
+    if not isinstance(objective, Mapping) or objective.get("metric") != metric:
+        return None
+    return "min" if objective.get("mode") == "min" else "max"
+
+
+def is_smaller_better(metric: str, mode: str | None) -> bool:
+    """Whether a smaller value is better: as the mode of an objective says, otherwise by the words
+    of the name.
+    """
+    if mode is not None:
+        return mode == "min"
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower()
+    words = re.split(r"[^a-z0-9]+", snake)
+    return words[-1] not in _FACTORS and not _SMALLER_IS_BETTER.isdisjoint(words)
+
+
+def name_direction(*, smaller: bool) -> str:
+    """Return which value counts as the best."""
+    return "smallest" if smaller else "largest"
 
 
 def choose_main_metric(names: Iterable[str], spec: Mapping[str, Any]) -> str | None:
-    """Return the metric that tells most about a job: that of its objective, the accuracy, another
-    one, or the loss; None if there is none.
+    """Return the metric that tells most about a job: that of its objective, the accuracy, the loss,
+    or another one; None if there is none.
     """
     known = list(dict.fromkeys(names))
     objective = spec.get("objective")
     wanted = objective.get("metric") if isinstance(objective, Mapping) else None
-    others = [name for name in known if name != "loss"]
-    order = [wanted, "accuracy", *others, "loss"]
-    return next((name for name in order if name in known), None)
+    return next((name for name in (wanted, "accuracy", "loss", *known) if name in known), None)
 
 
 def list_values(metric: str, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[MetricValue]:

@@ -1,43 +1,132 @@
-"""A job's spec as it may leave the service: without values that could be secret; pure."""
+"""A job's spec and messages as they may leave the service: without values that could be secret;
+pure.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-HIDDEN = "***"
-_SECRET_NAME = re.compile(r"passw|secret|token$|api_?key|credential|private_?key", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")
-_URL_QUERY = re.compile(r"(://[^\s?#]*)\?[^\s#]*")
+from workers.secret_mask import MASK, MIN_LENGTH, SecretMask, mask_url_logins
+
+_SECRET_NAME = re.compile(
+    r"passw|passphrase|pwd|secret|credential|authorization|cookie|connection_?string"
+    r"|token$|^tokens$|(access|api|auth|bearer|refresh|session)[^a-z0-9]*tokens"
+    r"|(access|account|api|auth|encryption|private|shared|signing)[^a-z0-9]*key",
+    re.IGNORECASE,
+)
+_MAX_LENGTH = 2000
+"""Most characters of a text in a spec."""
+_MAX_MASKED = 256
+"""Most values that are looked for in messages, because each takes time."""
+
+
+class TextMask:
+    """Replaces in messages what is hidden in the spec of their job: the values of its environment
+    variables and under names such as `api_key`, if they have 6 or more characters, and logins and
+    queries in URLs. If there are more than 256 values, it replaces whole messages.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        lines = {line.strip() for value in _list_hidden(spec) for line in str(value).splitlines()}
+        kept = [line for line in lines if len(line) >= MIN_LENGTH]
+        self._mask = SecretMask(kept) if len(kept) <= _MAX_MASKED else None
+
+    def apply(self, text: str) -> str:
+        """Return the text without values that could be secret."""
+        return MASK if self._mask is None else hide_in_urls(self._mask.apply(text))
+
+    def apply_to_texts(self, value: Any) -> Any:
+        """Return a document with each of its texts replaced; its names stay."""
+        if isinstance(value, Mapping):
+            return {name: self.apply_to_texts(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.apply_to_texts(item) for item in value]
+        return self.apply(value) if isinstance(value, str) else value
 
 
 def hide_secrets(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec in which `***` replaces all values of environment variables, texts under names
-    such as `api_key`, and logins and queries in URLs. References to secrets stay: they are names.
+    """Return a spec in which `***` replaces all values of environment variables, texts and numbers
+    under names such as `api_key`, the arguments of scripts, and logins and queries in URLs; long
+    texts are cut. References to secrets stay: they are names.
     """
-    hidden = {str(name): _hide_in(name, value) for name, value in spec.items()}
-    env = spec.get("env")
-    if isinstance(env, Mapping):
-        hidden["env"] = {
-            str(name): value if isinstance(value, Mapping) else HIDDEN
-            for name, value in env.items()
-        }
-    return hidden
+    return {
+        str(name): _hide_env(value) if _is_env(name, value) else _hide_in(str(name), value)
+        for name, value in spec.items()
+    }
 
 
 def hide_in_urls(text: str) -> str:
-    """Return a text in which `***` replaces logins and queries of URLs."""
-    return _URL_QUERY.sub(rf"\1?{HIDDEN}", _URL_LOGIN.sub(f"{HIDDEN}@", text))
+    """Return a text in which `***` replaces logins in URLs, and all of a URL after a `?`."""
+    words = re.split(r"(\s+)", mask_url_logins(text))
+    return "".join(_hide_query(word) if "://" in word else word for word in words)
 
 
-def _hide_in(name: Any, value: Any) -> Any:
+def _hide_query(word: str) -> str:
+    scheme, mark, address = word.partition("://")
+    place, question, _ = address.partition("?")
+    return f"{scheme}{mark}{place}{question}{MASK if question else ''}"
+
+
+def _hide_env(env: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): dict(value) if _is_reference(value) else MASK for name, value in env.items()}
+
+
+def _hide_in(name: str, value: Any, *, hidden: bool = False) -> Any:
+    """Return a value without secrets; `hidden` says whether it lies under a secret's name."""
+    hidden = hidden or _is_secret(name)
     if isinstance(value, Mapping):
-        if list(value) == ["secret"]:
+        if hidden and _is_reference(value):
             return dict(value)
-        return {str(key): _hide_in(key, item) for key, item in value.items()}
+        return {str(key): _hide_in(str(key), item, hidden=hidden) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_hide_in(name, item) for item in value]
-    if not isinstance(value, str):
+        return [_hide_in(name, item, hidden=hidden) for item in value]
+    if value is None or isinstance(value, bool):
         return value
-    return HIDDEN if _SECRET_NAME.search(str(name)) else hide_in_urls(value)
+    if hidden or (name == "args" and isinstance(value, str)):
+        return MASK
+    return _cut(hide_in_urls(value)) if isinstance(value, str) else value
+
+
+def _list_hidden(spec: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the values that `hide_secrets` replaces as a whole, but not arguments of scripts, which
+    hold more than secrets.
+    """
+    for name, value in spec.items():
+        if _is_env(name, value):
+            for item in value.values():
+                yield from _list_values(str(name), item, hidden=True)
+        else:
+            yield from _list_values(str(name), value, hidden=False)
+
+
+def _list_values(name: str, value: Any, *, hidden: bool) -> Iterator[Any]:
+    """Yield the values that lie under a secret's name."""
+    hidden = hidden or _is_secret(name)
+    if isinstance(value, Mapping):
+        if not (hidden and _is_reference(value)):
+            for key, item in value.items():
+                yield from _list_values(str(key), item, hidden=hidden)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _list_values(name, item, hidden=hidden)
+    elif hidden and value is not None and not isinstance(value, bool):
+        yield value
+
+
+def _is_env(name: Any, value: Any) -> bool:
+    return name == "env" and isinstance(value, Mapping)
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether a value names a secret of the service, as `{"secret": "hf"}`."""
+    return isinstance(value, Mapping) and list(value) == ["secret"]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}… ({len(text)} characters)"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from fastapi.testclient import TestClient
 
+from service.api.app_state import MAX_WAITING_REPORTS
+from service.dashboard import report_route
+from service.dashboard.report_page import ReportPage
 from service.store.models import DecisionRow, EpochRow
+from service.store.report_reads import ReportLimits, read_report_rows
 from tests.api.team import JOBS, Team
 from tests.api.world import World
 
@@ -76,6 +82,54 @@ def test_a_long_history_is_thinned_from_its_first_to_its_last_epoch(
     in_force = {row["decision"]["epoch"]: row["decision"]["step"] for row in data["decisions"]}
     assert in_force[MANY - 1] == 100 * (MANY - 1)
     assert len(data["decisions"]) <= len(shown)
+
+
+def read_decisions(world: World, job_id: str, *, epochs: int, decisions: int) -> list[int]:
+    """Return the steps of the decisions that a report with these limits shows."""
+    limits = ReportLimits(epochs=epochs, decisions=decisions, items=10)
+    rows = read_report_rows(world.database, job_id, limits, event_types=("status",))
+    assert rows.num_events > 0
+    return [row.step for row in rows.decisions]
+
+
+def test_decisions_are_bounded_and_the_newest_ones_are_shown(world: World) -> None:
+    job_id = world.submit()
+    world.finish(job_id)
+    lengthen(world, job_id)
+    steps = [step for n in range(MANY - 100, MANY) for step in (100 * n - 50, 100 * n)]
+    with world.database.write() as session:
+        newest = session.query(EpochRow).where(EpochRow.job_id == job_id)
+        newest.where(EpochRow.epoch >= MANY - 100).delete()
+    shown = read_decisions(world, job_id, epochs=20, decisions=30)
+    assert len(shown) <= 30
+    assert shown[-10:] == steps[-10:]
+    with world.database.write() as session:
+        session.query(EpochRow).where(EpochRow.job_id == job_id).delete()
+    assert read_decisions(world, job_id, epochs=20, decisions=30) == steps[-30:]
+
+
+def test_more_reports_than_wait_are_refused(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = world.submit()
+    end = threading.Event()
+
+    def build(*_: Any) -> Any:
+        end.wait()
+        return ReportPage(pieces=(b"built",), policy="default-src 'none'")
+
+    monkeypatch.setattr(report_route, "_build_page", build)
+    count = MAX_WAITING_REPORTS + 2
+    with ThreadPoolExecutor(count) as pool:
+        path = f"{JOBS}/{job_id}/report"
+        waiting = [pool.submit(client.get, path) for _ in range(count)]
+        try:
+            refused = next(as_completed(waiting)).result()
+        finally:
+            end.set()
+        statuses = sorted(answer.result().status_code for answer in waiting)
+    assert statuses == [200] * (count - 1) + [503]
+    assert "one report is being built and 8 wait; try again in a minute" in refused.text
 
 
 def test_a_job_without_epochs_and_a_guest_run_have_reports(

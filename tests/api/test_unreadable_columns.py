@@ -11,7 +11,15 @@ from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
 from service.domain.jobs import Reason, Status
-from service.store.models import AttemptRow, DecisionRow, EpochRow, EventRow, JobRow, OverrideRow
+from service.store.models import (
+    AttemptRow,
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    JobRow,
+    LogChunkRow,
+    OverrideRow,
+)
 from service.store.stored_documents import stored_labels
 from tests.api.test_streams import frames
 from tests.api.world import World
@@ -59,10 +67,13 @@ def test_unreadable_rows_beside_a_job_fail_no_page_and_no_cancellation(
     job_id = world.submit(training={"epochs": 300})
     world.train(job_id)
     world.override(job_id)
+    world.say(job_id, "a line")
     world.turn_until(lambda: world.job(job_id).metrics != {})
     keep(world, AttemptRow, tally=document)
     keep(world, DecisionRow, decision=document)
     keep(world, EpochRow, record=document)
+    keep(world, EventRow, data=document)
+    keep(world, LogChunkRow, lines=document)
     keep(world, OverrideRow, layers=document, level=document, apply_at=document)
     pages = {page: client.get(f"{JOBS}/{job_id}{page}").status_code for page in PAGES}
     assert pages == dict.fromkeys(PAGES, 200)

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from service.dashboard.report_page import build_report
 from tests.browser.conftest import Watched
 from tests.browser.live_service import LiveService
-from tests.unit.service.report_samples import make_epoch, make_source
+from tests.unit.service.report_samples import make_epoch, make_event, make_source
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "workers", "regimes", "levels")
 
@@ -69,4 +69,21 @@ def test_maps_of_a_part_of_a_history_cover_its_epochs(browser: Browser, tmp_path
     expect(page.locator("#regimes .main-svg").first).to_be_visible()
     shown = page.evaluate("document.getElementById('regimes').layout.xaxis.range")
     assert shown == [99.5, 199.5]
+    page.close()
+
+
+def test_a_change_of_an_unknown_cause_leaves_the_charts(browser: Browser, tmp_path: Path) -> None:
+    old = {"old": 1, "new": 2, "cause": "unknown", "message": "by another version"}
+    events = [
+        make_event("workers", what="resizing", **old),
+        make_event("workers", what="started", cause="toString", epoch=1, step=30, world_size=2),
+    ]
+    file = tmp_path / "report.html"
+    file.write_bytes(b"".join(build_report(make_source(3, events=events)).pieces))
+    page = browser.new_page()
+    faults: list[object] = []
+    page.on("pageerror", faults.append)
+    page.goto(file.as_uri())
+    expect(page.locator("#levels .main-svg").first).to_be_visible()
+    assert faults == []
     page.close()

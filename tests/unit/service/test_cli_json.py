@@ -59,7 +59,7 @@ archive {clone[id]}
 unarchive {clone[id]}
 archive --label team:vision
 download {clone[id]} --to {model}
-report {clone[id]} --out {report}
+report {clone[id]} --to {report}
 compare {submit[id]} {clone[id]}
 delete {clone[id]} --yes
 queue

@@ -36,7 +36,7 @@ def test_a_report_is_written_beside_the_caller(
     assert "<title>one · report · Accordion</title>" in Path("one.html").read_text()
     again = accordion("report", "one")
     assert again.code == 2
-    assert "one.html exists; give another file with --out, or --force" in flat(again.err)
+    assert "one.html exists; give another file with --to, or --force" in flat(again.err)
     assert accordion("report", "one", "--force").code == 0
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["one.html"]
 
@@ -44,11 +44,11 @@ def test_a_report_is_written_beside_the_caller(
 def test_a_place_that_takes_no_file_is_named(
     accordion: Accordion, pair: tuple[str, str], tmp_path: Path
 ) -> None:
-    said = accordion("report", "one", "--out", tmp_path)
-    assert (said.code, "is a directory; give a file with --out" in flat(said.err)) == (2, True)
-    said = accordion("report", "one", "--out", tmp_path / "none" / "a.html")
-    assert (said.code, "give another file with --out" in said.err) == (2, True)
-    said = accordion("report", "nobody", "--out", tmp_path / "a.html")
+    said = accordion("report", "one", "--to", tmp_path)
+    assert (said.code, "is a directory; give a file with --to" in flat(said.err)) == (2, True)
+    said = accordion("report", "one", "--to", tmp_path / "none" / "a.html")
+    assert (said.code, "give another file with --to" in said.err) == (2, True)
+    said = accordion("report", "nobody", "--to", tmp_path / "a.html")
     assert (said.code, "there is no job 'nobody'" in said.err) == (2, True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.commands.compare import tabulate_figures, tabulate_specs
+from service.commands.compare import keep_compared, tabulate_figures, tabulate_specs
 from service.commands.comparison import (
     ComparedHistory,
     Comparison,
@@ -33,7 +33,9 @@ NOW = BEGIN + timedelta(seconds=30)
 
 def make_history(epochs: int, **changes: Any) -> ComparedHistory:
     rows = changes.pop("rows", [make_epoch(number) for number in range(epochs)])
-    return ComparedHistory(job=make_job(epochs, **changes), epochs=rows)
+    return ComparedHistory(
+        job=make_job(epochs, **changes), epochs=[keep_compared(row) for row in rows]
+    )
 
 
 def compare(
@@ -96,10 +98,14 @@ def test_an_empty_mapping_is_like_a_missing_one() -> None:
 
 def test_jobs_of_one_name_are_told_apart_by_their_ids() -> None:
     table = tabulate_figures(compare(make_history(1), make_history(1, id=SECOND)))
-    assert [str(column.header) for column in table.columns] == [
-        "",
-        "digits (00000000-0000)",
-        "digits (00000000-0000)",
+    headers = [str(column.header) for column in table.columns]
+    assert headers[1:] == [f"digits ({make_job(1).id})", f"digits ({SECOND})"]
+    assert len(set(headers)) == 3
+    other = make_history(1, id="12345678-9000-7000-8000-000000000001")
+    table = tabulate_figures(compare(make_history(1), other))
+    assert [str(column.header) for column in table.columns[1:]] == [
+        "digits (00000000)",
+        "digits (12345678)",
     ]
 
 
@@ -140,6 +146,56 @@ def test_guest_runs_and_jobs_without_metrics_are_compared() -> None:
     json.dumps(asdict(compared), allow_nan=False)
 
 
+def with_objective(mode: str) -> dict[str, Any]:
+    return SPEC | {"objective": {"metric": "score", "mode": mode}}
+
+
+def scored(mode: str | None, **changes: Any) -> ComparedHistory:
+    rows = [make_epoch(n, metrics={"score": value}) for n, value in enumerate([3.0, 1.0, 2.0])]
+    return make_history(3, rows=rows, spec=with_objective(mode) if mode else SPEC, **changes)
+
+
+@pytest.mark.parametrize(
+    ("modes", "smaller"),
+    [((None, None), False), (("min", None), True), ((None, "min"), True), (("max", None), False)],
+)
+def test_all_jobs_are_judged_in_one_direction(
+    modes: tuple[str | None, str | None], smaller: bool
+) -> None:
+    compared = compare(scored(modes[0]), scored(modes[1], id=SECOND), metric="score", reaches=2.0)
+    assert compared.smaller_is_better is smaller
+    assert [job.best for job in compared.jobs] == [1.0 if smaller else 3.0] * 2
+    assert [job.reached_epoch for job in compared.jobs] == [1 if smaller else 0] * 2
+    direction = "smallest" if smaller else "largest"
+    assert f"best score ({direction})" in cells(tabulate_figures(compared))
+
+
+def test_a_step_is_timed_only_where_its_number_of_steps_is_known() -> None:
+    late = [make_epoch(n) for n in (100, 101, 105, 106)]
+    guest = make_history(4, rows=late, kind="guest")
+    alone = make_history(1, id=SECOND, kind="guest", rows=late[:1])
+    first, second = compare(guest, alone, reaches=0.5).jobs
+    assert first.step_s == pytest.approx(EPOCH_S / STEPS)
+    assert (second.step_s, second.step_s_by_phase) == (None, {})
+    assert (first.reached_epoch, first.reached_s) == (100, None)
+    shown = cells(tabulate_figures(compare(guest, alone, reaches=0.5)))
+    assert shown["time per step"] == ["87 ms", "-"]
+    assert shown["accuracy reaches 0.5"][0] == "in epoch 100"
+
+
+def test_characters_that_control_a_terminal_are_shown_as_json() -> None:
+    rows = [make_epoch(0, metrics={"acc\x1b[2J": 1.0})]
+    first = make_history(1, name="a\x1b]0;b\x07", rows=rows)
+    other = make_history(1, id=SECOND, rows=rows, spec=SPEC | {"x\x9b": "\x9b1m", "y": ["\u202e"]})
+    compared = compare(first, other)
+    tables = [tabulate_figures(compared), tabulate_specs(compared)]
+    texts = [text for table in tables for shown in cells(table).items() for text in shown]
+    headers = [str(column.header) for table in tables for column in table.columns]
+    flat = [text for one in texts for text in (one if isinstance(one, list) else [one])]
+    assert all(text.isprintable() for text in flat + headers)
+    assert '"\\u009b1m"' in flat
+
+
 @pytest.mark.parametrize(
     ("histories", "options", "why"),
     [
@@ -166,6 +222,11 @@ def test_guest_runs_and_jobs_without_metrics_are_compared() -> None:
             ],
             {"reaches": 0.9},
             "no epoch was evaluated",
+        ),
+        (
+            [scored("min"), scored("max", id=SECOND)],
+            {"metric": "score"},
+            "say that a smaller and a larger 'score' is better; give another metric",
         ),
     ],
 )

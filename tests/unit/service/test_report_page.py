@@ -15,6 +15,7 @@ from service.dashboard.assets import STATIC
 from service.dashboard.report_content import MAX_ROWS, list_figures, list_tables
 from service.dashboard.report_page import build_report, choose_limits
 from service.dashboard.script_bundle import bundle_modules
+from service.domain.shareable_spec import TextMask, hide_secrets
 from tests.unit.service.report_samples import (
     BEGIN,
     LAYERS,
@@ -155,7 +156,7 @@ def test_a_long_history_says_how_much_of_it_is_shown() -> None:
     epochs = [make_epoch(number) for number in range(0, 10_000, 50)]
     page = render(make_source(200, epochs=epochs, num_epochs=10_000, num_decisions=10_000))
     assert "200 of 10000 epochs are shown, at equal distances" in page.text
-    assert "best of the epochs shown" in page.text
+    assert "best of the epochs shown (largest)" in page.text
     assert "200 of 10000 are shown" in page.text
 
 
@@ -171,9 +172,27 @@ def test_tables_are_bounded() -> None:
     assert {len(table.rows) for table in list_tables(source)} == {1, MAX_ROWS}
 
 
-@pytest.mark.parametrize(("layers", "epochs"), [(0, 200), (3, 200), (600, 100), (100_000, 20)])
-def test_a_model_of_many_layers_has_fewer_epochs_in_its_report(layers: int, epochs: int) -> None:
-    assert choose_limits(layers).epochs == epochs
+def test_every_table_says_how_much_is_left_out() -> None:
+    events = [make_event("status", status="RUNNING", message="", attempt=1)]
+    whole = {"epochs": 9, "decisions": 9, "overrides": 9, "attempts": 9, "events": 9}
+    counts = {f"num_{name}": count for name, count in whole.items()}
+    source = make_source(2, overrides=[make_override(1)], events=events, **counts)
+    notes = {table.id: table.note for table in list_tables(source)}
+    for table in ("overrides", "changes", "attempts"):
+        assert notes[table].endswith("1 of 9 are shown")
+    for table in ("epochs", "decisions", "seconds"):
+        assert notes[table].endswith("2 of 9 are shown")
+
+
+@pytest.mark.parametrize(
+    ("layers", "epochs", "decisions"),
+    [(0, 200, 300), (3, 200, 300), (600, 100, 150), (3000, 20, 30), (100_000, 20, 30)],
+)
+def test_a_model_of_many_layers_has_fewer_epochs_and_decisions_in_its_report(
+    layers: int, epochs: int, decisions: int
+) -> None:
+    limits = choose_limits(layers)
+    assert (limits.epochs, limits.decisions) == (epochs, decisions)
 
 
 def test_a_guest_run_has_a_report() -> None:
@@ -197,6 +216,57 @@ def test_secrets_are_left_out() -> None:
         assert kept in html
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("db_password", 123456789), ("api-key", "s3cret"), ("access_key", "s3cret")),
+        *(("pwd", "s3cret"), ("auth_tokens", ["s3cret"]), ("apiKey", "s3cret")),
+        *(("args", "--lr 0.1 --api-key s3cret"), ("credentials", {"user": {"x": "s3cret"}})),
+    ],
+)
+def test_values_under_secret_names_are_left_out(name: str, value: Any) -> None:
+    task = {"name": "mine", "options": {name: value, "max_tokens": 512, "use_token": True}}
+    hidden = hide_secrets({"task": task})
+    assert not re.search("s3cret|123456789", json.dumps(hidden))
+    kept = {"max_tokens": 512, "use_token": True}
+    assert {key: hidden["task"]["options"][key] for key in kept} == kept
+
+
+def test_a_secret_is_told_from_the_reference_to_one() -> None:
+    spec = {
+        "env": {"A": {"secret": "hf"}, "B": {"x": "s3cret"}, "secret": "s3cret"},
+        "task": {"options": {"secret": "s3cret"}},
+    }
+    assert hide_secrets(spec)["env"]["A"] == {"secret": "hf"}
+    assert "s3cret" not in json.dumps(hide_secrets(spec))
+
+
+def test_secrets_are_left_out_of_messages_and_output() -> None:
+    said = "KeyError: 's3cret-value' at https://me:s3cret@host/a?sig=s3cret, key 987654321"
+    spec = SPEC | {
+        "env": {"TOKEN": "s3cret-value", "SHORT": "error"},
+        "task": {"name": "mine", "options": {"api_key": 987654321}},
+    }
+    source = make_source(
+        1,
+        job=make_job(1, spec=spec, status="FAILED", message=said),
+        why=make_source(1).why.model_copy(update={"sentence": said}),
+        overrides=[make_override(1, reason=said, message=said)],
+        attempts=[make_attempt(message=said)],
+        events=[make_event("status", status="FAILED", message=said, attempt=1)],
+        log_lines=[said, f"{'x' * 1995}s3cret-value"],
+    )
+    html = b"".join(build_report(source).pieces).decode()
+    assert not re.search("s3cret|987654321", html)
+    assert html.count("https://***@host/a?***") >= 6
+    assert html.count("KeyError") >= 6
+
+
+def test_output_beside_very_many_secrets_is_left_out() -> None:
+    mask = TextMask({"env": {"KEYS": "\n".join(f"key-{n:05}" for n in range(300))}})
+    assert mask.apply("key-00001 of 300") == "***"
+
+
 def test_numbers_that_are_not_finite_do_not_break_the_charts() -> None:
     decision = make_decision(0, change_by_layer={"fc1": float("inf"), "fc2": float("nan")})
     [drawn] = data_of(render(make_source(1, decisions=[decision])))["decisions"]
@@ -211,8 +281,8 @@ def test_overrides_and_decisions_have_who_and_why() -> None:
     [row] = cells_of(source, "overrides")
     assert {"bob", "the loss jumped", "1 to end", "APPLIED"} <= set(row)
     first, second = cells_of(source, "decisions")
-    assert (first[-1], second[-1]) == ("policy", "policy, override #1")
-    assert "override #1 holds" in second
+    assert (first[-1], second[-1]) == ("policy", "policy, override #1 by bob")
+    assert any("override #1" in cell and "holds" in cell for cell in second)
 
 
 def test_faults_are_shown_with_their_cause() -> None:
@@ -220,20 +290,34 @@ def test_faults_are_shown_with_their_cause() -> None:
         "workers", what="failed", cause="infrastructure", rank=1, step=9, message="rank 1 died"
     )
     older = make_event("workers", what="started")
-    rows = cells_of(make_source(1, events=[lost, older]), "changes")
-    assert [row[2] for row in rows] == [
-        "workers ended: rank 1 died",
-        "an event that this version cannot read",
-    ]
+    sizes = {"previous_world_size": 1, "world_size": 2, "why": "x", "steps_rolled_back": 0}
+    odd = make_event("workers", what="started", cause="resize", seconds_lost="3", **sizes)
+    rows = cells_of(make_source(1, events=[lost, older, odd]), "changes")
+    unreadable = "an event that this version cannot read"
+    assert [row[2] for row in rows] == ["workers ended: rank 1 died", unreadable, unreadable]
 
 
 def test_the_result_has_metric_time_and_bytes() -> None:
     shown = {figure.label: (figure.value, figure.note) for figure in list_figures(make_source(4))}
-    assert shown["Final accuracy"] == ("87.5 %", "best: 87.5 % in epoch 3")
+    assert shown["Final accuracy"] == ("87.5 %", "best (largest): 87.5 % in epoch 3")
     assert shown["Bytes sent"] == ("4 kB", "by one worker; 32 kB without compression")
     assert shown["Compression"][0] == "8.0x"
     assert shown["Time"][0] == "90 s"
     assert shown["Workers"] == ("2", "1 to 2 allowed")
+
+
+def test_the_result_is_the_newest_evaluation_though_later_epochs_have_none() -> None:
+    epochs = [make_epoch(n, metrics={"accuracy": 0.1 * n} if n == 5 else {}) for n in range(9)]
+    figure = list_figures(make_source(9, epochs=epochs))[0]
+    assert (figure.label, figure.value) == ("Final accuracy", "50.0 %")
+    assert figure.note == "in epoch 5; best (largest): 50.0 % in epoch 5"
+    thinned = make_source(
+        2,
+        job=make_job(2, metrics={"accuracy": 0.75}),
+        epochs=[make_epoch(n, metrics={}) for n in (0, 99)],
+        num_epochs=100,
+    )
+    assert list_figures(thinned)[0].value == "75.0 %"
 
 
 def test_a_job_that_has_not_started_has_a_report() -> None:

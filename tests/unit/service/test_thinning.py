@@ -15,10 +15,11 @@ from service.domain.metric_goals import (
     choose_main_metric,
     find_best,
     find_reached,
+    get_objective_mode,
     is_smaller_better,
     list_values,
 )
-from service.domain.shareable_spec import hide_in_urls
+from service.domain.shareable_spec import hide_in_urls, hide_secrets
 from service.domain.thinning import choose_in_force, thin_evenly
 
 VALUES = [MetricValue(epoch=n, value=value) for n, value in enumerate([0.5, 0.9, 0.7, 0.9])]
@@ -63,20 +64,26 @@ def test_values_that_are_not_finite_do_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "smaller"),
-    [("loss", True), ("perplexity", True), ("val_error", True), ("accuracy", False)],
+    [
+        *(("loss", True), ("eval_loss_mean", True), ("valLoss", True), ("loss_scale", False)),
+        *(("perplexity", True), ("val_error_rate", True), ("val/nll", True), ("test.WER", True)),
+        *(("accuracy", False), ("glossary", False), ("map", False), ("", False)),
+    ],
 )
-def test_the_name_of_a_metric_tells_which_value_is_better(metric: str, smaller: bool) -> None:
-    assert is_smaller_better(metric, {}) == smaller
+def test_the_words_of_a_metric_tell_which_value_is_better(metric: str, smaller: bool) -> None:
+    assert is_smaller_better(metric, None) == smaller
     mode = "max" if smaller else "min"
-    assert is_smaller_better(metric, {"objective": {"metric": metric, "mode": mode}}) != smaller
+    objective = {"objective": {"metric": metric, "mode": mode}}
+    assert is_smaller_better(metric, get_objective_mode(metric, objective)) != smaller
+    assert get_objective_mode("another", objective) is None
 
 
-def test_the_main_metric_is_the_objective_then_the_accuracy() -> None:
-    names = ["loss", "recall", "accuracy"]
+def test_the_main_metric_is_the_objective_then_the_accuracy_then_the_loss() -> None:
+    names = ["epoch", "loss", "recall", "accuracy"]
     assert choose_main_metric(names, {"objective": {"metric": "recall"}}) == "recall"
     assert choose_main_metric(names, {}) == "accuracy"
-    assert choose_main_metric(names[:2], {}) == "recall"
-    assert choose_main_metric(["loss"], {}) == "loss"
+    assert choose_main_metric(names[:2], {}) == "loss"
+    assert choose_main_metric(["recall"], {}) == "recall"
     assert choose_main_metric([], {"objective": {"metric": "recall"}}) is None
 
 
@@ -84,7 +91,8 @@ def test_the_main_metric_is_the_objective_then_the_accuracy() -> None:
     ("name", "file"),
     [
         ("digits", "digits.html"),
-        ("../a/b", "-a-b.html"),
+        ("../a/b", "a-b.html"),
+        ("--force", "force.html"),
         (".hidden", "hidden.html"),
         ("..", "job.html"),
     ],
@@ -95,4 +103,10 @@ def test_the_file_of_a_job_is_in_its_folder_and_not_hidden(name: str, file: str)
 
 def test_logins_and_queries_of_urls_are_hidden() -> None:
     text = "get https://user:pw@host/path?key=1#part or a@b?c"
-    assert hide_in_urls(text) == "get https://***@host/path?***#part or a@b?c"
+    assert hide_in_urls(text) == "get https://***@host/path?*** or a@b?c"
+
+
+def test_a_long_text_of_urls_is_hidden_in_linear_time() -> None:
+    spec = hide_secrets({"x": "://" * 350_000, "y": "http://a:b@c/" + "d" * 5000})
+    assert spec["x"].endswith("… (1050000 characters)")
+    assert (spec["y"][:15], len(spec["y"]) < 2100) == ("http://***@c/dd", True)

@@ -42,7 +42,7 @@ const TAKE = {
   }),
   started: (changes, data) => {
     const last = changes.at(-1);
-    if (last === undefined || last.done) return;
+    if (last === undefined || last.done || !Object.hasOwn(DONE, data.cause)) return;
     const { epoch, step, cause, seconds_lost: seconds, steps_rolled_back: steps } = data;
     Object.assign(last, { kind: cause, done: true, epoch, step, seconds, steps }, DONE[cause](data));
   },
@@ -52,7 +52,7 @@ const TAKE = {
 export function takeEvent(changes, { type, time, data }) {
   const last = changes.at(-1);
   const open = last !== undefined && !last.done;
-  if (type === "workers" && data.what in TAKE) TAKE[data.what](changes, data, time);
+  if (type === "workers" && Object.hasOwn(TAKE, data.what)) TAKE[data.what](changes, data, time);
   else if (type === "end" && open) Object.assign(last, { done: true, title: last.atEnd });
   else if (type === "status" && data.attempt > 0 && isHeld(data.status)) {
     const title = `Attempt ${data.attempt} ended`;
