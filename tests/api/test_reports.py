@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from service.api.app_state import MAX_WAITING_REPORTS
