@@ -39,7 +39,7 @@ DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED = 128 + int(signal.SIGINT)
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
     """A command whose help shows flags without `<bool>`, since no value follows them, and which
     succeeds if the reader of its output has closed the pipe.
     """
@@ -92,7 +92,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-_add = partial(app.command, cls=_Command)
+_add = partial(app.command, cls=Command)
 _add("up")(processes.up)
 _add("demo")(processes.demo)
 _add("env")(processes.env)
@@ -132,47 +132,47 @@ _add("api")(processes.api)
 _add("scheduler")(processes.scheduler)
 
 _users = typer.Typer(cls=_Group, no_args_is_help=True, help="Add, change and list users.")
-_users.command("add", cls=_Command)(accounts.add_user)
-_users.command("change", cls=_Command)(accounts.change_user)
-_users.command("list", cls=_Command)(accounts.list_users)
+_users.command("add", cls=Command)(accounts.add_user)
+_users.command("change", cls=Command)(accounts.change_user)
+_users.command("list", cls=Command)(accounts.list_users)
 app.add_typer(_users, name="user")
 _tokens = typer.Typer(cls=_Group, no_args_is_help=True, help="Create, list and revoke tokens.")
-_tokens.command("new", cls=_Command)(accounts.new_token)
-_tokens.command("list", cls=_Command)(accounts.list_tokens)
-_tokens.command("revoke", cls=_Command)(accounts.revoke_token)
+_tokens.command("new", cls=Command)(accounts.new_token)
+_tokens.command("list", cls=Command)(accounts.list_tokens)
+_tokens.command("revoke", cls=Command)(accounts.revoke_token)
 app.add_typer(_tokens, name="token")
 _quotas = typer.Typer(cls=_Group, no_args_is_help=True, help="Set, list and remove quotas.")
-_quotas.command("set", cls=_Command)(queues.set_quota)
-_quotas.command("list", cls=_Command)(queues.list_quotas)
-_quotas.command("remove", cls=_Command)(queues.remove_quota)
+_quotas.command("set", cls=Command)(queues.set_quota)
+_quotas.command("list", cls=Command)(queues.list_quotas)
+_quotas.command("remove", cls=Command)(queues.remove_quota)
 app.add_typer(_quotas, name="quota")
 _nodes = typer.Typer(
     cls=_Group, no_args_is_help=True, help="Keep workers from a node, and restore it."
 )
-_nodes.command("cordon", cls=_Command)(nodes.cordon)
-_nodes.command("restore", cls=_Command)(nodes.restore)
+_nodes.command("cordon", cls=Command)(nodes.cordon)
+_nodes.command("restore", cls=Command)(nodes.restore)
 app.add_typer(_nodes, name="node")
 _secrets = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     help="Set, list and remove values that jobs get in environment variables.",
 )
-_secrets.command("set", cls=_Command)(secrets.set_secret)
-_secrets.command("list", cls=_Command)(secrets.list_secrets)
-_secrets.command("remove", cls=_Command)(secrets.remove_secret)
+_secrets.command("set", cls=Command)(secrets.set_secret)
+_secrets.command("list", cls=Command)(secrets.list_secrets)
+_secrets.command("remove", cls=Command)(secrets.remove_secret)
 app.add_typer(_secrets, name="secret")
 _webhooks = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     help="Notify other programs when a job changes its status.",
 )
-_webhooks.command("add", cls=_Command)(webhooks.add_webhook)
-_webhooks.command("list", cls=_Command)(webhooks.list_webhooks)
-_webhooks.command("rotate-secret", cls=_Command)(webhooks.rotate_secret)
-_webhooks.command("remove", cls=_Command)(webhooks.remove_webhook)
-_webhooks.command("test", cls=_Command)(webhooks.send_test)
-_webhooks.command("deliveries", cls=_Command)(webhooks.list_deliveries)
-_webhooks.command("send-again", cls=_Command)(webhooks.send_again)
+_webhooks.command("add", cls=Command)(webhooks.add_webhook)
+_webhooks.command("list", cls=Command)(webhooks.list_webhooks)
+_webhooks.command("rotate-secret", cls=Command)(webhooks.rotate_secret)
+_webhooks.command("remove", cls=Command)(webhooks.remove_webhook)
+_webhooks.command("test", cls=Command)(webhooks.send_test)
+_webhooks.command("deliveries", cls=Command)(webhooks.list_deliveries)
+_webhooks.command("send-again", cls=Command)(webhooks.send_again)
 app.add_typer(_webhooks, name="webhook")
 
 

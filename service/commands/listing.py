@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from service.api.schemas import JobView, ProgressView
+    from service.api.schemas import JobPage, JobView, ProgressView
     from service.client import Client
 
 ID_SHOWN = 13
@@ -197,15 +198,15 @@ def list_jobs(
         "ended_before": ended_before,
     }
     chosen: dict[str, Any] = {
-        "status": [one.upper() for one in status or []],
+        "status": _upper(status),
         "name": exact_name,
         "name_prefix": name,
         "id_prefix": id_,
         "label": label or [],
         "owner": owner,
         "kind": kind,
-        "reason": [one.upper() for one in reason or []],
-        "desired": [one.upper() for one in desired or []],
+        "reason": _upper(reason),
+        "desired": _upper(desired),
         "priority": priority,
         "workers": workers,
         "task": task,
@@ -217,17 +218,22 @@ def list_jobs(
     with connect_client(url) as client:
         if cloned_from is not None:
             chosen["cloned_from"] = _find_id(client, cloned_from)
-        found = PagedItems(
-            lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
-            limit=limit,
-            cursor=cursor,
-        )
+        read = partial(_read_jobs, client, chosen)
+        found = PagedItems(read, limit=limit, cursor=cursor)
         if json:
             print_json_list(found)
             return
         out = create_console()
         out.print(_job_table(found, out.width))
     report_more("jobs", found)
+
+
+def _read_jobs(client: Client, chosen: dict[str, Any], size: int, after: Any) -> JobPage:
+    return client.jobs(**chosen, limit=size, cursor=after)
+
+
+def _upper(words: list[str] | None) -> list[str]:
+    return [word.upper() for word in words or []]
 
 
 def _parse_time(name: str, text: str) -> datetime:

@@ -410,14 +410,6 @@ def test_show_loads_no_database_no_server_and_no_spec() -> None:
     assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec"}.isdisjoint(loaded)
 
 
-def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
-    command = f"{sys.executable} -m service.cli list --json --url {service.url} | head -c 1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_set_reaches_into_places_that_the_file_does_not_have() -> None:
     spec: dict = {}
     set_value(spec, "a.b.c=[1, 2]")

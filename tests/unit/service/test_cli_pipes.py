@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 
 import pytest
 import typer
 
 from service.commands import cli_app
+from tests.api.conftest import Live
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def accordion(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command line whose only command meets a broken pipe after it has written a line."""
     commands = typer.Typer()
 
-    @commands.command(cls=cli_app._Command)
+    @commands.command(cls=cli_app.Command)
     def write() -> None:
         sys.stdout.write("a line\n")
         raise BrokenPipeError(errno.EPIPE, "the database is gone")
@@ -41,3 +43,11 @@ def test_a_reader_of_the_output_may_leave_early(
 def test_the_end_of_another_connection_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_app.run_command([]) == cli_app.FAILED
     assert "the database is gone" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
+    command = f"{sys.executable} -m service.cli list --json --url {service.url} | head -c 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -77,7 +77,7 @@ def test_a_list_is_printed_as_one_json_document(
     assert printed == json.dumps(document, indent=2) + "\n"
 
 
-def test_a_list_that_breaks_off_is_a_whole_document_with_the_cursor_of_the_missing_page(
+def test_a_list_that_breaks_off_is_whole_and_has_the_cursor_of_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     numbers = Numbers(PAGE_ITEMS + 1)
