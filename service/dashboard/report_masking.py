@@ -15,10 +15,14 @@ def mask_source(source: ReportSource) -> ReportSource:
     """Return a source without values that could be secret in its spec, messages and output."""
     job = source.job
     mask = TextMask(job.spec)
-    said = {"message": mask.apply(job.message), "spec": hide_secrets(job.spec)}
+    hidden = {
+        "message": mask.apply(job.message),
+        "spec": hide_secrets(job.spec),
+        "labels": hide_secrets(job.labels),
+    }
     return replace(
         source,
-        job=job.model_copy(update=said),
+        job=job.model_copy(update=hidden),
         why=source.why.model_copy(update={"sentence": mask.apply(source.why.sentence)}),
         overrides=[
             row.model_copy(

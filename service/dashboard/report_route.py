@@ -58,7 +58,7 @@ async def get_report(job: JobDep, state: StateDep) -> StreamingResponse:
     """
     refusal = f"one report is being built and {MAX_WAITING_REPORTS} wait; try again in a minute"
     with hold_place(state.report_places, refusal):
-        page = await anyio.to_thread.run_sync(build_page, job, state, limiter=state.report_builds)
+        page = await anyio.to_thread.run_sync(_build_page, job, state, limiter=state.report_builds)
     return StreamingResponse(
         _split_pieces(page.pieces),
         media_type="text/html; charset=utf-8",
@@ -71,7 +71,7 @@ async def get_report(job: JobDep, state: StateDep) -> StreamingResponse:
     )
 
 
-def build_page(job: JobRow, state: AppState) -> ReportPage:
+def _build_page(job: JobRow, state: AppState) -> ReportPage:
     repository = state.repository
     limits = choose_limits(len(stored_layers(job)))
     rows = read_report_rows(state.database, job.id, limits, event_types=REPORTED_EVENTS)

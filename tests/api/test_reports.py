@@ -119,7 +119,7 @@ def test_more_reports_than_wait_are_refused(
         end.wait()
         return ReportPage(pieces=(b"built",), policy="default-src 'none'")
 
-    monkeypatch.setattr(report_route, "build_page", build)
+    monkeypatch.setattr(report_route, "build_report", build)
     count = MAX_WAITING_REPORTS + 2
     with ThreadPoolExecutor(count) as pool:
         path = f"{JOBS}/{job_id}/report"

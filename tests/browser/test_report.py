@@ -82,7 +82,7 @@ def test_a_change_of_an_unknown_cause_leaves_the_charts(browser: Browser, tmp_pa
     file.write_bytes(b"".join(build_report(make_source(3, events=events)).pieces))
     page = browser.new_page()
     faults: list[object] = []
-    page.on("pageerror", faults.append)
+    page.on("pageerror", lambda error: faults.append(error))
     page.goto(file.as_uri())
     expect(page.locator("#levels .main-svg").first).to_be_visible()
     assert faults == []

@@ -249,7 +249,7 @@ def test_secrets_are_left_out_of_messages_and_output() -> None:
     }
     source = make_source(
         1,
-        job=make_job(1, spec=spec, status="FAILED", message=said),
+        job=make_job(1, spec=spec, status="FAILED", message=said, labels={"pwd": "s3cret"}),
         why=make_source(1).why.model_copy(update={"sentence": said}),
         overrides=[make_override(1, reason=said, message=said)],
         attempts=[make_attempt(message=said)],
