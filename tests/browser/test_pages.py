@@ -222,7 +222,7 @@ def test_a_filter_that_is_not_applied_yet_goes_before_the_page_of_older_jobs(pag
     page.goto("/?name_prefix=turned&status=SUCCEEDED&status=FAILED")
     link = page.locator("#rows a")
     expect(link).to_have_attribute("href", f"/jobs/{ids[1]}")
-    expect(page.get_by_label("State")).to_have_value("SUCCEEDED, FAILED")
+    expect(page.get_by_label("State", exact=True)).to_have_value("SUCCEEDED, FAILED")
     page.get_by_label("Start of the name").fill("turned-0")
     page.get_by_role("button", name="Older jobs").click()
     expect(link).to_have_attribute("href", f"/jobs/{ids[0]}")
@@ -236,7 +236,6 @@ def test_a_row_keeps_the_focus_while_the_list_is_read_again(page, running):
     link.focus()
     for _ in range(3):
         page.wait_for_event("requestfinished", lambda request: "/api/v1/jobs?" in request.url)
-    expect(page.locator("#rows tr", has=link)).to_be_visible()
     expect(link).to_be_focused()
 
 
