@@ -45,9 +45,11 @@ class Command(TyperCommand):
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, without the types of flags in the help."""
         return _hide_flag_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; a reader of the output that has left is no error."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

@@ -218,7 +218,7 @@ def list_jobs(
     with connect_client(url) as client:
         if cloned_from is not None:
             chosen["cloned_from"] = _find_id(client, cloned_from)
-        read = partial(_read_jobs, client, chosen)
+        read = partial(_read_jobs, client=client, chosen=chosen)
         found = PagedItems(read, limit=limit, cursor=cursor)
         if json:
             print_json_list(found)
@@ -228,7 +228,7 @@ def list_jobs(
     report_more("jobs", found)
 
 
-def _read_jobs(client: Client, chosen: dict[str, Any], size: int, after: Any) -> JobPage:
+def _read_jobs(size: int, after: Any, *, client: Client, chosen: dict[str, Any]) -> JobPage:
     return client.jobs(**chosen, limit=size, cursor=after)
 
 
