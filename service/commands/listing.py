@@ -222,11 +222,15 @@ def list_jobs(
             limit=limit,
             cursor=cursor,
         )
-        if json:
-            print_json_list(found)
-            return
-        out = create_console()
-        out.print(_job_table(found, out.width))
+        _print_jobs(found, json=json)
+
+
+def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:
+    if json:
+        print_json_list(found)
+        return
+    out = create_console()
+    out.print(_job_table(found, out.width))
     report_more("jobs", found)
 
 
