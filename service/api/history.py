@@ -14,10 +14,10 @@ from pydantic import Field
 from service.api.callers import require_scope
 from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
-from service.api.history_schemas import DecisionPage, EpochPage
+from service.api.history_schemas import CheckpointList, DecisionPage, EpochPage
 from service.api.logger_schemas import LoggerList, LoggerView
 from service.api.problems import describe_problems
-from service.api.schemas import AttemptList, CheckpointList, ScheduleView
+from service.api.schemas import AttemptList, ScheduleView
 from service.api.views import (
     attempt_view,
     checkpoint_views,

@@ -13,11 +13,11 @@ from accordion.config import Config
 from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.policies import POLICIES, check_policy
 from service.api.cluster_schemas import ClusterView, NodeView
+from service.api.history_schemas import CheckpointView
 from service.api.override_schemas import OverrideView
 from service.api.schemas import (
     AttemptView,
     BatchSchedule,
-    CheckpointView,
     DecisionView,
     EpochView,
     EventView,

@@ -7,12 +7,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, get_args
 
-from service.api.history_schemas import DecisionPage, EpochPage, GapView
+from service.api.history_schemas import CheckpointList, DecisionPage, EpochPage, GapView
 from service.api.logger_schemas import LoggerList
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.schemas import (
     AttemptList,
-    CheckpointList,
     DecisionView,
     EpochView,
     EventView,

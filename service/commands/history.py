@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.table import Table
 
-    from service.api.history_schemas import EpochPage
+    from service.api.history_schemas import CheckpointView, EpochPage
     from service.api.logger_schemas import LoggerView
     from service.api.override_schemas import OverrideView
-    from service.api.schemas import AttemptView, CheckpointView, JobView, ScheduleView
+    from service.api.schemas import AttemptView, JobView, ScheduleView
     from service.client import Client
     from service.domain.step_profile import Cause
 

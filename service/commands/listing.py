@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from service.api.schemas import JobPage, JobView, ProgressView
+    from service.api.schemas import JobView, ProgressView
     from service.client import Client
 
 ID_SHOWN = 13
@@ -218,18 +217,21 @@ def list_jobs(
     with connect_client(url) as client:
         if cloned_from is not None:
             chosen["cloned_from"] = _find_id(client, cloned_from)
-        read = partial(_read_jobs, client=client, chosen=chosen)
-        found = PagedItems(read, limit=limit, cursor=cursor)
-        if json:
-            print_json_list(found)
-            return
-        out = create_console()
-        out.print(_job_table(found, out.width))
+        found = PagedItems(
+            lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
+            limit=limit,
+            cursor=cursor,
+        )
+        _print_jobs(found, json=json)
+
+
+def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:
+    if json:
+        print_json_list(found)
+        return
+    out = create_console()
+    out.print(_job_table(found, out.width))
     report_more("jobs", found)
-
-
-def _read_jobs(size: int, after: Any, *, client: Client, chosen: dict[str, Any]) -> JobPage:
-    return client.jobs(**chosen, limit=size, cursor=after)
 
 
 def _upper(words: list[str] | None) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from service.api.views import checkpoint_views
 from service.checkpoint_removal import RETRY_S, choose_kept
 from service.runtime.ray_backend import RayBackend
 from service.store.job_lifecycle import accept_any
@@ -23,6 +24,11 @@ def end_job(world: World) -> str:
     return job_id
 
 
+def saved(job_id: str, name: str, step: int) -> CheckpointRow:
+    numbers = {"attempt": 1, "generation": 1, "epoch": step, "size_bytes": 1}
+    return CheckpointRow(job_id=job_id, name=name, step=step, seconds=1.0, time=step, **numbers)
+
+
 def wait_for_removal(world: World, job_id: str) -> None:
     world.turn_until(lambda: world.job(job_id).checkpoints_removed_at is not None, limit=5000)
 
@@ -32,6 +38,8 @@ def test_an_old_ended_job_keeps_only_its_newest_checkpoint(
 ) -> None:
     world = World(tmp_path, database_url=database_url, checkpoint_retention_s=DAY_S)
     old = end_job(world)
+    with world.database.write() as session:
+        session.add_all(saved(old, name, step) for step, name in enumerate(FILES))
     world.runtime.read_only = True
     world.clock.now += DAY_S
     recent = end_job(world)
@@ -43,6 +51,8 @@ def test_an_old_ended_job_keeps_only_its_newest_checkpoint(
     assert world.runtime.checkpoint_files == {old: {"g1-e3": True}, recent: FILES}
     newest = world.repository.events(old, after=0)[-1]
     assert (newest.type, newest.data["kept"]) == ("retention", ["g1-e3"])
+    views = checkpoint_views(world.job(old), world.repository.checkpoints(old))
+    assert [view.name for view in views if view.kept] == ["g1-e3"]
     with world.database.read() as session:
         [entry] = session.query(AuditRow).where(AuditRow.action == "job.checkpoints_removed")
     assert (entry.user, entry.after) == ("retention", {"checkpoints": ["g1-e3"]})
