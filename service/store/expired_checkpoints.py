@@ -55,12 +55,15 @@ class ExpiredCheckpoints:
                 return
             row.version += 1
             row.checkpoints_removed_at = now
+            gone = update(CheckpointRow).where(
+                CheckpointRow.job_id == row.id,
+                CheckpointRow.name.not_in(kept),
+                CheckpointRow.removed_at.is_(None),
+            )
+            session.execute(gone.values(removed_at=now))
             if not removed:
                 return
-            is_removed = CheckpointRow.job_id == row.id, CheckpointRow.name.in_(removed)
-            session.execute(update(CheckpointRow).where(*is_removed).values(removed_at=now))
-            names = {"removed": sorted(removed), "kept": sorted(kept)}
-            data = {**names, "by": self._caller.user}
+            data = {"removed": sorted(removed), "kept": sorted(kept)}
             append_event(session, row, "retention", data=data, now=now)
             append_audit(
                 session,

@@ -59,8 +59,15 @@ def test_an_old_ended_job_keeps_only_its_newest_checkpoint(
     world.close()
 
 
-def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(tmp_path: Path) -> None:
-    world = World(tmp_path, checkpoint_retention_s=DAY_S, ended_checkpoints="none")
+def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
+    tmp_path: Path, database_url: str
+) -> None:
+    world = World(
+        tmp_path,
+        database_url=database_url,
+        checkpoint_retention_s=DAY_S,
+        ended_checkpoints="none",
+    )
     job_id = world.submit(training={"epochs": 400})
     world.lifecycle.cancel(job_id, accept_any, grace_s=1.0)
     world.runtime.checkpoint_files[job_id] = dict(FILES)
