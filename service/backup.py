@@ -195,6 +195,9 @@ def _extract_members(file: Path, folder: Path) -> BackupContents:
         contents = _read_contents(archive, file)
         for name in (_DATABASE, *(f"{_CODE}/{one}" for one in contents.code)):
             _extract_member(archive, name, folder)
+        # The checksum of a compressed file is at its end, which is checked once it is reached.
+        while archive.next() is not None:
+            pass
     return contents
 
 

@@ -41,6 +41,8 @@ _SETTINGS = {
 """What a crash of the machine would lose, the tests do not need; a crash of the server loses
 nothing.
 """
+REPLICATED = _SETTINGS | {"max_wal_senders": "4", "wal_level": "replica"}
+"""Settings of a server that has a standby."""
 _KEEP_FIRST_ROWS = """
 CREATE SCHEMA first_rows;
 DO $$
@@ -198,7 +200,7 @@ def run_standby(
     """
     user = _ordinary_user()
     cluster = _Cluster(
-        folder=primary.log.parent, programs=initdb.parent, user=user, settings=_SETTINGS
+        folder=primary.log.parent, programs=initdb.parent, user=user, settings=REPLICATED
     )
     command = [cluster.programs / "pg_basebackup", "-D", cluster.folder / "standby", "-R"]
     command += ["-h", primary.host, "-p", str(primary.port), "-U", _USER, "-c", "fast", "--no-sync"]

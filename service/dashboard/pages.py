@@ -41,7 +41,7 @@ def render_page(
         .render(
             static=f"/static/pages/{compute_fingerprint()}",
             user=caller.user if caller else "",
-            may_audit=caller is not None and Scope.ADMIN in caller.scopes,
+            may_audit=caller is not None and Scope.AUDIT in caller.scopes,
             signed_in=state.cookie in request.cookies,
             page=page,
             provider=state.oidc.config.name if state.oidc else "",

@@ -92,12 +92,13 @@ def show_cluster(request: Request) -> Response:
     return render_page(request, "cluster.html", page="cluster")
 
 
-@router.get("/audit", dependencies=[_READS])
+@router.get("/audit")
 def show_audit_log(request: Request, caller: CallerDep) -> Response:
-    """Show who changed what, to those who may read it."""
-    if Scope.ADMIN not in caller.scopes:
-        why = describe_missing_scope(caller, Scope.ADMIN)
-        refusal = {"heading": "Not allowed", "message": f"The audit log is for admins: {why}."}
+    """Show who changed what, to those who may read it; others get a page that says so."""
+    if Scope.AUDIT not in caller.scopes:
+        why = describe_missing_scope(caller, Scope.AUDIT)
+        message = f"The audit log is for operators and admins: {why}."
+        refusal = {"heading": "Not allowed", "message": message}
         return render_page(request, "missing.html", status=HTTPStatus.FORBIDDEN, **refusal)
     return render_page(request, "audit.html", page="audit")
 

@@ -37,8 +37,9 @@ RULES = {
     "/docs": ANY_TOKEN,
     "/docs/oauth2-redirect": ANY_TOKEN,
     "/redoc": ANY_TOKEN,
+    "/audit": Scope.AUDIT,
 }
-"""Rules of the routes that require no scope, by path."""
+"""Rules of the routes without a dependency that requires a scope, by path."""
 PLAN = {"spec": {**DIGITS, "workers": {"max": 2}}, "link": {"mbit_per_s": 100.0}}
 
 

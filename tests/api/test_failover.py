@@ -19,7 +19,7 @@ from service.store.models import LeaseRow
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS
 from tests.conftest import Require, free_port
-from tests.postgres import Postgres, find_program, promote, run_postgres, run_standby
+from tests.postgres import REPLICATED, Postgres, find_program, promote, run_postgres, run_standby
 
 CLIENTS, BEFORE = 4, 40
 """Clients that submit jobs, and the jobs that they submit before the primary is killed."""
@@ -74,7 +74,7 @@ class Submitters:
 def pair(require: Require) -> Iterator[Pair]:
     initdb = find_program("initdb") or require("initdb")
     with (
-        run_postgres(initdb, free_port) as primary,
+        run_postgres(initdb, free_port, REPLICATED) as primary,
         run_standby(primary, initdb, free_port) as standby,
     ):
         yield Pair(primary, standby, initdb)

@@ -121,7 +121,8 @@ def test_a_server_gets_every_epoch_and_shows_the_run_where_the_job_says(
 def test_a_run_whose_id_was_not_recorded_is_found_again(world: LoggerWorld, url: str) -> None:
     from mlflow import MlflowClient
 
-    job_id = submit(world, url, experiment="found-again")
+    name = f"found-again-{world.database.engine.dialect.name}"
+    job_id = submit(world, url, experiment=name)
     world.train_epochs(job_id, 1)
     run_id = world.serve(job_id).run_id
     with world.database.write() as session:
@@ -132,7 +133,7 @@ def test_a_run_whose_id_was_not_recorded_is_found_again(world: LoggerWorld, url:
     world.finish(job_id)
     assert world.serve(job_id).run_id == run_id
     client = MlflowClient(url)
-    experiment = client.get_experiment_by_name("found-again")
+    experiment = client.get_experiment_by_name(name)
     assert len(client.search_runs([experiment.experiment_id])) == 1
 
 

@@ -255,9 +255,12 @@ def test_secrets_that_are_set_at_once_stay_within_the_limit(client: TestClient) 
     assert len(client.get(SECRETS).json()["items"]) == MAX_SECRETS
 
 
-def test_a_key_that_cannot_be_written_or_is_too_short_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("short")
-    settings = load_settings(home=tmp_path, secrets_key_file=tmp_path / "key")
+def test_a_key_that_cannot_be_written_or_is_too_short_is_reported(
+    tmp_path: Path, database_url: str
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("short")
+    settings = load_settings(home=tmp_path, database_url=database_url, secrets_key_file=key)
     app = create_app(settings)
     with TestClient(app, base_url=LOCAL) as client:
         answer = put(client)

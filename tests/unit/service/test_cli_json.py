@@ -81,6 +81,7 @@ webhook test ci
 webhook list
 webhook deliveries ci
 webhook send-again ci {webhook_test[id]}
+webhook rotate-secret ci
 webhook remove ci
 nodes
 node cordon 10.0.0.1 --reason test
