@@ -78,7 +78,7 @@ def check_opened(item: pytest.Item, opened: set[str]) -> None:
     if kind == "postgresql" and kind not in opened:
         pytest.fail("the test takes `database_url` and opens no database at that URL")
     is_exempt = item.get_closest_marker("sqlite_only") or "shared_database_url" in item.fixturenames
-    if kind is None and opened and not is_exempt:
+    if kind is None and "sqlite" in opened and not is_exempt:
         pytest.fail(
             f"the test opens {sorted(opened)} and runs once: open the database at `database_url`,"
             " which runs it on SQLite and on PostgreSQL"
