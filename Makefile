@@ -7,7 +7,7 @@ TORCH_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 # How many processes run tests, each a whole file at a time.
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 # How many run those with Ray or a browser, which wait half of their time.
 LIVE_PROCESSES ?= 3
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n

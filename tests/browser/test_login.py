@@ -71,7 +71,7 @@ def test_signing_out_closes_the_pages(page):
     sign_in(page, TOKEN)
     page.get_by_role("button", name="Sign out").click()
     page.goto("/cluster")
-    expect(page).to_have_url("/login")
+    expect(page).to_have_url("/login?next=%2Fcluster")
 
 
 def test_the_cookie_is_out_of_reach_of_scripts(page):
