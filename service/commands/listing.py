@@ -259,7 +259,7 @@ def _find_id(client: Client, reference: str) -> str:
 def _job_table(jobs: Iterable[JobView], width: int) -> Table:
     """Build the table of jobs, without the columns that a terminal of this width has no room for.
 
-    Names and reasons are wrapped rather than cut.
+    Reasons, and names longer than half of a line, are wrapped rather than cut.
     """
     from rich.table import Table
 
@@ -273,9 +273,10 @@ def _job_table(jobs: Iterable[JobView], width: int) -> Table:
     for column in _LESS_IMPORTANT:
         if sum(shown.values()) + _GAP * (len(shown) - 1) > width:
             shown.pop(column, None)
+    wrapped = {_WRAPPED, *(["NAME"] if shown["NAME"] > width // 2 else [])}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in shown:
-        table.add_column(column, no_wrap=column not in {"NAME", _WRAPPED}, overflow="fold")
+        table.add_column(column, no_wrap=column not in wrapped, overflow="fold")
     for row in rows:
         table.add_row(*(row[column] for column in shown))
     return table
