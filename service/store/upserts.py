@@ -24,8 +24,9 @@ class Upserts:
         self._rows: dict[type[Base], list[dict[str, Any]]] = {}
 
     def add(self, entity: type[Base], values: Mapping[str, Any]) -> None:
-        """Add a row, with a value for every column; later rows win."""
-        self._rows.setdefault(entity, []).append(dict(values))
+        """Add a row; columns without a value become null, and later rows win."""
+        row = {**dict.fromkeys(inspect(entity).local_table.c.keys()), **values}
+        self._rows.setdefault(entity, []).append(row)
 
     def write(self) -> None:
         """Write the rows that were added since the last call."""

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from accordion.messages import Decision
 from service.domain.access import FULL_ACCESS
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Reason, Status
+from service.store.checkpoint_table import CheckpointRow
 from service.store.database import Database
 from service.store.job_submission import JobSubmission, RequestedOverride
 from service.store.models import AttemptRow, EventRow, JobRow
@@ -415,6 +417,16 @@ def test_a_record_that_the_cursor_has_passed_changes_nothing(row: Row) -> None:
     older = Record(attempt=2, generation=4, seq=99, time=1.0, payload=FAILURE)
     row.take(Drained(records=(older, again)))
     assert (row.job.failures, len(row.events("workers"))) == (1, 1)
+
+
+def test_a_checkpoint_that_is_saved_again_is_no_longer_removed(row: Row) -> None:
+    """Retention removes checkpoints of ended jobs, and a retried job saves them again."""
+    row.report(CHECKPOINT)
+    with row.repository.database.write() as session:
+        session.execute(update(CheckpointRow).values(removed_at=1.5))
+    row.report(CHECKPOINT, generation=6)
+    [saved] = row.repository.checkpoints(row.id)
+    assert (saved.generation, saved.removed_at) == (6, None)
 
 
 def test_a_checkpoint_ends_a_row_of_losses(row: Row) -> None:
