@@ -101,7 +101,7 @@ def test_the_cluster_page_shows_quotas_and_what_is_used(open_as, ada, admin, job
     expect(page.get_by_role("heading", name="Quotas")).to_be_hidden()
 
 
-def test_only_admins_see_on_a_page_who_changed_what(open_as, ada, job):
+def test_only_operators_and_admins_see_the_audit_page(open_as, ada, job):
     client, token = ada
     client.change(job.id, priority=40)
     page = open_as(ADMIN)
@@ -125,7 +125,7 @@ def test_only_admins_see_on_a_page_who_changed_what(open_as, ada, job):
     expect(page.get_by_role("link", name="Cluster")).to_be_visible()
     expect(page.get_by_role("link", name="Audit log")).to_have_count(0)
     assert page.goto("/audit").status == 403
-    expect(page.get_by_text("this needs the scope 'admin'")).to_be_visible()
+    expect(page.get_by_text("this needs the scope 'audit'")).to_be_visible()
 
 
 def test_only_those_who_see_all_jobs_filter_them_by_owner(open_as, ada, job, admin):
