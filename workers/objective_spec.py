@@ -18,13 +18,13 @@ class ObjectiveSpec(Strict):
     """
 
     metric: str = Field(min_length=1, max_length=100)
-    """Metric of the evaluation after each epoch, such as `accuracy` or `loss`
+    """Metric of the evaluation, such as `accuracy` or `loss`
     (`GET /api/v1/tasks`); a script gives its own to `session.end_epoch(accuracy=...)`.
     """
     mode: Mode
     """Which value is better: the smaller one (`min`) or the larger one (`max`)."""
     patience: Whole | None = Field(default=None, ge=1, le=100_000)
-    """Epochs in a row without an improvement after which training ends. Null: all epochs are
+    """Evaluations in a row without an improvement after which training ends. Null: all epochs are
     trained.
     """
     min_delta: Number = Field(default=0.0, ge=0)
@@ -53,8 +53,8 @@ def describe_early_end(objective: ObjectiveSpec | None) -> str:
     """Describe in one sentence why training ended before its last epoch."""
     if objective is None:
         return "training ended early"
-    epochs = "1 epoch" if objective.patience == 1 else f"{objective.patience} epochs"
-    return f"training ended early: {objective.metric} did not improve for {epochs}"
+    times = "1 evaluation" if objective.patience == 1 else f"{objective.patience} evaluations"
+    return f"training ended early: {objective.metric} did not improve in {times}"
 
 
 __all__ = ["Mode", "ObjectiveSpec", "check_metric", "describe_early_end"]

@@ -173,6 +173,10 @@ class TrainingSpec(Strict):
 
     epochs: Whole = Field(default=20, ge=1, le=100_000)
     """Passes over the training data."""
+    evaluate_every_epochs: Whole = Field(default=1, ge=1, le=100_000)
+    """Epochs between two evaluations; the last epoch is evaluated as well. A script reads
+    `session.evaluation_is_due`.
+    """
     global_batch: Whole = Field(default=64, ge=1, le=MAX_SAMPLES)
     """Samples per step, over all workers; with `batch`, those of the low level."""
     micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)

@@ -76,7 +76,7 @@ _PARTS = {
     Cause.EVALUATION: _Part(
         phases=("evaluate",),
         text="Evaluation holds this job up: spread over the steps, it takes {share}",
-        change="Evaluate on fewer samples or less often",
+        change="Evaluate less often (training.evaluate_every_epochs), or on fewer samples",
     ),
     Cause.CHECKPOINTS: _Part(
         phases=("checkpoint",),

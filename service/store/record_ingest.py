@@ -269,7 +269,8 @@ class _Intake:
         content = epoch.model_dump(mode="json")
         row = {"epoch": epoch.epoch, "record": content, **_origin_columns(record)}
         self._upserts.add(EpochRow, {"job_id": self._job.id, **row})
-        self._job.metrics = dict(epoch.metrics)
+        if epoch.metrics:
+            self._job.metrics = dict(epoch.metrics)
         progress = stored_progress(self._job)
         if progress is not None and progress["step"] <= epoch.step:
             at_end = {

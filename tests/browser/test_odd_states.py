@@ -263,6 +263,27 @@ def test_metrics_of_other_sizes_have_an_axis_of_their_own_and_accuracy_comes_fir
     expect(page.locator("#epochs tr").first).to_contain_text("accuracy 90.0 %, perplexity 62.5")
 
 
+def test_lines_join_the_epochs_that_were_evaluated(page, service):
+    job_id = service.submit("seldom", epochs=3)
+    service.wait_for_end(job_id)
+    epochs = service.client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"]
+    for row, metrics in zip(epochs, ({"loss": 0.5, "accuracy": 0.75}, {}, {}), strict=True):
+        row["metrics"] = metrics
+    epochs[2]["metrics"] = {"loss": 0.25, "accuracy": 0.875}
+    epochs.append({**epochs[2], "epoch": 3, "metrics": {}})
+    page.route(f"**/{job_id}/epochs?**", lambda route: route.fulfill(json={"items": epochs}))
+    page.route(
+        "**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body="")
+    )
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#tiles")).to_contain_text("Accuracy87.5 %")
+    drawn = page.evaluate(
+        "['loss', 'metrics'].map((id) => document.getElementById(id).data.at(-1))"
+        ".map(({ x, y }) => ({ x, y }))"
+    )
+    assert drawn == [{"x": [0, 2], "y": [0.5, 0.25]}, {"x": [0, 2], "y": [0.75, 0.875]}]
+
+
 def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(page, service):
     job_id = service.submit("long", epochs=3)
     service.wait_for_end(job_id)

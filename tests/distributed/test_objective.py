@@ -94,6 +94,29 @@ def test_a_checkpoint_within_an_epoch_has_no_objective(run_group, tmp_path):
     assert [step for step, value in saved.items() if value is not None] == [4, 8]
 
 
+def evaluating(job: JobSpec, every: int) -> JobSpec:
+    training = job.training.model_copy(update={"evaluate_every_epochs": every})
+    return job.model_copy(update={"training": training})
+
+
+def test_every_other_epoch_and_the_last_are_evaluated(run_group, tmp_path):
+    job = evaluating(comparing(5, mode="min", every=100), 2)
+    [result, _] = run_group(2, run_job, tmp_path, job)
+    records = result.link.of("epoch")
+    assert [bool(record.metrics) for record in records] == [False, True, False, True, True]
+    assert [record.epoch for record in result.link.of("checkpoint")] == [2, 4, 5]
+    assert objectives(tmp_path) == {5: records[4].metrics["loss"]}
+
+
+def test_an_epoch_without_an_evaluation_does_not_count_for_patience(run_group, tmp_path):
+    job = evaluating(comparing(mode="max", patience=2, keep=100), 2)
+    [result, _] = run_group(2, run_job, tmp_path, job)
+    losses = [record.metrics.get("loss") for record in result.link.of("epoch")]
+    assert result.outcome == "ended early"
+    assert [loss is not None for loss in losses] == [False, True] * 3
+    assert objectives(tmp_path) == dict(enumerate(losses, start=1))
+
+
 def test_manifests_without_an_objective_are_those_of_earlier_versions(run_group, tmp_path):
     [result, _] = run_group(2, run_job, tmp_path, synthetic(1))
     [record] = result.link.of("checkpoint")
@@ -129,6 +152,18 @@ def test_a_script_with_its_own_loop_ends_there(run_group, tmp_path):
     assert result.outcome == "ended early"
     assert epochs_of(result.link) == [0, 1]
     assert "end" not in result.said
+
+
+def test_a_script_is_told_which_epochs_to_evaluate(run_group, tmp_path):
+    text = ending("**({'accuracy': 0.5} if session.evaluation_is_due else {})")
+    training = {**SPEC["training"], "epochs": 5, "evaluate_every_epochs": 3}
+    objective = {"objective": {"metric": "accuracy", "mode": "max"}}
+    [result, _] = run_group(
+        2, run_own_script, order_of(tmp_path, text, training=training, **objective)
+    )
+    assert result.outcome == "completed"
+    due = [record.epoch for record in result.link.of("epoch") if record.metrics]
+    assert due == [2, 4]
 
 
 @pytest.mark.parametrize(

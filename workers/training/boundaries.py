@@ -24,6 +24,7 @@ from workers.training.evaluation import (
     MetricSums,
     Summary,
     gather_summaries,
+    is_evaluation_due,
     mean_loss,
     mean_metrics,
     sync_drifted_parameters,
@@ -128,13 +129,19 @@ def follow_signals(state: TrainState, signals: frozenset[Signal]) -> Outcome | N
 def finish_epoch(
     state: TrainState, measure: Callable[[], MetricSums], *, rates: EpochRates, is_last: bool
 ) -> bool:
-    """Evaluate, decide on the next epoch, report, and save if due; all ranks together.
+    """Evaluate if due, decide on the next epoch, report, and save if due; all ranks together.
+
+    Args:
+        state: state of training.
+        measure: measures this worker's metrics; empty if no evaluation is due.
+        rates: learning rates at the end of the epoch.
+        is_last: whether no epoch follows.
 
     Returns:
         False if the job was cancelled and its final state could not be saved.
 
     Raises:
-        TaskRaised: the metrics lack the objective's.
+        TaskRaised: the metrics lack the objective's, and an evaluation is due.
     """
     epoch, decision = state.position.epoch, state.session.decision
     state.context.control.enter_phase("epoch end", epoch=epoch, step=state.session.steps)
@@ -145,7 +152,7 @@ def finish_epoch(
     with state.phases("decide"):
         switch = state.session.end_epoch(lr=rates.epoch, next_lr=rates.next_epoch)
     loss, metrics = mean_loss(summaries), mean_metrics(summaries)
-    follow_objective(state, metrics, summaries)
+    follow_objective(state, metrics, summaries, is_last=is_last)
     is_last = is_last or state.ends_early
     if not is_last:
         balance_workers(state)
@@ -167,17 +174,24 @@ def finish_epoch(
 
 
 def follow_objective(
-    state: TrainState, metrics: Mapping[str, float], summaries: Sequence[Summary]
+    state: TrainState,
+    metrics: Mapping[str, float],
+    summaries: Sequence[Summary],
+    *,
+    is_last: bool,
 ) -> None:
     """Note the objective's value after an epoch, and log on rank 0 if training ends with it.
 
     Raises:
-        TaskRaised: the metrics lack the objective's.
+        TaskRaised: the metrics lack the objective's, and an evaluation is due.
     """
     objective, epoch = state.spec.objective, state.position.epoch
     if objective is None:
         return
     measured = {name for part in summaries for name in part.metric_totals}
+    if not measured and not is_evaluation_due(state.spec.training, epoch, is_last=is_last):
+        state.objective = state.objective.after_unmeasured()
+        return
     try:
         value = read_objective(objective, metrics, measured=measured)
     except ValueError as error:
@@ -186,7 +200,7 @@ def follow_objective(
     if state.ends_early and state.context.rank == 0:
         state.context.link.log(
             f"training ends after epoch {epoch}: {objective.metric} has not improved on"
-            f" {state.objective.best} for {state.objective.stale_epochs} epochs"
+            f" {state.objective.best} in {state.objective.stale_epochs} evaluations"
         )
 
 

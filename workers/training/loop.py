@@ -5,6 +5,8 @@ Runs in any process group: Ray's, or the one of a test.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
@@ -22,7 +24,7 @@ from workers.training.boundaries import (
 )
 from workers.training.clock import Clock
 from workers.training.context import WorkerContext
-from workers.training.evaluation import measure_metrics
+from workers.training.evaluation import MetricSums, is_evaluation_due, measure_metrics
 from workers.training.resume import StopRequested
 from workers.training.sampler import (
     batch_at,
@@ -177,8 +179,8 @@ def min_step_s(spec: JobSpec) -> float:
 
 
 def close_epoch(state: TrainState) -> bool:
-    """Evaluate, decide on the next epoch, report and save; False if a cancelled job's final state
-    could not be saved.
+    """Evaluate if due, decide on the next epoch, report and save; False if a cancelled job's final
+    state could not be saved.
     """
     epoch = state.position.epoch
     rates = EpochRates(
@@ -186,8 +188,11 @@ def close_epoch(state: TrainState) -> bool:
         epoch=state.schedule.epoch_rate(epoch),
         next_epoch=state.schedule.epoch_rate(epoch + 1),
     )
-    is_last = epoch + 1 == state.spec.training.epochs
-    return finish_epoch(state, lambda: measure_metrics(state), rates=rates, is_last=is_last)
+    training = state.spec.training
+    is_last = epoch + 1 == training.epochs
+    due = is_evaluation_due(training, epoch, is_last=is_last)
+    measure = partial(measure_metrics, state) if due else MetricSums
+    return finish_epoch(state, measure, rates=rates, is_last=is_last)
 
 
 __all__ = ["min_step_s", "train_epochs", "train_job"]

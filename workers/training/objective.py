@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.objective_spec import ObjectiveSpec, check_metric
 
@@ -16,24 +16,32 @@ class ObjectiveProgress:
     """Values of the objective's metric up to now; equal on all ranks, and part of checkpoints."""
 
     newest: float | None = None
-    """Value after the last finished epoch; None if it was not finite, or no epoch is finished."""
+    """Value after the last finished epoch; None if it was not finite or not measured, or no epoch
+    is finished.
+    """
     best: float | None = None
     """Value from which the next improvement is counted; None before the first finite one."""
     stale_epochs: int = 0
-    """Finished epochs since the last improvement."""
+    """Evaluated epochs since the last improvement."""
 
     def after(self, objective: ObjectiveSpec, value: float | None) -> ObjectiveProgress:
-        """Return the progress after one more epoch; `value` is None if it was not finite."""
+        """Return the progress after one more evaluated epoch; `value` is None if it was not
+        finite.
+        """
         if value is None or not math.isfinite(value):
             return ObjectiveProgress(best=self.best, stale_epochs=self.stale_epochs + 1)
         if self.best is None or objective.is_better(value, self.best):
             return ObjectiveProgress(newest=value, best=value)
         return ObjectiveProgress(newest=value, best=self.best, stale_epochs=self.stale_epochs + 1)
 
+    def after_unmeasured(self) -> ObjectiveProgress:
+        """Return the progress after one more epoch that was not evaluated."""
+        return replace(self, newest=None)
+
     @property
     def has_improved(self) -> bool:
         """Whether the last finished epoch was better than all before it."""
-        return self.best is not None and self.stale_epochs == 0
+        return self.newest is not None and self.stale_epochs == 0
 
     def is_exhausted(self, objective: ObjectiveSpec | None) -> bool:
         """Return whether training ends because the metric has not improved for too long."""

@@ -45,7 +45,7 @@ from workers.training.checkpointing import save_checkpoint
 from workers.training.clock import Clock
 from workers.training.context import WorkerContext
 from workers.training.data_paths import find_data
-from workers.training.evaluation import MetricSums
+from workers.training.evaluation import MetricSums, is_evaluation_due
 from workers.training.load_timing import time_loading
 from workers.training.sampler import (
     batch_at,
@@ -273,6 +273,15 @@ class ScriptSession:
             if state.position.epoch == epoch:
                 self.end_epoch()
 
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether this epoch is one of those that `training.evaluate_every_epochs` asks to
+        evaluate; `end_epoch` needs no metrics otherwise.
+        """
+        state, epoch = self.state, self.state.position.epoch
+        is_last = epoch + 1 == self._epochs
+        return is_evaluation_due(state.spec.training, epoch, is_last=is_last)
+
     def backward(self, loss: Tensor) -> None:
         """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number;
         once per step.
@@ -331,7 +340,7 @@ class ScriptSession:
         improving, `epochs` ends; a script with a loop of its own ends here by SystemExit.
 
         Raises:
-            TaskRaised: the metric of the job's `objective` is not given.
+            TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
         rate = float(state.optimizer.param_groups[0]["lr"])

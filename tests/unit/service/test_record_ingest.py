@@ -370,6 +370,11 @@ def test_an_epoch_that_ended_moves_the_progress_on_and_never_back(row: Row) -> N
     assert row.job.metrics == {"accuracy": 0.5}
 
 
+def test_the_metrics_are_those_of_the_newest_evaluation(row: Row) -> None:
+    row.report(epoch(0, 9), epoch(1, 18).model_copy(update={"metrics": {}}))
+    assert row.job.metrics == {"accuracy": 0.5}
+
+
 def test_an_epoch_that_ended_tells_its_own_loss_and_not_that_of_some_steps(row: Row) -> None:
     row.take(Drained(progress=progress(2, 5, step=18, loss=0.3)))
     row.report(epoch(1, 18))

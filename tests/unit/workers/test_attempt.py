@@ -37,7 +37,7 @@ def test_an_attempt_that_stopped_improving_has_succeeded(world: Callable[..., Wo
     launch = here.attempt.launch
     spec = launch.spec.model_copy(update={"objective": objective})
     end = replace(here.attempt, launch=launch.model_copy(update={"spec": spec})).run()
-    message = "training ended early: accuracy did not improve for 3 epochs"
+    message = "training ended early: accuracy did not improve in 3 evaluations"
     assert end == EndRecord(status="SUCCEEDED", reason="STOPPED_IMPROVING", message=message)
 
 

@@ -45,6 +45,17 @@ def test_the_best_value_is_that_of_all_epochs(values: list[float | None], mode: 
     assert found.has_improved == (bool(finite) and found.stale_epochs == 0)
 
 
+@given(VALUES)
+def test_an_epoch_without_an_evaluation_changes_neither_the_best_nor_the_count(
+    values: list[float | None],
+) -> None:
+    spec = objective()
+    before = follow(spec, values)
+    after = before.after_unmeasured()
+    assert (after.newest, after.has_improved) == (None, False)
+    assert (after.best, after.stale_epochs) == (before.best, before.stale_epochs)
+
+
 @given(VALUES, st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]))
 def test_negated_values_are_minimized_alike(
     values: list[float | None], patience: int, min_delta: float
@@ -110,6 +121,6 @@ def test_the_table_of_tasks_names_the_metrics(name: str) -> None:
 
 def test_an_early_end_is_described() -> None:
     assert describe_early_end(objective(patience=1)) == (
-        "training ended early: accuracy did not improve for 1 epoch"
+        "training ended early: accuracy did not improve in 1 evaluation"
     )
     assert describe_early_end(objective(patience=3)).endswith("for 3 epochs")

@@ -54,13 +54,16 @@ const line = (name, epochs, pick, series, more = {}) => ({
   hovertemplate: "%{y:.4~g}", connectgaps: false,
 });
 
+// A line joins the evaluated epochs, and has a gap where an evaluation gave no finite value.
+const evaluated = (epochs) => epochs.filter(({ metrics }) => Object.keys(metrics).length);
+
 const newest = (epochs, pick) => epochs.map(pick).filter(Number.isFinite).at(-1);
 
 const LABELS = { compute: "compute", communicate: "communicate", optimize: "optimize", evaluate: "evaluate", checkpoint: "checkpoint", decide: "decide", wait: "wait", load: "load", encode: "encode" };
 
 export function drawLines({ epochs, marked }) {
   const evalLoss = (row) => row.metrics.loss ?? null;
-  draw("loss", [line("training", epochs, (row) => row.loss, 1), line("evaluation", epochs, evalLoss, 2)],
+  draw("loss", [line("training", epochs, (row) => row.loss, 1), line("evaluation", evaluated(epochs), evalLoss, 2)],
     { yaxis: { rangemode: "tozero" } },
     `Newest training loss ${newest(epochs, (row) => row.loss)}, evaluation loss ${newest(epochs, evalLoss)}.`, marked);
   drawMetrics({ epochs, marked });
@@ -76,7 +79,7 @@ function drawMetrics({ epochs, marked }) {
   const isLeft = (name) => isPart(name) === isPart(names[0]);
   const lines = names.map((name, index) => {
     const side = isLeft(name) ? { name } : { name: `${name} (right)`, yaxis: "y2" };
-    return { ...line(name, epochs, of(name), 3 + index % 4), ...side };
+    return { ...line(name, evaluated(epochs), of(name), 3 + index % 4), ...side };
   });
   draw("metrics", lines, { yaxis: names.filter(isLeft).every((name) => name === "accuracy") ? { tickformat: ".0%" } : {} },
     names.map((name) => `Newest ${name} ${newest(epochs, of(name))}.`).join(" "), marked);

@@ -83,7 +83,7 @@ function figures(job) {
       ? ["Traffic added", times(sent.dense, sent.payload), `${bytes(sent.payload)} instead of ${bytes(sent.dense)}: more than without compression`, true]
       : ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} vs fp16` : "vs fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
-    ...main(last?.metrics ?? job.metrics),
+    ...main(epochs().findLast(({ metrics }) => measured([{ metrics }]).length)?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(count("decisions"), "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training?.optimizer?.name ?? ""],
     ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, allowedText(job)],
