@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workers.contract import TrainingSpec
+from workers.contract import JobSpec
 from workers.data.nested import to_device
 from workers.training.sampler import derive_seed, micro_batches, rank_shard
 from workers.training.train_state import TrainState, seeded_generators
@@ -117,9 +117,9 @@ def sync_drifted_parameters(state: TrainState, parts: Sequence[Summary]) -> bool
     return False
 
 
-def is_evaluation_due(training: TrainingSpec, epoch: int, *, is_last: bool) -> bool:
+def is_evaluation_due(spec: JobSpec, epoch: int, *, is_last: bool) -> bool:
     """Return whether the metrics are measured at the end of an epoch."""
-    return is_last or (epoch + 1) % training.evaluate_every_epochs == 0
+    return is_last or (epoch + 1) % spec.training.evaluate_every_epochs == 0
 
 
 @torch.no_grad()

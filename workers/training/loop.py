@@ -188,9 +188,8 @@ def close_epoch(state: TrainState) -> bool:
         epoch=state.schedule.epoch_rate(epoch),
         next_epoch=state.schedule.epoch_rate(epoch + 1),
     )
-    training = state.spec.training
-    is_last = epoch + 1 == training.epochs
-    due = is_evaluation_due(training, epoch, is_last=is_last)
+    is_last = epoch + 1 == state.spec.training.epochs
+    due = is_evaluation_due(state.spec, epoch, is_last=is_last)
     measure = partial(measure_metrics, state) if due else MetricSums
     return finish_epoch(state, measure, rates=rates, is_last=is_last)
 

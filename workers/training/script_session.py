@@ -280,7 +280,7 @@ class ScriptSession:
         """
         state, epoch = self.state, self.state.position.epoch
         is_last = epoch + 1 == self._epochs
-        return is_evaluation_due(state.spec.training, epoch, is_last=is_last)
+        return is_evaluation_due(state.spec, epoch, is_last=is_last)
 
     def backward(self, loss: Tensor) -> None:
         """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number;

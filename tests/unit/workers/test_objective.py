@@ -123,4 +123,4 @@ def test_an_early_end_is_described() -> None:
     assert describe_early_end(objective(patience=1)) == (
         "training ended early: accuracy did not improve in 1 evaluation"
     )
-    assert describe_early_end(objective(patience=3)).endswith("for 3 epochs")
+    assert describe_early_end(objective(patience=3)).endswith("in 3 evaluations")
