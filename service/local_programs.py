@@ -101,6 +101,8 @@ class LocalInstance:
     """Names of variables that workers see besides those that Ray needs."""
     token_file: Path | None = None
     """File with the admin token; None if it comes from a variable, or there is none."""
+    no_auth: bool = False
+    """Whether the API requires no token."""
 
     @property
     def ray_temp_dir(self) -> Path:
@@ -230,7 +232,8 @@ def _api_environment(instance: LocalInstance) -> dict[str, str]:
     hidden = (*_RAY_OWN, *_PIP_INDEX, _CLIENT_TOKEN)
     seen = inherit_environment(lambda name: not name.startswith(hidden))
     token = {"ACCORDION_ADMIN_TOKEN_FILE": str(instance.token_file)} if instance.token_file else {}
-    return {**seen, **_address_variables(instance), **token}
+    access = {"ACCORDION_NO_AUTH": str(instance.no_auth)}
+    return {**seen, **_address_variables(instance), **token, **access}
 
 
 def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:

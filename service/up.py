@@ -119,6 +119,7 @@ def _describe_instance(settings: Settings, home: Home, at_end: ExitStack) -> Loc
         ray_dashboard_port=_choose_dashboard_port(wanted=settings.ray_dashboard),
         passed_variables=settings.pass_to_workers,
         token_file=None if settings.admin_token else settings.admin_token_file,
+        no_auth=settings.no_auth,
     )
 
 

@@ -25,6 +25,7 @@ from service.child_processes import (
 from service.errors import SettingsError, StartError
 from service.home import Home, Running
 from service.local_programs import LocalInstance, build_programs, driver_environment, free_port
+from service.security.guards import access_of
 from service.settings import Settings, load_settings
 from service.up import last_log_line, up
 
@@ -312,6 +313,22 @@ def test_the_api_asks_for_the_token_of_the_home(home: Home) -> None:
     environments = {part.name: part.environment for part in build_programs(place)}
     assert environments["api"]["ACCORDION_ADMIN_TOKEN_FILE"] == str(home.token)
     assert "ACCORDION_ADMIN_TOKEN_FILE" not in environments["scheduler"] | environments["ray"]
+
+
+@pytest.mark.parametrize("no_auth", [True, False])
+def test_the_api_is_told_that_no_token_is_wanted(
+    home: Home, monkeypatch: pytest.MonkeyPatch, *, no_auth: bool
+) -> None:
+    monkeypatch.delenv("ACCORDION_NO_AUTH")
+    place = a_place(home, token_file=None if no_auth else home.token, no_auth=no_auth)
+    api = next(part.environment for part in build_programs(place) if part.name == "api")
+    for name in os.environ.keys() - api.keys():
+        monkeypatch.delenv(name)
+    for name, value in api.items():
+        monkeypatch.setenv(name, value)
+    home.make()
+    home.make_secrets()
+    assert (access_of(load_settings()).token is None) == no_auth
 
 
 @pytest.fixture
