@@ -15,11 +15,15 @@ from tests.e2e.real_up import Up, pids_of
 from tests.postgres import Postgres
 
 FAULTS = ("api", "scheduler", "actor", "supervisor", "worker", "connection", "database")
+SERVER_FAULTS = {"connection", "database"}
+"""Faults that need a database server, so that they are impossible with SQLite."""
 _TITLES = {"actor": "ray::AccordionActor", "supervisor": "ray::Supervisor", "worker": "ray::Worker"}
 
 
 class Faults:
-    """Plants a fault every few seconds. A database server that it starts ends with this thread."""
+    """Plants a fault every few seconds: rounds of all kinds that are possible, each in a random
+    order. A database server that it starts ends with this thread.
+    """
 
     def __init__(
         self,
@@ -33,16 +37,26 @@ class Faults:
         self._up, self._server, self._standbys = up, server, standbys
         self._draw, self._seconds = draw, seconds
         self._next_at = time.monotonic()
-        self.planted: Counter[str] = Counter()
+        self._kinds = [fault for fault in FAULTS if server or fault not in SERVER_FAULTS]
+        self._round: list[str] = []
+        """Kinds that are still to be planted in this round."""
+        self.planted = Counter(dict.fromkeys(self._kinds, 0))
 
     def plant_if_due(self) -> None:
-        """Plant a fault, if the last one was long enough ago."""
+        """Plant the next fault that finds something to kill, if the last one was long enough ago."""
         if time.monotonic() < self._next_at:
             return
-        fault = self._draw.choice(FAULTS)
-        if self._plant(fault):
+        if not self._round:
+            self._round = self._draw.sample(self._kinds, k=len(self._kinds))
+        fault = next((fault for fault in self._round if self._plant(fault)), None)
+        if fault is not None:
+            self._round.remove(fault)
             self.planted[fault] += 1
         self._next_at = time.monotonic() + self._draw.uniform(*self._seconds)
+
+    def find_missing(self) -> list[str]:
+        """Return a sentence for each possible kind of fault that was never planted."""
+        return [f"no {fault} was killed" for fault, count in self.planted.items() if not count]
 
     def _plant(self, fault: str) -> bool:
         """Plant a fault; False if there was nothing to kill."""
