@@ -21,8 +21,8 @@ _TITLES = {"actor": "ray::AccordionActor", "supervisor": "ray::Supervisor", "wor
 
 
 class Faults:
-    """Plants a fault every few seconds: rounds of all kinds that are possible, each in a random
-    order. A database server that it starts ends with this thread.
+    """Plants a fault every few seconds, one of the kinds that were planted least. A database server
+    that it starts ends with this thread.
     """
 
     def __init__(
@@ -37,20 +37,17 @@ class Faults:
         self._up, self._server, self._standbys = up, server, standbys
         self._draw, self._seconds = draw, seconds
         self._next_at = time.monotonic()
-        self._kinds = [fault for fault in FAULTS if server or fault not in SERVER_FAULTS]
-        self._round: list[str] = []
-        """Kinds that are still to be planted in this round."""
-        self.planted = Counter(dict.fromkeys(self._kinds, 0))
+        possible = set(FAULTS) if server else set(FAULTS) - SERVER_FAULTS
+        self.planted = Counter({fault: 0 for fault in FAULTS if fault in possible})
+        """Number of faults by kind, of those that are possible."""
 
     def plant_if_due(self) -> None:
-        """Plant the next fault that finds something to kill, if the last one was long enough ago."""
+        """Plant a fault that finds something to kill, if the last one was long enough ago."""
         if time.monotonic() < self._next_at:
             return
-        if not self._round:
-            self._round = self._draw.sample(self._kinds, k=len(self._kinds))
-        fault = next((fault for fault in self._round if self._plant(fault)), None)
+        kinds = sorted(self.planted, key=lambda fault: (self.planted[fault], self._draw.random()))
+        fault = next((fault for fault in kinds if self._plant(fault)), None)
         if fault is not None:
-            self._round.remove(fault)
             self.planted[fault] += 1
         self._next_at = time.monotonic() + self._draw.uniform(*self._seconds)
 

@@ -48,9 +48,7 @@ def find_violations(jobs: Sequence[OwnedJob], histories: Mapping[str, History]) 
     return [*broken, *(sentence for check in together for sentence in check(jobs, histories))]
 
 
-def _check_coverage(
-    jobs: Sequence[OwnedJob], histories: Mapping[str, History]
-) -> Iterable[str]:
+def _check_coverage(jobs: Sequence[OwnedJob], histories: Mapping[str, History]) -> Iterable[str]:
     """Check that the run had what its laws are about."""
     for plan in PLANS:
         if not any(job.plan == plan and _WAS_CARRIED_OUT[plan](histories[job.id]) for job in jobs):
@@ -93,10 +91,8 @@ def _check_order(job: OwnedJob, history: History) -> Iterable[str]:
 
 def _find_order(job: OwnedJob, history: History) -> EventRow | None:
     is_order = _IS_ORDER[job.plan]
-    return next(
-        (event for event in history.events if event.data.get("by") == job.owner and is_order(event)),
-        None,
-    )
+    by_owner = (event for event in history.events if event.data.get("by") == job.owner)
+    return next((event for event in by_owner if is_order(event)), None)
 
 
 def _check_resize(order: EventRow, history: History, *, is_too_late: bool) -> Iterable[str]:
@@ -165,4 +161,5 @@ def _check_events(job: OwnedJob, history: History) -> Iterable[str]:
         yield f"its watcher failed: {job.watcher_error}"
     seen = [(event.seq, event.type) for event in job.seen]
     if seen != stored:
-        yield f"its watcher received the events {seen}, and {len(stored)} are stored"
+        numbers = [number for number, _ in seen]
+        yield f"its watcher received the events {numbers}, and {len(stored)} are stored"

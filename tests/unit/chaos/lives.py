@@ -91,7 +91,7 @@ class Life:
         self.job.seen = [
             EventView(
                 seq=event.seq,
-                type=event.type,  # type: ignore[arg-type]
+                type=event.type,
                 time=datetime.fromtimestamp(event.time, UTC),
                 data=event.data,
             )

@@ -22,7 +22,7 @@ class Scripted(Faults):
         return fault in self.there
 
 
-def test_each_round_plants_every_fault_once() -> None:
+def test_all_kinds_of_faults_are_planted_equally_often() -> None:
     faults = Scripted(*FAULTS, server="a server")
     for _ in range(2 * len(FAULTS)):
         faults.plant_if_due()
@@ -32,9 +32,9 @@ def test_each_round_plants_every_fault_once() -> None:
 
 def test_a_fault_that_finds_nothing_delays_no_other_and_is_missed() -> None:
     faults = Scripted("api", "scheduler", "actor", "supervisor")
-    for _ in range(10):
+    for _ in range(8):
         faults.plant_if_due()
-    assert faults.planted == {"api": 1, "scheduler": 1, "actor": 1, "supervisor": 1, "worker": 0}
+    assert faults.planted == {"api": 2, "scheduler": 2, "actor": 2, "supervisor": 2, "worker": 0}
     assert faults.find_missing() == ["no worker was killed"]
     faults.there.add("worker")
     faults.plant_if_due()
