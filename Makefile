@@ -52,7 +52,7 @@ help:
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
 	@echo "make bench-service  load the control plane on both databases; alone on the machine, 20 minutes (BENCH_ARGS='--rows NAME' for some)"
-	@echo "make chaos   kill parts of a service at random while 30 jobs of three owners run, then check every job; 15 minutes at most"
+	@echo "make chaos   kill parts of a service at random while 30 jobs of three owners run, then check every job; with PostgreSQL (CHAOS_ARGS='--database sqlite' without), 20 minutes at most"
 	@echo "make schemathesis  test the REST API of a running service with random requests (URL=..., TOKEN=..., SECONDS=600); it gets random jobs and users"
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make venv    install everything into $(VENV)"

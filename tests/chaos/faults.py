@@ -15,11 +15,15 @@ from tests.e2e.real_up import Up, pids_of
 from tests.postgres import Postgres
 
 FAULTS = ("api", "scheduler", "actor", "supervisor", "worker", "connection", "database")
+SERVER_FAULTS = {"connection", "database"}
+"""Faults that need a database server, so that they are impossible with SQLite."""
 _TITLES = {"actor": "ray::AccordionActor", "supervisor": "ray::Supervisor", "worker": "ray::Worker"}
 
 
 class Faults:
-    """Plants a fault every few seconds. A database server that it starts ends with this thread."""
+    """Plants a fault every few seconds, one of the kinds that were planted least. A database server
+    that it starts ends with this thread.
+    """
 
     def __init__(
         self,
@@ -33,16 +37,23 @@ class Faults:
         self._up, self._server, self._standbys = up, server, standbys
         self._draw, self._seconds = draw, seconds
         self._next_at = time.monotonic()
-        self.planted: Counter[str] = Counter()
+        possible = set(FAULTS) if server else set(FAULTS) - SERVER_FAULTS
+        self.planted = Counter({fault: 0 for fault in FAULTS if fault in possible})
+        """Number of faults by kind, of those that are possible."""
 
     def plant_if_due(self) -> None:
-        """Plant a fault, if the last one was long enough ago."""
+        """Plant a fault that finds something to kill, if the last one was long enough ago."""
         if time.monotonic() < self._next_at:
             return
-        fault = self._draw.choice(FAULTS)
-        if self._plant(fault):
+        kinds = sorted(self.planted, key=lambda fault: (self.planted[fault], self._draw.random()))
+        fault = next((fault for fault in kinds if self._plant(fault)), None)
+        if fault is not None:
             self.planted[fault] += 1
         self._next_at = time.monotonic() + self._draw.uniform(*self._seconds)
+
+    def find_missing(self) -> list[str]:
+        """Return a sentence for each possible kind of fault that was never planted."""
+        return [f"no {fault} was killed" for fault, count in self.planted.items() if not count]
 
     def _plant(self, fault: str) -> bool:
         """Plant a fault; False if there was nothing to kill."""

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from service.api.override_schemas import OverrideRequest
 from service.api.schemas import EventView, JobView
 from service.client import Client, Refused, ServiceFailed, Unreachable
 from service.client.stream import Waiter
+from service.local_programs import LEAST_CPUS
 
 OWNERS = ("ada", "bob", "cyd")
-PLANS = ("finish", "cancel", "pause", "pause and resume", "override", "resize")
+WORKERS_PER_OWNER = 3
+"""Quota of each owner."""
+_WORKER_CPUS = max(LEAST_CPUS, os.cpu_count() or 1) / 4
+"""CPUs of a worker: four workers fill the cluster, however many CPUs the machine has."""
 Plan = Literal["finish", "cancel", "pause", "pause and resume", "override", "resize"]
+PLANS: tuple[Plan, ...] = get_args(Plan)
 Result = TypeVar("Result")
-_SHARES = (9, 4, 3, 5, 5, 4)
-"""Number of jobs of each plan, of 30."""
+_WEIGHTS = (5, 4, 3, 5, 5, 4)
+"""How often each plan is drawn."""
+_EPOCHS: Mapping[Plan, tuple[int, int]] = {
+    "finish": (6, 12),
+    "cancel": (60, 60),
+    "pause": (60, 60),
+    "pause and resume": (20, 24),
+    "override": (20, 24),
+    "resize": (20, 24),
+}
+"""Least and most epochs of a job, each of more than a second. An owner acts after a few, so an
+order has time to take effect while a scheduler or the actor is down, and a lost one is found.
+"""
+NUM_OPENING = 4
+"""Jobs of the first owner that start before all others. They need more than the quota, and give
+way to any other job.
+"""
+_OPENING_PRIORITY, _OPENING_EPOCHS = 20, 16
+_PRIORITIES = (40, 60, 80)
+LEAST_JOBS = NUM_OPENING + len(PLANS) - 1
+"""Number of jobs from which a run has all plans; the opening jobs have the first."""
 _POLL_S = 1.0
 _RETRY_S = 0.5
 
@@ -37,7 +63,9 @@ class OwnedJob:
     """Finished epochs after which the owner acts."""
     id: str = ""
     refused: str = ""
-    """Why the owner's plan was not carried out, if it was not: the job had ended."""
+    """What the service said if it refused an order (409): the job had ended."""
+    refused_at: float = 0.0
+    """When it said so, in seconds since 1970."""
     seen: list[EventView] = field(default_factory=list)
     """Events, as one client received them."""
     watcher_error: str = ""
@@ -45,10 +73,13 @@ class OwnedJob:
 
     @property
     def expected(self) -> str:
-        """Status in which the job must be in the end."""
-        if self.refused:
-            return "SUCCEEDED"
+        """Status in which the owner wants the job in the end."""
         return {"cancel": "CANCELLED", "pause": "PAUSED"}.get(self.plan, "SUCCEEDED")
+
+    @property
+    def min_workers(self) -> int:
+        """Fewest workers of the job, before it is resized to one."""
+        return 2 if self.plan == "resize" else 1
 
     def spec(self) -> dict[str, Any]:
         """Return the spec to submit."""
@@ -56,26 +87,41 @@ class OwnedJob:
             "name": f"{self.owner}-{self.number}",
             "task": {"name": "digits-mlp", "options": {"hidden": 32, "min_step_s": 0.05}},
             "training": {"epochs": self.epochs},
-            "workers": {"min": 1, "max": 2},
+            # An override to low is visible in each epoch.
+            "policy": {"name": "fixed", "options": {"level": "high"}},
+            "workers": {"min": self.min_workers, "max": 2, "cpus": _WORKER_CPUS},
             "priority": self.priority,
             "labels": {"plan": self.plan.replace(" ", "-")},
         }
 
 
 def draw_jobs(draw: random.Random, number: int) -> list[OwnedJob]:
-    """Draw jobs with all plans, in a random order."""
-    plans = draw.sample(PLANS, counts=[-(-share * number // 30) for share in _SHARES], k=number)
-    return [
+    """Draw jobs: the opening ones, and then at least one of each other plan, in a random order."""
+    opening = [
+        OwnedJob(
+            number=n,
+            owner=OWNERS[0],
+            plan=PLANS[0],
+            epochs=_OPENING_EPOCHS,
+            priority=_OPENING_PRIORITY,
+            act_after=1,
+        )
+        for n in range(NUM_OPENING)
+    ]
+    plans = [*PLANS[1:], *draw.choices(PLANS, _WEIGHTS, k=number - LEAST_JOBS)]
+    draw.shuffle(plans)
+    others = [
         OwnedJob(
             number=n,
             owner=OWNERS[n % len(OWNERS)],
-            plan=plan,  # type: ignore[arg-type]
-            epochs=draw.randint(6, 12),
-            priority=draw.choice([20, 50, 80]),
+            plan=plan,
+            epochs=draw.randint(*_EPOCHS[plan]),
+            priority=draw.choice(_PRIORITIES),
             act_after=draw.randint(1, 4),
         )
-        for n, plan in enumerate(plans)
+        for n, plan in enumerate(plans, NUM_OPENING)
     ]
+    return [*opening, *others]
 
 
 class Owner:
@@ -90,12 +136,13 @@ class Owner:
         """End all threads that act on jobs."""
         self._given_up.set()
 
-    def start(self, job: OwnedJob) -> tuple[Future[None], Future[None]]:
-        """Submit a job; return the threads that act on it and watch its events."""
+    def start(self, job: OwnedJob) -> Future[None]:
+        """Submit a job; return the thread that acts on it. Another one watches its events."""
         job.id = self._insist(
             lambda: self.client.submit(job.spec(), idempotency_key=f"chaos-{job.number}")
         ).id
-        return self._pool.submit(self._act, job), self._pool.submit(self._watch, job)
+        self._pool.submit(self._watch, job)
+        return self._pool.submit(self._act, job)
 
     def _watch(self, job: OwnedJob) -> None:
         try:
@@ -106,18 +153,13 @@ class Owner:
             job.watcher_error = repr(error)
 
     def _act(self, job: OwnedJob) -> None:
-        found = self._wait(
-            job, lambda now: now.ended_at is not None or _epochs(now) >= job.act_after
-        )
-        if found.ended_at is not None:
-            job.refused = "it had ended"
-        elif job.plan != "finish":
-            try:
-                self._carry_out(job)
-            except Refused as error:
-                if error.status != 409:
-                    raise
-                job.refused = str(error)
+        self._wait(job, lambda now: now.ended_at is not None or _epochs(now) >= job.act_after)
+        try:
+            self._carry_out(job)
+        except Refused as error:
+            if error.status != 409:
+                raise
+            job.refused, job.refused_at = str(error), time.time()
         self._wait(job, lambda now: now.status == job.expected or now.ended_at is not None)
 
     def _carry_out(self, job: OwnedJob) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from service.child_processes import ProcessManager, Program
+from service.child_processes import END_GRACE_S, Program, end_process, start_process
 from tests.conftest import free_port
 from tests.e2e.real_up import Up
 
@@ -14,30 +14,34 @@ NAMES = ("scheduler", "api")
 
 
 class Standbys:
-    """Second programs on the same database and Ray cluster, restarted as `accordion up` restarts
-    its own. One of the two schedulers waits for the lease of the other.
+    """Second programs on the same database and Ray cluster. One of the two schedulers waits for
+    the lease of the other.
 
-    Only the thread that created them may call them.
+    Only the thread that created them may call them: they die with it.
     """
 
     def __init__(self, up: Up) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         """URL of the second api."""
-        self._manager = ProcessManager()
-        self._manager.start(_second_program(up, name, port) for name in NAMES)
+        self._programs = {name: _second_program(up, name, port) for name in NAMES}
+        self._processes = {name: start_process(self._programs[name]) for name in NAMES}
 
     def pid(self, name: str) -> int:
-        """Return the process id of a second program."""
-        return self._manager.pids()[name]
+        """Return the process id of a second program; 0 if it has ended."""
+        process = self._processes[name]
+        return process.pid if process.poll() is None else 0
 
     def restart_dead(self) -> None:
-        """Restart programs that ended, after the delay of `accordion up`."""
-        self._manager.look()
+        """Restart programs that ended."""
+        for name in NAMES:
+            if not self.pid(name):
+                self._processes[name] = start_process(self._programs[name])
 
     def stop(self) -> None:
         """End them."""
-        self._manager.stop(NAMES)
+        for name in NAMES:
+            end_process(self._processes[name], grace_s=END_GRACE_S)
 
 
 def _second_program(up: Up, name: str, port: int) -> Program:
