@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
-from service.api.described_models import DescribedModel
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
+from workers.described_models import DescribedModel
 from workers.plain_text import check_texts
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse
 from workers.spec_types import MAX_PRIORITY, Label
@@ -31,9 +31,13 @@ DESCRIBED_DATACLASSES = ConfigDict(use_attribute_docstrings=True)
 
 
 class Request(DescribedModel):
-    """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types."""
+    """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types. Like
+    responses, they are built at their first use.
+    """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, strict=True, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod
