@@ -11,18 +11,18 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 
 class DescribedModel(BaseModel):
-    """A model whose attribute docstrings are the descriptions in its JSON schema.
-
-    Fields of a dataclass inside of it are described only with `use_attribute_docstrings`.
+    """A model whose attribute docstrings are the descriptions in its JSON schema, and those of the
+    dataclasses inside of it.
     """
 
     @classmethod
@@ -33,9 +33,11 @@ class DescribedModel(BaseModel):
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
         for owner in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
-            for name, text in _read_docstrings(owner.__module__).get(owner.__qualname__, ()):
-                if name in fields:
-                    fields[name].setdefault("description", text)
+            _describe_fields(fields, owner)
+        types = (field.annotation for field in cls.model_fields.values())
+        found = {one.__name__: one for kind in types for one in _list_dataclasses(kind)}
+        if found:
+            _describe_dataclasses(fields, found, handler)
         return schema
 
 
@@ -46,6 +48,45 @@ def build_models() -> None:
         model = models.pop()
         model.model_rebuild()
         models += model.__subclasses__()
+
+
+def _describe_fields(fields: dict[str, Any], owner: type) -> None:
+    for name, text in _read_docstrings(owner.__module__).get(owner.__qualname__, ()):
+        if name in fields:
+            fields[name].setdefault("description", text)
+
+
+def _describe_dataclasses(
+    schema: Any, owners: dict[str, type], handler: GetJsonSchemaHandler
+) -> None:
+    """Describe the fields of the dataclasses that a schema refers to; each is taken from `owners`,
+    which has them by name.
+    """
+    for reference in _list_references(schema):
+        definition = handler.resolve_ref_schema(reference)
+        owner = owners.pop(definition.get("title", ""), None)
+        if owner is not None:
+            _describe_fields(definition["properties"], owner)
+            _describe_dataclasses(definition, owners, handler)
+
+
+def _list_dataclasses(annotation: Any) -> Iterator[type]:
+    """Yield the dataclasses in a type, and those in their fields."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        yield annotation
+        for hint in get_type_hints(annotation).values():
+            yield from _list_dataclasses(hint)
+    for part in get_args(annotation):
+        yield from _list_dataclasses(part)
+
+
+def _list_references(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield schema
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else ():
+        yield from _list_references(part)
 
 
 @cache

@@ -26,10 +26,6 @@ PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
 """Text with tabs and line breaks, but no other control characters."""
 
 
-DESCRIBED_DATACLASSES = ConfigDict(use_attribute_docstrings=True)
-"""Configuration of a model with a dataclass, so that the fields of that have descriptions too."""
-
-
 class Request(DescribedModel):
     """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types. Like
     responses, they are built at their first use.
@@ -125,8 +121,6 @@ class RayRunView(Answer):
 
 class JobView(Answer):
     """One job or guest run."""
-
-    model_config = DESCRIBED_DATACLASSES
 
     id: str
     """ID of the job (UUID)."""
@@ -284,8 +278,6 @@ class EpochView(EpochRecord):
 class DecisionView(Answer):
     """One decision that every worker has applied."""
 
-    model_config = DESCRIBED_DATACLASSES
-
     attempt: int
     """Attempt in which it was applied."""
     generation: int
@@ -300,8 +292,6 @@ class DecisionView(Answer):
 
 class AttemptView(Answer):
     """One run of a job, from its placement on the cluster to its end."""
-
-    model_config = DESCRIBED_DATACLASSES
 
     number: int
     """Number of the attempt, counted from 1."""
