@@ -290,6 +290,7 @@ USAGE = [
     ),
     pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is rejected", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
+    pytest.param(["shwo"], "No such command 'shwo'. Did you mean 'show'", id="similar command"),
     pytest.param(["list", "--limit", "-1"], "Invalid value for '--limit'", id="range"),
     pytest.param(["override", "x"], "give either --level", id="no level"),
     pytest.param(
@@ -408,6 +409,8 @@ def test_show_loads_no_database_no_server_and_no_spec() -> None:
     assert code == "3", done.stderr
     assert "service.client" in loaded
     assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec"}.isdisjoint(loaded)
+    others = {"service.commands.listing", "service.commands.watch", "service.api.plan_schemas"}
+    assert others.isdisjoint(loaded)
 
 
 def test_set_reaches_into_places_that_the_file_does_not_have() -> None:
