@@ -27,13 +27,9 @@ PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
 
 
 class Request(DescribedModel):
-    """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types. Like
-    responses, they are built at their first use.
-    """
+    """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types."""
 
-    model_config = ConfigDict(
-        extra="forbid", allow_inf_nan=False, strict=True, defer_build=True
-    )
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     @model_validator(mode="before")
     @classmethod
