@@ -17,7 +17,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
+from service.fast_connections import MAX_INCOMPLETE_BYTES, FastConnection
+from service.http_connections import (
+    BoundedConnection,
+    ConnectionLimits,
+    PlainConnection,
+    choose_connection,
+    raise_file_limit,
+)
 
 HALF_HEADER = b"POST / HTTP/1.1\r\nHost: x\r\n"
 HALF_BODY = HALF_HEADER + b"Content-Length: 99\r\n\r\nhalf"
@@ -30,8 +37,13 @@ async def answer(request: Request) -> PlainTextResponse:
     return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
+@pytest.fixture(params=[PlainConnection, FastConnection])
+def kind(request: pytest.FixtureRequest) -> type[BoundedConnection]:
+    return request.param
+
+
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve(kind: type[BoundedConnection]) -> Iterator[Serve]:
     """Serves a small application with limits; its port."""
     go, servers = threading.Event(), ExitStack()
 
@@ -40,7 +52,7 @@ def serve() -> Iterator[Serve]:
 
     def serve(**limits: float) -> int:
         routes = [Route("/", answer, methods=["GET", "POST"]), Route("/stream", stream)]
-        http = partial(BoundedConnection, limits=ConnectionLimits(**limits))
+        http = partial(kind, limits=ConnectionLimits(**limits))
         server = uvicorn.Server(
             uvicorn.Config(Starlette(routes=routes), http=http, log_config=None)
         )
@@ -78,6 +90,18 @@ def is_refused(connection: socket.socket, data: bytes) -> bool:
         return False
     except OSError:
         return True
+
+
+def is_answered(connection: socket.socket, data: bytes) -> bool:
+    """Send more, and return whether the service has answered, or closed the connection."""
+    try:
+        connection.sendall(data)
+        connection.recv(1)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_HEADER, HALF_BODY])
@@ -126,6 +150,46 @@ def test_a_client_beyond_the_limit_is_told_so(serve: Serve) -> None:
         refused = httpx2.get(f"http://127.0.0.1:{port}/")
     assert refused.status_code == 503
     assert "ACCORDION_MAX_CONNECTIONS" in refused.text
+
+
+NO_HOST = b"GET / HTTP/1.1\r\n\r\n"
+TWO_HOSTS = b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [NO_HOST, TWO_HOSTS, b"nonsense\r\n\r\n"])
+def test_a_request_that_is_none_gets_400(serve: Serve, sent: bytes) -> None:
+    with closing(connect(serve(), sent)) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HALF_HEADER + b"X: ",
+        HALF_HEADER + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: ",
+    ],
+    ids=["header", "after the body"],
+)
+def test_a_header_without_end_is_refused(serve: Serve, sent: bytes) -> None:
+    connection = connect(serve(), sent)
+    connection.settimeout(0.02)
+    assert any(is_answered(connection, b"a" * 1000) for _ in range(MAX_INCOMPLETE_BYTES // 100))
+    connection.close()
+
+
+def test_two_requests_at_once_are_answered_in_their_order(serve: Serve) -> None:
+    body = HALF_HEADER + b"Content-Length: 3\r\n\r\nabc"
+    with closing(connect(serve(), body + WHOLE)) as connection:
+        received = b""
+        while received.count(b" bytes") < 2:
+            received += connection.recv(1000)
+    assert received.index(b"3 bytes") < received.index(b"0 bytes")
+
+
+def test_the_fast_parser_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_connection() is FastConnection
+    monkeypatch.setattr("service.http_connections.find_spec", lambda _: None)
+    assert choose_connection() is PlainConnection
 
 
 def test_the_limit_follows_from_the_files_that_a_process_may_open(
