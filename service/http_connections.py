@@ -75,6 +75,7 @@ class BoundedConnection(asyncio.Protocol):
     """The newest request and its response; None before the first."""
     flow: Any
     loop: asyncio.AbstractEventLoop
+
     def __init__(self, *given: Any, limits: ConnectionLimits, **more: Any) -> None:
         super().__init__(*given, **more)
         self._limits = limits

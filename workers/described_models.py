@@ -1,5 +1,5 @@
-"""Base of the records whose attribute docstrings become descriptions of their fields, in the REST API
-for example.
+"""Base of the records whose attribute docstrings become descriptions of their fields, for example
+in the REST API.
 
 They are read when a schema is made, which only the api does. `use_attribute_docstrings` of pydantic
 reads them when a class is defined, and each command of the command line would wait for that.

@@ -13,7 +13,6 @@ from service.client.shared_methods import shared_method
 
 if TYPE_CHECKING:
     from service.api.cluster_schemas import ClusterView, NamedList, QueueView, TaskList
-    from service.api.login_schemas import LoginLinkView
     from service.api.node_schemas import NodeList, NodeStatus
     from service.api.plan_schemas import PlanView
 

@@ -72,7 +72,7 @@ class _Group(TyperGroup):
         return _hide_flag_types(super().get_params(ctx))
 
 
-def _build_command(name: str, found: str | CommandGroup) -> TyperCommand | TyperGroup:
+def _build_command(name: str, found: str | CommandGroup) -> Any:
     if isinstance(found, CommandGroup):
         return _Group(found.places, name=name, help=found.help)
     module, _, function = found.partition(":")

@@ -51,8 +51,8 @@ def change_status(
 def record_first_status(
     session: Session, job: JobRow, *, now: float, by: str | None = None
 ) -> None:
-    """Append the first event of a job whose row was inserted in this transaction with `FIRST_EVENT`,
-    by the user who submitted it.
+    """Append the first event of a job, by the user who submitted it. The job's row was inserted in
+    this transaction, and counts the event (`FIRST_EVENT`).
     """
     append_first_event(session, job, "status", data=status_data(job), now=now, by=by)
     queue_status_messages(session, job, None, now=now, by=by)
