@@ -40,7 +40,7 @@ from service.api.problems import install_problems
 from service.dashboard import provider_login, report_route
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
-from service.http_connections import ConnectionLimits, choose_connection, raise_file_limit
+from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
 from service.logs import configure_logs
 from service.request_times import RequestTimes, TimedRequests
 from service.security import login
@@ -138,7 +138,7 @@ def serve_api(settings: Settings) -> None:
     limits = ConnectionLimits(connections=raise_file_limit(settings.max_connections))
     config = uvicorn.Config(
         app,
-        http=partial(choose_connection(), limits=limits),  # type: ignore[arg-type]  # called as a class is
+        http=partial(BoundedConnection, limits=limits),  # type: ignore[arg-type]  # called as a class is
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,

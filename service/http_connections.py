@@ -12,8 +12,6 @@ import asyncio
 import resource
 from collections.abc import Sized
 from dataclasses import dataclass
-from enum import Enum, auto
-from importlib.util import find_spec
 from typing import Any
 
 import h11
@@ -59,33 +57,18 @@ class OpenConnections:
         return len(self.members)
 
 
-class RequestPart(Enum):
-    """Part of a request that a client is expected to send."""
-
-    HEADER = auto()
-    BODY = auto()
-
-
-class BoundedConnection(asyncio.Protocol):
-    """A client connection that is closed when its request stalls: what is common to the parsers."""
-
-    connections: set[Any]
-    """Of the whole server."""
-    cycle: Any
-    """The newest request and its response; None before the first."""
-    flow: Any
-    loop: asyncio.AbstractEventLoop
+class BoundedConnection(H11Protocol):
+    """A client connection that is closed when its request stalls."""
 
     def __init__(self, *given: Any, limits: ConnectionLimits, **more: Any) -> None:
         super().__init__(*given, **more)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
-        self._waits_for: RequestPart | None = None
+        self._waits_for: object = None
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, if necessary by closing one with an incomplete request."""
-        self.transport = transport
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections and not self._make_room():
             _log.warning("too many connections", limit=self._limits.connections)
@@ -102,17 +85,13 @@ class BoundedConnection(asyncio.Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        super().on_response_complete()  # type: ignore[misc]  # of the parser
+        super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_watching()
         super().connection_lost(exc)
-
-    def find_expected_part(self) -> RequestPart | None:
-        """Return what the client sends next; None while it has sent a whole request."""
-        raise NotImplementedError
 
     @property
     def waits_for_client(self) -> bool:
@@ -123,14 +102,14 @@ class BoundedConnection(asyncio.Protocol):
         """Start the time limit of the next expected input: a whole header, or a chunk of
         the body.
         """
-        part = self.find_expected_part()
+        state = self.conn.their_state
         is_busy = self.cycle is not None and not self.cycle.response_complete
-        if part is RequestPart.BODY:
-            self._wait_for(RequestPart.BODY, self._limits.body_silence_s)
-        elif part is RequestPart.HEADER and not is_busy:
+        if state is h11.SEND_BODY:
+            self._wait_for(h11.SEND_BODY, self._limits.body_silence_s)
+        elif state is h11.IDLE and not is_busy:
             # The limit is for the whole header: bytes that trickle in do not extend it.
-            if self._waits_for is not RequestPart.HEADER:
-                self._wait_for(RequestPart.HEADER, self._limits.header_s)
+            if self._waits_for is not h11.IDLE:
+                self._wait_for(h11.IDLE, self._limits.header_s)
         else:
             self._stop_watching()
 
@@ -148,9 +127,9 @@ class BoundedConnection(asyncio.Protocol):
         transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_S, transport.abort)
 
-    def _wait_for(self, part: RequestPart, seconds: float) -> None:
+    def _wait_for(self, state: object, seconds: float) -> None:
         self._stop_watching()
-        self._waits_for = part
+        self._waits_for = state
         self._timer = self.loop.call_later(seconds, self._end_wait)
 
     def _stop_watching(self) -> None:
@@ -160,8 +139,8 @@ class BoundedConnection(asyncio.Protocol):
             self._timer = None
 
     def _end_wait(self) -> None:
-        if self._waits_for is RequestPart.BODY and self.flow.read_paused:
-            self._wait_for(RequestPart.BODY, self._limits.body_silence_s)
+        if self._waits_for is h11.SEND_BODY and self.flow.read_paused:
+            self._wait_for(h11.SEND_BODY, self._limits.body_silence_s)
             return
         self._stop_watching()
         self.transport.abort()
@@ -183,26 +162,6 @@ class BoundedConnection(asyncio.Protocol):
 
     def _deadline(self) -> float:
         return self._timer.when() if self._timer is not None else float("inf")
-
-
-class PlainConnection(BoundedConnection, H11Protocol):
-    """A connection whose requests are parsed by h11."""
-
-    def find_expected_part(self) -> RequestPart | None:
-        """Return what the client sends next; None while it has sent a whole request."""
-        state = self.conn.their_state
-        if state is h11.SEND_BODY:
-            return RequestPart.BODY
-        return RequestPart.HEADER if state is h11.IDLE else None
-
-
-def choose_connection() -> type[BoundedConnection]:
-    """Return the connections of the fastest parser that is installed."""
-    if find_spec("httptools") is None:
-        return PlainConnection
-    from service.fast_connections import FastConnection
-
-    return FastConnection
 
 
 def raise_file_limit(connections: int) -> int:

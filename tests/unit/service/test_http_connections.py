@@ -6,7 +6,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 
 import httpx2
@@ -17,14 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from service.fast_connections import MAX_INCOMPLETE_BYTES, FastConnection
-from service.http_connections import (
-    BoundedConnection,
-    ConnectionLimits,
-    PlainConnection,
-    choose_connection,
-    raise_file_limit,
-)
+from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
 
 HALF_HEADER = b"POST / HTTP/1.1\r\nHost: x\r\n"
 HALF_BODY = HALF_HEADER + b"Content-Length: 99\r\n\r\nhalf"
@@ -37,13 +30,8 @@ async def answer(request: Request) -> PlainTextResponse:
     return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
-@pytest.fixture(params=[PlainConnection, FastConnection])
-def kind(request: pytest.FixtureRequest) -> type[BoundedConnection]:
-    return request.param
-
-
 @pytest.fixture
-def serve(kind: type[BoundedConnection]) -> Iterator[Serve]:
+def serve() -> Iterator[Serve]:
     """Serves a small application with limits; its port."""
     go, servers = threading.Event(), ExitStack()
 
@@ -52,7 +40,7 @@ def serve(kind: type[BoundedConnection]) -> Iterator[Serve]:
 
     def serve(**limits: float) -> int:
         routes = [Route("/", answer, methods=["GET", "POST"]), Route("/stream", stream)]
-        http = partial(kind, limits=ConnectionLimits(**limits))
+        http = partial(BoundedConnection, limits=ConnectionLimits(**limits))
         server = uvicorn.Server(
             uvicorn.Config(Starlette(routes=routes), http=http, log_config=None)
         )
@@ -173,7 +161,7 @@ def test_a_request_that_is_none_gets_400(serve: Serve, sent: bytes) -> None:
 def test_a_header_without_end_is_refused(serve: Serve, sent: bytes) -> None:
     connection = connect(serve(), sent)
     connection.settimeout(0.02)
-    assert any(is_answered(connection, b"a" * 1000) for _ in range(MAX_INCOMPLETE_BYTES // 100))
+    assert any(is_answered(connection, b"a" * 1000) for _ in range(200))
     connection.close()
 
 
@@ -186,10 +174,26 @@ def test_two_requests_at_once_are_answered_in_their_order(serve: Serve) -> None:
     assert received.index(b"3 bytes") < received.index(b"0 bytes")
 
 
-def test_the_fast_parser_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_connection() is FastConnection
-    monkeypatch.setattr("service.http_connections.find_spec", lambda _: None)
-    assert choose_connection() is PlainConnection
+def test_a_client_that_offers_another_protocol_goes_on_with_this_one(serve: Serve) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    with closing(connect(serve(), HALF_HEADER + offer + b"Content-Length: 2\r\n\r\nab")) as client:
+        received = b""
+        while not received.endswith(b"2 bytes"):
+            piece = client.recv(1000)
+            assert piece, received
+            received += piece
+        client.sendall(WHOLE)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_refused_client_that_sends_more_disturbs_nobody(serve: Serve) -> None:
+    port = serve(connections=1)
+    with closing(connect(port, STREAM)) as stream:
+        assert stream.recv(100)
+        with closing(connect(port, HALF_HEADER)) as refused, suppress(OSError):
+            for _ in range(50):
+                refused.sendall(b"a" * 1000)
+        assert stream.recv(100)
 
 
 def test_the_limit_follows_from_the_files_that_a_process_may_open(
