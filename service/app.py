@@ -35,7 +35,6 @@ from service.api import (
     webhooks,
 )
 from service.api.app_state import AppState, Clock
-from service.api.described_models import build_models
 from service.api.feeds import FeedHub
 from service.api.problems import install_problems
 from service.dashboard import provider_login, report_route
@@ -56,6 +55,7 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.migrations import upgrade
 from service.store.repository import Repository
+from workers.described_models import build_models
 
 _GRACE_S = 10
 """Seconds for open requests to finish after the stop signal; streams end by themselves."""

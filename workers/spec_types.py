@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from workers.described_models import DescribedModel
 
 MAX_PRIORITY = 100
 """Highest priority of a job."""
@@ -19,12 +21,10 @@ Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Strict(BaseModel):
+class Strict(DescribedModel):
     """A frozen record that rejects unknown fields, and numbers that are not finite."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Whole = Annotated[int, Field(strict=True)]

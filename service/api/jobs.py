@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
@@ -42,7 +42,7 @@ from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, sort_custom
 from service.domain.wait_causes import list_preempted
 from service.domain.waiting_message import format_start, format_waiting_message
-from service.errors import Conflict, Invalid
+from service.errors import ApiError, Conflict, Invalid
 from service.pip_index import check_packages
 from service.queue_inputs import QueueReader
 from service.store.idempotency import Idempotency, body_hash
@@ -195,11 +195,10 @@ def submit(
     query: Annotated[SubmitQuery, Query()],
     *,
     request: Request,
-    response: Response,
     state: StateDep,
     caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
-) -> Any:
+) -> Response:
     """Submit a job. It is queued, and starts when its workers fit on the cluster.
 
     Repeating a request with the same `Idempotency-Key` returns 200 and the job that the first one
@@ -211,18 +210,23 @@ def submit(
         return Response(found.model_dump_json(), 200, media_type="application/json")
     submission = JobSubmission(state.database, state.clock, caller)
     scope = f"POST /jobs of {caller.user}"
-    key = _parse_idempotency_key(idempotency_key, scope, spec.model_dump(mode="json"))
-    job, replayed = submission.find_replay(key), True
-    if job is None:
+    key = _parse_idempotency_key(idempotency_key, scope, spec)
+    try:
         _check_spec(state, caller, spec)
+    except ApiError:
+        job, replayed = submission.find_replay(key), True
+        if job is None:
+            raise
+    else:
         job, replayed = submission.submit(spec, key)
-    return _show_submitted(job, request=request, response=response, replayed=replayed)
+    return _show_submitted(job, request=request, replayed=replayed)
 
 
 @router.post(
     "/{job_id}/clone",
     status_code=201,
     dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    response_model=JobView,
     responses={
         200: {"model": JobView, "description": "the job created earlier with this key"},
         201: {"headers": ETAG | _LOCATION},
@@ -234,11 +238,10 @@ def clone(
     body: CloneRequest,
     *,
     request: Request,
-    response: Response,
     state: StateDep,
     caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
-) -> JobView:
+) -> Response:
     """Submit a new job with the spec of this one, which you then own. It starts from the beginning,
     with the present name, labels and priority.
 
@@ -252,13 +255,13 @@ def clone(
         )
     submission = JobSubmission(state.database, state.clock, caller)
     scope = f"clone {job.id} for {caller.user}"
-    key = _parse_idempotency_key(idempotency_key, scope, body.model_dump(mode="json"))
+    key = _parse_idempotency_key(idempotency_key, scope, body)
     new, replayed = submission.find_replay(key), True
     if new is None:
         spec = _merge_spec(job, body.spec)
         _check_spec(state, caller, spec, place="/spec")
         new, replayed = submission.submit(spec, key, cloned_from=job.id)
-    return _show_submitted(new, request=request, response=response, replayed=replayed)
+    return _show_submitted(new, request=request, replayed=replayed)
 
 
 @router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems())
@@ -378,13 +381,15 @@ def _check_spec(state: AppState, caller: Caller, spec: JobSpec, *, place: str = 
     check_warm_start(state, caller, spec, pointer=f"{place}/warm_start")
 
 
-def _show_submitted(
-    job: JobRow, *, request: Request, response: Response, replayed: bool
-) -> JobView:
-    response.status_code = 200 if replayed else 201
-    response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
-    response.headers["ETag"] = format_etag(job)
-    return job_view(job)
+def _show_submitted(job: JobRow, *, request: Request, replayed: bool) -> Response:
+    """Return the job as the body. FastAPI would check the view again, in another thread."""
+    location = request.app.url_path_for("get_one", job_id=job.id)
+    return Response(
+        job_view(job).model_dump_json(),
+        200 if replayed else 201,
+        headers={"Location": location, "ETag": format_etag(job)},
+        media_type="application/json",
+    )
 
 
 def _refuse_guest(spec: JobSpec, pointer: str) -> None:
@@ -397,8 +402,10 @@ def _refuse_guest(spec: JobSpec, pointer: str) -> None:
         )
 
 
-def _parse_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotency | None:
-    return Idempotency(key=key, scope=scope, body_hash=body_hash(body)) if key else None
+def _parse_idempotency_key(key: str | None, scope: str, body: BaseModel) -> Idempotency | None:
+    if not key:
+        return None
+    return Idempotency(key=key, scope=scope, body_hash=body_hash(body.model_dump(mode="json")))
 
 
 def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from accordion.messages import Ack, OptionValue
-from service.api.schemas import DESCRIBED_DATACLASSES, PLAIN, PLAIN_LINES, Answer, Request
+from service.api.schemas import PLAIN, PLAIN_LINES, Answer, Request
 from service.domain.override_status import OverrideState
 from workers.spec_types import MAX_SAMPLES
 
@@ -64,8 +64,6 @@ class OverrideRequest(Request):
 
 class OverrideView(Answer):
     """An override and its status."""
-
-    model_config = DESCRIBED_DATACLASSES
 
     id: str
     """ID of the override (UUID)."""

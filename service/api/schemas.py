@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
-from service.api.described_models import DescribedModel
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
+from workers.described_models import DescribedModel
 from workers.plain_text import check_texts
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse
 from workers.spec_types import MAX_PRIORITY, Label
@@ -24,10 +24,6 @@ PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""
 PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
 """Text with tabs and line breaks, but no other control characters."""
-
-
-DESCRIBED_DATACLASSES = ConfigDict(use_attribute_docstrings=True)
-"""Configuration of a model with a dataclass, so that the fields of that have descriptions too."""
 
 
 class Request(DescribedModel):
@@ -121,8 +117,6 @@ class RayRunView(Answer):
 
 class JobView(Answer):
     """One job or guest run."""
-
-    model_config = DESCRIBED_DATACLASSES
 
     id: str
     """ID of the job (UUID)."""
@@ -280,8 +274,6 @@ class EpochView(EpochRecord):
 class DecisionView(Answer):
     """One decision that every worker has applied."""
 
-    model_config = DESCRIBED_DATACLASSES
-
     attempt: int
     """Attempt in which it was applied."""
     generation: int
@@ -296,8 +288,6 @@ class DecisionView(Answer):
 
 class AttemptView(Answer):
     """One run of a job, from its placement on the cluster to its end."""
-
-    model_config = DESCRIBED_DATACLASSES
 
     number: int
     """Number of the attempt, counted from 1."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from service.api.account_schemas import (
-    AuditPage,
-    CallerView,
-    NewToken,
-    TokenList,
-    TokenView,
-    UserList,
-    UserView,
-)
-from service.api.quota_schemas import QuotaList, QuotaView
-from service.api.secret_schemas import SecretList, SecretView
 from service.client.answers import raise_for_status, translate_errors
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
+
+if TYPE_CHECKING:
+    from service.api.account_schemas import (
+        AuditPage,
+        CallerView,
+        NewToken,
+        TokenList,
+        TokenView,
+        UserList,
+        UserView,
+    )
+    from service.api.quota_schemas import QuotaList, QuotaView
+    from service.api.secret_schemas import SecretList, SecretView
 
 
 class AccountRequests(RequestSender):
@@ -27,16 +30,22 @@ class AccountRequests(RequestSender):
     @shared_method
     async def caller(self) -> CallerView:
         """Get who you are, and what your token allows."""
+        from service.api.account_schemas import CallerView
+
         return await self._request(CallerView, "GET", "/me")
 
     @shared_method
     async def users(self) -> UserList:
         """Get all users."""
+        from service.api.account_schemas import UserList
+
         return await self._request(UserList, "GET", "/users")
 
     @shared_method
     async def add_user(self, name: str, role: str = "editor") -> UserView:
         """Add a user."""
+        from service.api.account_schemas import UserView
+
         return await self._request(UserView, "POST", "/users", json={"name": name, "role": role})
 
     @shared_method
@@ -44,12 +53,16 @@ class AccountRequests(RequestSender):
         self, name: str, *, role: str | None = None, disabled: bool | None = None
     ) -> UserView:
         """Change the role of a user, or refuse or accept the user's tokens."""
+        from service.api.account_schemas import UserView
+
         change = {"role": role, "disabled": disabled}
         return await self._request(UserView, "PATCH", f"/users/{name}", json=change)
 
     @shared_method
     async def tokens(self, user: str | None = None) -> TokenList:
         """Get the tokens of a user, by default yours."""
+        from service.api.account_schemas import TokenList
+
         params = {"user": user} if user else {}
         return await self._request(TokenList, "GET", "/tokens", params=params)
 
@@ -70,6 +83,8 @@ class AccountRequests(RequestSender):
             days: until it expires; None for a token that does not expire.
             user: whose token it is; None for yours.
         """
+        from service.api.account_schemas import NewToken
+
         body = {
             "label": label,
             "scopes": None if scopes is None else list(scopes),
@@ -81,11 +96,15 @@ class AccountRequests(RequestSender):
     @shared_method
     async def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token; repeating has no effect."""
+        from service.api.account_schemas import TokenView
+
         return await self._request(TokenView, "DELETE", f"/tokens/{token_id}", repeatable=True)
 
     @shared_method
     async def redeem_login_code(self, code: str, verifier: str) -> NewToken:
         """Exchange the code that a logged-in browser brought for a token of its user."""
+        from service.api.account_schemas import NewToken
+
         body = {"code": code, "verifier": verifier}
         with translate_errors(self.url):
             request = self._http.build_request("POST", "/login/code", json=body)
@@ -96,6 +115,8 @@ class AccountRequests(RequestSender):
     @shared_method
     async def quotas(self) -> QuotaList:
         """Get all quotas, and what the jobs hold of them."""
+        from service.api.quota_schemas import QuotaList
+
         return await self._request(QuotaList, "GET", "/quotas")
 
     @shared_method
@@ -117,29 +138,39 @@ class AccountRequests(RequestSender):
             workers: maximum number of workers across these jobs; None for no limit.
             gpus: maximum number of GPUs across these jobs; None for no limit.
         """
+        from service.api.quota_schemas import QuotaView
+
         body = {"user": user, "label": label, "jobs": jobs, "workers": workers, "gpus": gpus}
         return await self._request(QuotaView, "PUT", "/quotas", json=body)
 
     @shared_method
     async def remove_quota(self, *, user: str | None = None, label: str | None = None) -> QuotaView:
         """Remove the quota of a user or a label, and return it."""
+        from service.api.quota_schemas import QuotaView
+
         params = {"user": user} if label is None else {"label": label}
         return await self._request(QuotaView, "DELETE", "/quotas", params=params)
 
     @shared_method
     async def secrets(self) -> SecretList:
         """Get your secrets, without their values."""
+        from service.api.secret_schemas import SecretList
+
         return await self._request(SecretList, "GET", "/secrets")
 
     @shared_method
     async def set_secret(self, name: str, value: str) -> SecretView:
         """Set one of your secrets, which jobs refer to in `env`; it replaces the previous value."""
+        from service.api.secret_schemas import SecretView
+
         path = f"/secrets/{quote(name, safe='')}"
         return await self._request(SecretView, "PUT", path, json={"value": value})
 
     @shared_method
     async def remove_secret(self, name: str) -> SecretView:
         """Remove one of your secrets, and return it without its value."""
+        from service.api.secret_schemas import SecretView
+
         return await self._request(SecretView, "DELETE", f"/secrets/{quote(name, safe='')}")
 
     @shared_method
@@ -153,6 +184,8 @@ class AccountRequests(RequestSender):
         cursor: int | None = None,
     ) -> AuditPage:
         """Get one page of the changes that users made, newest first."""
+        from service.api.account_schemas import AuditPage
+
         asked = {"user": user, "subject": subject, "action": action, "cursor": cursor}
         params = {"limit": limit} | {name: value for name, value in asked.items() if value}
         return await self._request(AuditPage, "GET", "/audit", params=params)

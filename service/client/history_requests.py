@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from service.api.history_schemas import CheckpointList, DecisionPage, EpochPage, GapView
-from service.api.logger_schemas import LoggerList
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.schemas import (
     AttemptList,
@@ -18,11 +17,14 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
-from service.api.why_schemas import WhyView
 from service.client.file_download import DOWNLOAD_TIMEOUT_S, REPORT_TIMEOUT_S, download_file
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.client.stream import LogChunk, Stream, follow_stream
+
+if TYPE_CHECKING:
+    from service.api.logger_schemas import LoggerList
+    from service.api.why_schemas import WhyView
 
 PAGE_HISTORY = 100
 """Default number of epochs or decisions per page."""
@@ -46,6 +48,8 @@ class HistoryRequests(RequestSender):
     @shared_method
     async def loggers(self, job_id: str) -> LoggerList:
         """Get the loggers of the job."""
+        from service.api.logger_schemas import LoggerList
+
         return await self._request(LoggerList, "GET", f"/jobs/{job_id}/loggers")
 
     @shared_method
@@ -123,6 +127,8 @@ class HistoryRequests(RequestSender):
     @shared_method
     async def why(self, job_id: str) -> WhyView:
         """GET /jobs/{id}/why: what holds the job up, and the best change."""
+        from service.api.why_schemas import WhyView
+
         return await self._request(WhyView, "GET", f"/jobs/{job_id}/why")
 
     @shared_method

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from service.api.batch_schemas import BatchView
 from service.api.schemas import CodeView, JobPage, JobView
 from service.client.errors import AmbiguousJob, NotFound
 from service.client.request_sender import RequestSender
@@ -15,6 +14,7 @@ from service.client.shared_methods import shared_iterator, shared_method
 from service.domain.job_status import UNFINISHED
 
 if TYPE_CHECKING:
+    from service.api.batch_schemas import BatchView
     from service.api.spec_schemas import DryRun
 
 UPLOAD_TIMEOUT_S = 120.0
@@ -301,6 +301,8 @@ class JobRequests(RequestSender):
             resize: for `resize`: fewest and most workers.
             dry_run: list the jobs, and change nothing.
         """
+        from service.api.batch_schemas import BatchView
+
         body: dict[str, Any] = {"action": action, "labels": dict(labels), "owner": owner}
         body["dry_run"] = dry_run
         if change is not None:

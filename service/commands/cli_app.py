@@ -1,39 +1,20 @@
-"""The table of commands, which import heavy modules themselves; `run_command` runs one of them."""
+"""The command line: `run_command` runs one of the commands of `command_table.py`."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_install_completion_arguments
 
-from service.commands import account_commands as accounts
-from service.commands import (
-    backups,
-    compare,
-    deletion,
-    doctor,
-    download,
-    history,
-    jobs,
-    listing,
-    logins,
-    plan,
-    processes,
-    report,
-)
-from service.commands import job_control as control
-from service.commands import job_states as states
-from service.commands import node_commands as nodes
-from service.commands import queue_commands as queues
-from service.commands import secret_commands as secrets
-from service.commands import watch as live
-from service.commands import webhook_commands as webhooks
+from service.commands.command_table import COMMANDS, CommandGroup
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED = 128 + int(signal.SIGINT)
@@ -70,11 +51,35 @@ def _is_output_closed() -> bool:
     return False
 
 
+class _Commands(UserDict[str, Any]):
+    """Commands by name. Each is imported, and its signature read, when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, str | CommandGroup):
+            found = self.data[name] = _build_command(name, found)
+        return found
+
+
 class _Group(TyperGroup):
     """The commands together; their flags are shown in the same way."""
 
+    def __init__(self, places: Mapping[str, str | CommandGroup], **given: Any) -> None:
+        super().__init__(no_args_is_help=True, **given)
+        self.commands = _Commands(places)
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_flag_types(super().get_params(ctx))
+
+
+def _build_command(name: str, found: str | CommandGroup) -> Any:
+    if isinstance(found, CommandGroup):
+        return _Group(found.places, name=name, help=found.help)
+    module, _, function = found.partition(":")
+    # An application of one command is this command.
+    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    one.command(name, cls=Command)(getattr(import_module(f"service.commands.{module}"), function))
+    return get_command(one)
 
 
 def _hide_flag_types(parameters: list[Any]) -> list[Any]:
@@ -84,98 +89,15 @@ def _hide_flag_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-app = typer.Typer(
+app = _Group(
+    COMMANDS,
     name="accordion",
-    cls=_Group,
+    params=list(get_install_completion_arguments()),
     help="Elastic training on Ray with gradient compression that adapts while the job runs.",
     epilog=(
         "Exit codes: 0 done, 1 the job or a check failed, 2 usage, 3 the service is unreachable."
     ),
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
 )
-_add = partial(app.command, cls=Command)
-_add("up")(processes.up)
-_add("demo")(processes.demo)
-_add("env")(processes.env)
-_add("submit")(jobs.submit)
-_add("clone")(jobs.clone)
-_add("plan")(plan.plan)
-_add("list")(listing.list_jobs)
-_add("show")(history.show)
-_add("why")(history.why)
-_add("watch")(live.watch)
-_add("logs")(live.logs)
-_add("override")(control.override)
-_add("hand-back")(control.hand_back)
-_add("resize")(control.resize)
-_add("pause")(states.pause)
-_add("resume")(states.resume)
-_add("cancel")(states.cancel)
-_add("retry")(states.retry)
-_add("change")(control.change)
-_add("download")(download.download)
-_add("report")(report.report)
-_add("compare")(compare.compare)
-_add("archive")(states.archive)
-_add("unarchive")(states.unarchive)
-_add("delete")(deletion.delete)
-_add("queue")(queues.queue)
-_add("nodes")(nodes.list_nodes)
-_add("doctor")(doctor.doctor)
-_add("login")(logins.login)
-_add("logout")(logins.logout)
-_add("whoami")(accounts.whoami)
-_add("audit")(accounts.audit)
-_add("backup")(backups.backup)
-_add("restore")(backups.restore)
-_add("move-database")(backups.move_database)
-_add("api")(processes.api)
-_add("scheduler")(processes.scheduler)
-
-_users = typer.Typer(cls=_Group, no_args_is_help=True, help="Add, change and list users.")
-_users.command("add", cls=Command)(accounts.add_user)
-_users.command("change", cls=Command)(accounts.change_user)
-_users.command("list", cls=Command)(accounts.list_users)
-app.add_typer(_users, name="user")
-_tokens = typer.Typer(cls=_Group, no_args_is_help=True, help="Create, list and revoke tokens.")
-_tokens.command("new", cls=Command)(accounts.new_token)
-_tokens.command("list", cls=Command)(accounts.list_tokens)
-_tokens.command("revoke", cls=Command)(accounts.revoke_token)
-app.add_typer(_tokens, name="token")
-_quotas = typer.Typer(cls=_Group, no_args_is_help=True, help="Set, list and remove quotas.")
-_quotas.command("set", cls=Command)(queues.set_quota)
-_quotas.command("list", cls=Command)(queues.list_quotas)
-_quotas.command("remove", cls=Command)(queues.remove_quota)
-app.add_typer(_quotas, name="quota")
-_nodes = typer.Typer(
-    cls=_Group, no_args_is_help=True, help="Keep workers from a node, and restore it."
-)
-_nodes.command("cordon", cls=Command)(nodes.cordon)
-_nodes.command("restore", cls=Command)(nodes.restore)
-app.add_typer(_nodes, name="node")
-_secrets = typer.Typer(
-    cls=_Group,
-    no_args_is_help=True,
-    help="Set, list and remove values that jobs get in environment variables.",
-)
-_secrets.command("set", cls=Command)(secrets.set_secret)
-_secrets.command("list", cls=Command)(secrets.list_secrets)
-_secrets.command("remove", cls=Command)(secrets.remove_secret)
-app.add_typer(_secrets, name="secret")
-_webhooks = typer.Typer(
-    cls=_Group,
-    no_args_is_help=True,
-    help="Notify other programs when a job changes its status.",
-)
-_webhooks.command("add", cls=Command)(webhooks.add_webhook)
-_webhooks.command("list", cls=Command)(webhooks.list_webhooks)
-_webhooks.command("rotate-secret", cls=Command)(webhooks.rotate_secret)
-_webhooks.command("remove", cls=Command)(webhooks.remove_webhook)
-_webhooks.command("test", cls=Command)(webhooks.send_test)
-_webhooks.command("deliveries", cls=Command)(webhooks.list_deliveries)
-_webhooks.command("send-again", cls=Command)(webhooks.send_again)
-app.add_typer(_webhooks, name="webhook")
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -91,14 +91,14 @@ def find_to_read(client: Client, reference: str) -> JobView:
 
 
 def create_console() -> Console:
-    """Create a console whose colors and width follow the terminal; markup in texts is not
-    interpreted.
+    """Create a console whose colors and width follow the terminal; neither markup nor names of emoji
+    in texts are interpreted.
     """
     from rich.console import Console
 
     if sys.stdout.isatty():
-        return Console(highlight=False, markup=False)
-    return Console(highlight=False, markup=False, soft_wrap=True, width=_PIPE_WIDTH)
+        return Console(highlight=False, markup=False, emoji=False)
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PIPE_WIDTH)
 
 
 def create_table(*columns: str) -> Table:

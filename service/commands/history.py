@@ -62,8 +62,6 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     """Show a job: state, levels per layer, overrides, decisions, loggers, attempts, checkpoints,
     epochs.
     """
-    from service.commands.queue_commands import describe_wait
-
     with connect_client(url) as client:
         found = find_to_read(client, job)
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url
@@ -76,7 +74,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         loggers = client.loggers(found.id).items if found.spec.get("loggers") else []
         attempts = client.attempts(found.id).items
         checkpoints = client.checkpoints(found.id, kept=True).items
-        wait = describe_wait(client, found.id) if found.status == "QUEUED" else []
+        wait = _describe_wait(client, found)
     out = create_console()
     for line in [*_summarize_job(found), *wait]:
         out.print(line)
@@ -99,6 +97,14 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         if table.row_count:
             out.print()
             out.print(table)
+
+
+def _describe_wait(client: Client, job: JobView) -> list[str]:
+    if job.status != "QUEUED":
+        return []
+    from service.commands.queue_commands import describe_wait
+
+    return describe_wait(client, job.id)
 
 
 def why(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:

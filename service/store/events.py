@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session
 
 from service.store.models import EventRow, JobRow
 
+FIRST_EVENT = 1
+"""Number of a job's first event. The row of a new job counts it, which saves an update."""
 _NEWEST = "times of the newest events"
 """Key of the session's memory of them, by job; a transaction holds the locks of the jobs."""
 
@@ -39,6 +41,26 @@ def append_event(
         newest[job.id] = before.time if before is not None else now
     job.event_seq += 1
     newest[job.id] = time = max(now, newest[job.id])
+    _add_event(session, job, kind, data=data, time=time, by=by)
+
+
+def append_first_event(
+    session: Session,
+    job: JobRow,
+    kind: str,
+    *,
+    data: dict[str, Any],
+    now: float,
+    by: str | None = None,
+) -> None:
+    """Append the event that the row of a new job counts already; see `append_event`."""
+    session.info.setdefault(_NEWEST, {})[job.id] = now
+    _add_event(session, job, kind, data=data, time=now, by=by)
+
+
+def _add_event(
+    session: Session, job: JobRow, kind: str, *, data: dict[str, Any], time: float, by: str | None
+) -> None:
     data = data if by is None else {**data, "by": by}
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 

@@ -12,6 +12,7 @@ from service.domain.guests import name_guest
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.ray_run import RayRun
+from service.store.events import FIRST_EVENT
 from service.store.models import AttemptRow, JobRow
 from service.store.status_changes import record_first_status
 from service.store.stored_spec import extract_filter_values
@@ -34,6 +35,7 @@ def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
         labels=dict(guest.spec.labels),
         priority=guest.spec.priority,
         attempt=GUEST_ATTEMPT,
+        event_seq=FIRST_EVENT,
         created_at=now,
         **_guest_columns(guest),
     )

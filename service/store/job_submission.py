@@ -20,7 +20,7 @@ from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
 from service.errors import Conflict, Invalid, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
-from service.store.events import append_event
+from service.store.events import FIRST_EVENT, append_event
 from service.store.idempotency import Idempotency, find_replay, store_key
 from service.store.job_lifecycle import CheckJob, lock_job, raise_versions, refuse_ended
 from service.store.logger_rows import add_loggers
@@ -215,6 +215,7 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
         priority=spec.priority,
         min_workers=spec.workers.min,
         max_workers=spec.workers.max,
+        event_seq=FIRST_EVENT,
         created_at=now,
     )
 

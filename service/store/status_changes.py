@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.domain.job_status import ENDED, is_transition_allowed
 from service.domain.jobs import Reason, Status
-from service.store.events import append_event
+from service.store.events import append_event, append_first_event
 from service.store.models import JobRow
 from service.store.webhook_messages import queue_status_messages
 from workers.plain_text import clean_text
@@ -51,10 +51,10 @@ def change_status(
 def record_first_status(
     session: Session, job: JobRow, *, now: float, by: str | None = None
 ) -> None:
-    """Append the first event of a job whose row was inserted in this transaction, by the user who
-    submitted it.
+    """Append the first event of a job, by the user who submitted it. The job's row was inserted in
+    this transaction, and counts the event (`FIRST_EVENT`).
     """
-    append_event(session, job, "status", data=status_data(job), now=now, by=by)
+    append_first_event(session, job, "status", data=status_data(job), now=now, by=by)
     queue_status_messages(session, job, None, now=now, by=by)
 
 

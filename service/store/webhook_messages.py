@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import uuid_utils
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Scope, scopes_of_role
@@ -26,6 +26,18 @@ JOB_STATUS = "job.status"
 TEST = "webhook.test"
 MAX_PENDING = 1000
 """Maximum number of messages of a webhook that wait. One more, and the oldest is given up."""
+_WEBHOOKS_OF_ACCOUNTS = (
+    select(WebhookRow, UserRow.role)
+    .join(UserRow, UserRow.name == WebhookRow.user)
+    .where(
+        WebhookRow.jobs_of.in_(bindparam("accounts", expanding=True)),
+        WebhookRow.disabled_at.is_(None),
+        UserRow.disabled_at.is_(None),
+    )
+    .order_by(WebhookRow.id)
+    .with_for_update(of=WebhookRow, key_share=True, read=True)
+)
+"""Every change of a status asks it; to build it takes as long as to run it."""
 
 
 def queue_status_messages(
@@ -65,18 +77,8 @@ def _find_webhooks(session: Session, job: JobRow) -> list[WebhookRow]:
     removed meanwhile would undo the whole change.
     """
     accounts = [ALL_USERS] if job.owner is None else [ALL_USERS, job.owner]
-    query = (
-        select(WebhookRow, UserRow.role)
-        .join(UserRow, UserRow.name == WebhookRow.user)
-        .where(
-            WebhookRow.jobs_of.in_(accounts),
-            WebhookRow.disabled_at.is_(None),
-            UserRow.disabled_at.is_(None),
-        )
-        .order_by(WebhookRow.id)
-        .with_for_update(of=WebhookRow, key_share=True, read=True)
-    )
-    return [row for row, role in session.execute(query) if _is_wanted(row, role, job)]
+    found = session.execute(_WEBHOOKS_OF_ACCOUNTS, {"accounts": accounts})
+    return [row for row, role in found if _is_wanted(row, role, job)]
 
 
 def _is_wanted(webhook: WebhookRow, role: str, job: JobRow) -> bool:

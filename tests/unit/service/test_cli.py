@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
+from service.commands.cli_support import create_console
 from service.commands.format import format_metrics
 from service.commands.spec_file import parse_spec, set_value
 from service.demo import packaged_spec
@@ -213,6 +214,13 @@ def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
     assert format_metrics(metrics) == newest
 
 
+def test_a_text_with_the_name_of_an_emoji_is_printed_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    create_console().print("stopped :warning: at [10:100:3]")
+    assert capsys.readouterr().out == "stopped :warning: at [10:100:3]\n"
+
+
 def test_logs_of_a_job_that_wrote_nothing_say_why(accordion: Accordion, spec: Path) -> None:
     large = ["--set", "workers={min: 4, max: 4, cpus: 64}"]
     job_id = accordion("submit", spec, *large, "--json").json()["id"]
@@ -290,6 +298,7 @@ USAGE = [
     ),
     pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is rejected", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
+    pytest.param(["shwo"], "No such command 'shwo'. Did you mean 'show'", id="similar command"),
     pytest.param(["list", "--limit", "-1"], "Invalid value for '--limit'", id="range"),
     pytest.param(["override", "x"], "give either --level", id="no level"),
     pytest.param(
@@ -408,6 +417,8 @@ def test_show_loads_no_database_no_server_and_no_spec() -> None:
     assert code == "3", done.stderr
     assert "service.client" in loaded
     assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec"}.isdisjoint(loaded)
+    others = {"service.commands.listing", "service.commands.watch", "service.api.plan_schemas"}
+    assert others.isdisjoint(loaded)
 
 
 def test_set_reaches_into_places_that_the_file_does_not_have() -> None:

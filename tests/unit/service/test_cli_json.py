@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from service.client import Client
 from service.commands.cli_app import app
@@ -111,7 +110,7 @@ def list_commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
             yield " ".join((*names, name)), command
 
 
-COMMANDS = dict(list_commands(typer.main.get_command(app)))
+COMMANDS = dict(list_commands(app))
 
 
 def name_of(line: str) -> str:

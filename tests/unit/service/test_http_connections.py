@@ -6,7 +6,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 
 import httpx2
@@ -80,6 +80,18 @@ def is_refused(connection: socket.socket, data: bytes) -> bool:
         return True
 
 
+def is_answered(connection: socket.socket, data: bytes) -> bool:
+    """Send more, and return whether the service has answered, or closed the connection."""
+    try:
+        connection.sendall(data)
+        connection.recv(1)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 @pytest.mark.parametrize("sent", [b"", HALF_HEADER, HALF_BODY])
 def test_a_request_that_stalls_is_closed(serve: Serve, sent: bytes) -> None:
     assert is_closed(connect(serve(header_s=0.1, body_silence_s=0.1), sent))
@@ -126,6 +138,62 @@ def test_a_client_beyond_the_limit_is_told_so(serve: Serve) -> None:
         refused = httpx2.get(f"http://127.0.0.1:{port}/")
     assert refused.status_code == 503
     assert "ACCORDION_MAX_CONNECTIONS" in refused.text
+
+
+NO_HOST = b"GET / HTTP/1.1\r\n\r\n"
+TWO_HOSTS = b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [NO_HOST, TWO_HOSTS, b"nonsense\r\n\r\n"])
+def test_a_request_that_is_none_gets_400(serve: Serve, sent: bytes) -> None:
+    with closing(connect(serve(), sent)) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HALF_HEADER + b"X: ",
+        HALF_HEADER + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: ",
+    ],
+    ids=["header", "after the body"],
+)
+def test_a_header_without_end_is_refused(serve: Serve, sent: bytes) -> None:
+    connection = connect(serve(), sent)
+    connection.settimeout(0.02)
+    assert any(is_answered(connection, b"a" * 1000) for _ in range(200))
+    connection.close()
+
+
+def test_two_requests_at_once_are_answered_in_their_order(serve: Serve) -> None:
+    body = HALF_HEADER + b"Content-Length: 3\r\n\r\nabc"
+    with closing(connect(serve(), body + WHOLE)) as connection:
+        received = b""
+        while received.count(b" bytes") < 2:
+            received += connection.recv(1000)
+    assert received.index(b"3 bytes") < received.index(b"0 bytes")
+
+
+def test_a_client_that_offers_another_protocol_goes_on_with_this_one(serve: Serve) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    with closing(connect(serve(), HALF_HEADER + offer + b"Content-Length: 2\r\n\r\nab")) as client:
+        received = b""
+        while not received.endswith(b"2 bytes"):
+            piece = client.recv(1000)
+            assert piece, received
+            received += piece
+        client.sendall(WHOLE)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_refused_client_that_sends_more_disturbs_nobody(serve: Serve) -> None:
+    port = serve(connections=1)
+    with closing(connect(port, STREAM)) as stream:
+        assert stream.recv(100)
+        with closing(connect(port, HALF_HEADER)) as refused, suppress(OSError):
+            for _ in range(50):
+                refused.sendall(b"a" * 1000)
+        assert stream.recv(100)
 
 
 def test_the_limit_follows_from_the_files_that_a_process_may_open(

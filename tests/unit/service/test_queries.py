@@ -68,20 +68,34 @@ def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> No
     assert full_scans(world, found) == []
 
 
-def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
+@contextmanager
+def statements() -> Iterator[list[tuple[str, Any]]]:
+    """All statements, with their values, in the order in which they ran."""
     seen: list[tuple[str, Any]] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
-        if "FROM webhooks" in statement:
-            seen.append((statement, values))
+        seen.append((statement, values))
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        world.cancel(world.submit())
+        yield seen
     finally:
         event.remove(Engine, "before_cursor_execute", note)
-    assert len(seen) == 2
-    assert full_scans(world, seen) == []
+
+
+def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
+    with statements() as seen:
+        world.cancel(world.submit())
+    found = [one for one in seen if "FROM webhooks" in one[0]]
+    assert len(found) == 2
+    assert full_scans(world, found) == []
+
+
+def test_a_submission_writes_each_of_its_rows_once(world: World) -> None:
+    with statements() as seen:
+        world.submit()
+    kinds = [statement.split()[0] for statement, _ in seen]
+    assert (kinds.count("INSERT"), kinds.count("UPDATE")) == (3, 0)
 
 
 @pytest.mark.parametrize(
