@@ -22,6 +22,7 @@ from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import resource_request
+from service.store.unfinished_jobs import UnfinishedJobs
 
 
 @dataclass(slots=True)
@@ -147,9 +148,11 @@ class Allocator:
         writes: SchedulerWrites,
         lease: Lease,
         *,
+        jobs: UnfinishedJobs,
         clock: Callable[[], float],
     ) -> None:
         self._repository = repository
+        self._jobs = jobs
         self._writes = writes
         self._lease = lease
         self._clock = clock
@@ -163,7 +166,7 @@ class Allocator:
         queue = [job for job in reader.read_queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
-        rows = self._repository.allocated()
+        rows = self._jobs.list_allocated()
         admissions = plan_queue(
             reader.list_pending(queue),
             cluster.usable_nodes(),
@@ -184,7 +187,7 @@ class Allocator:
         some if the settings allow it.
         """
         reader = QueueReader(self._repository, settings, cluster.awaiting_nodes)
-        rows = self._repository.allocated()
+        rows = self._jobs.list_allocated()
         jobs = reader.list_allocated(rows, cluster.placed_nodes)
         self._note_unplaceable(jobs, cluster)
         if not rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Table, inspect
@@ -10,6 +11,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.store.models import Base
+
+
+@cache
+def _empty_row(entity: type[Base]) -> Mapping[str, None]:
+    return dict.fromkeys(inspect(entity).local_table.c.keys())
 
 
 class Upserts:
@@ -25,8 +31,7 @@ class Upserts:
 
     def add(self, entity: type[Base], values: Mapping[str, Any]) -> None:
         """Add a row; columns without a value become null, and later rows win."""
-        row = {**dict.fromkeys(inspect(entity).local_table.c.keys()), **values}
-        self._rows.setdefault(entity, []).append(row)
+        self._rows.setdefault(entity, []).append({**_empty_row(entity), **values})
 
     def write(self) -> None:
         """Write the rows that were added since the last call."""
