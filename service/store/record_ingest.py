@@ -303,7 +303,7 @@ class _Intake:
 
     def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
         where = {"epoch": taken.decision.epoch, "step": taken.decision.step}
-        decision = to_json(taken.decision)
+        decision = taken.model_dump(mode="json")["decision"]
         row = {"decision": decision, **where, **_origin_columns(record)}
         self._upserts.add(DecisionRow, {"job_id": self._job.id, **row})
         data: dict[str, Any] = {"decision": decision}

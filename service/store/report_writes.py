@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 from sqlalchemy import Select, select
+from sqlalchemy.orm.attributes import flag_modified
 
 from service.domain.job_status import ENDED
 from service.store.database import Database
@@ -14,6 +15,11 @@ from service.store.leases import check_token
 from service.store.models import JobRow
 from service.store.record_ingest import JobReport, ingest_records
 
+_OFTEN_CHANGED = (
+    *("event_seq", "log_number", "log_bytes", "progress", "metrics"),
+    *("cursor_attempt", "cursor_generation", "cursor_seq"),
+)
+"""Columns that reports of jobs change which train."""
 _log = structlog.get_logger()
 
 
@@ -53,8 +59,17 @@ class ReportWrites:
             for job in jobs:
                 job.version += 1
             ingest_records(session, current, now=now)
+            _write_same_columns(jobs)
             trim_history(session, jobs, self._limits)
             return frozenset(job.id for job in jobs)
+
+
+def _write_same_columns(jobs: Iterable[JobRow]) -> None:
+    """Have one statement write all of these rows: each set of changed columns needs its own."""
+    for job in jobs:
+        for name in _OFTEN_CHANGED:
+            if getattr(job, name) is not None:
+                flag_modified(job, name)
 
 
 def _lock_unfinished(job_ids: Collection[str]) -> Select[str, int]:

@@ -11,7 +11,7 @@ from service.store.models import JobRow
 
 _MANY = 1000
 """Changed rows from which on all are read: a statement has a limited number of parameters."""
-_UNDECISIVE = (JobRow.layers, JobRow.metrics, JobRow.storage, JobRow.ray_run, JobRow.tally)
+_UNDECISIVE = (JobRow.layers, JobRow.storage, JobRow.ray_run, JobRow.tally)
 """Columns of documents that are only shown, or that few reports need; these load them."""
 
 
