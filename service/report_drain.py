@@ -17,10 +17,14 @@ from service.store.leases import Lease, LeaseLost
 from service.store.models import JobRow
 from service.store.record_ingest import JobReport, cursor_of, has_new_data, record_position
 from service.store.report_writes import ReportWrites
-from workers.contract import Drained, EndRecord, PausedRecord
+from workers.contract import Cursor, Drained, EndRecord, PausedRecord
 
 JOBS_PER_WRITE = 50
 """Jobs whose rows a transaction locks; requests that change them wait until it ends."""
+MAX_ANSWERS = 4
+"""Most answers of the Accordion actor in a turn, each with up to 1,000 records: jobs that it left
+out come first in the next turn.
+"""
 _log = structlog.get_logger()
 
 
@@ -53,8 +57,8 @@ class ReportDrain:
         """Ids of the jobs whose last report was refused by itself: they are left out of batches."""
 
     def drain_all(self, jobs: Sequence[JobRow], supervisors: Mapping[str, SupervisorState]) -> None:
-        """Drain the jobs that run in one call; a call per job saturates the Accordion actor at 240
-        jobs.
+        """Drain the jobs that run in a few calls; a call per job saturates the Accordion actor at
+        240 jobs.
         """
         cursors = {
             job.id: cursor_of(job) for job in jobs if _is_followed(job, supervisors.get(job.id))
@@ -65,16 +69,24 @@ class ReportDrain:
             # Output is delivered only once; the job was not processed because the lease was lost.
             self._unstored.add(job_id, drained)
         self._drained = dict.fromkeys(cursors, Drained())
-        self.answered = set()
-        if not cursors:
-            return
-        try:
-            found = self._runtime.drain_many(cursors)
-        except RuntimeUnavailable as error:
-            _log.warning("cluster", error=str(error))
-            return
+        found = self._drain_many(cursors)
         self._drained |= found
         self.answered = set(found)
+
+    def _drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
+        """Drain these jobs; a full answer leaves some out, which are drained with another one."""
+        found: dict[str, Drained] = {}
+        for _ in range(MAX_ANSWERS):
+            left = {id_: cursor for id_, cursor in cursors.items() if id_ not in found}
+            try:
+                answer = self._runtime.drain_many(left) if left else {}
+            except RuntimeUnavailable as error:
+                _log.warning("cluster", error=str(error))
+                break
+            if not answer:
+                break
+            found |= answer
+        return found
 
     def store_running(
         self,

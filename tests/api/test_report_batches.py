@@ -66,10 +66,19 @@ def test_a_job_that_the_actor_does_not_answer_for_is_sent_no_orders_again(
         monkeypatch.setattr(world.runtime, "drain_many", lambda _: {})
     else:
         world.runtime.drain_limit = 1
+        monkeypatch.setattr(report_drain, "MAX_ANSWERS", 1)
     world.turn(8)
     assert sent == []
     if not is_hung:
         assert all(now > old for now, old in zip(count_epochs(world, jobs), before, strict=True))
+
+
+def test_jobs_that_a_full_answer_leaves_out_are_drained_in_the_same_turn(world: World) -> None:
+    jobs = train_three(world)
+    before = count_epochs(world, jobs)
+    world.runtime.drain_limit = 1
+    world.turn()
+    assert count_epochs(world, jobs) == [count + 1 for count in before]
 
 
 def patch_ingest(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
