@@ -19,7 +19,7 @@ from service.store.record_ingest import JobReport, cursor_of, has_new_data, reco
 from service.store.report_writes import ReportWrites
 from workers.contract import Cursor, Drained, EndRecord, PausedRecord
 
-JOBS_PER_WRITE = 50
+JOBS_PER_WRITE = 100
 """Jobs whose rows a transaction locks; requests that change them wait until it ends."""
 MAX_ANSWERS = 4
 """Most answers of the Accordion actor in a turn, each with up to 1,000 records: jobs that it left

@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import Session
 
-from accordion.messages import to_json
+from accordion.messages import Decision, to_json
 from service.domain import overrides
 from service.domain.elasticity import ElasticityStats, add_cost, count_recovery, count_resize
 from service.domain.job_status import LEAVING
@@ -113,10 +113,12 @@ def _ingest_report(intake: _Intake, job: JobRow, drained: Drained, *, now: float
     # First: a job's last progress arrives with its end, after which none is stored.
     old = stored_progress(job)
     is_newer = drained.progress is not None and intake.take_progress(drained.progress, old)
+    position = _cursor_position(job)
     for record in drained.records:
-        if record_position(record) > _cursor_position(job):
+        if record_position(record) > position:
             intake.take_record(record, now=now)
-            job.cursor_attempt, job.cursor_generation, job.cursor_seq = record_position(record)
+            position = record_position(record)
+    job.cursor_attempt, job.cursor_generation, job.cursor_seq = position
     # After the records: these are older, and so are their events.
     if drained.progress is not None and is_newer:
         intake.follow_progress(drained.progress, old, now=now)
@@ -402,9 +404,13 @@ def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
 
 
 def _has_room(payload: Payload) -> bool:
-    """Return whether the columns have room for the place in training that a record tells."""
+    """Return whether the columns of a record's row have room for its place in training."""
+    if isinstance(payload, EpochRecord):
+        return payload.epoch <= _MAX_NUMBER
     place = payload.decision if isinstance(payload, DecisionRecord) else payload
-    return all((getattr(place, name, None) or 0) <= _MAX_NUMBER for name in ("epoch", "step"))
+    if not isinstance(place, Decision | AcksRecord | CheckpointRecord):
+        return True
+    return max(place.epoch, place.step) <= _MAX_NUMBER
 
 
 def _group(progress: Progress) -> tuple[int, int]:

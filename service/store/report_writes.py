@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
-from sqlalchemy import Select, select
+from sqlalchemy import Select, inspect, select
 from sqlalchemy.orm.attributes import flag_modified
 
 from service.domain.job_status import ENDED
@@ -67,7 +67,7 @@ class ReportWrites:
 def _write_same_columns(jobs: Iterable[JobRow]) -> None:
     """Have one statement write all of these rows: each set of changed columns needs its own."""
     for job in jobs:
-        for name in _OFTEN_CHANGED:
+        for name in inspect(job).unmodified_intersection(_OFTEN_CHANGED):
             if getattr(job, name) is not None:
                 flag_modified(job, name)
 
