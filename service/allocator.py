@@ -19,7 +19,6 @@ from service.runtime.protocol import Node, SupervisorState
 from service.settings import Settings
 from service.store.leases import Lease
 from service.store.models import JobRow
-from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import resource_request
 from service.store.unfinished_jobs import UnfinishedJobs
@@ -144,14 +143,13 @@ class Allocator:
 
     def __init__(
         self,
-        repository: Repository,
+        jobs: UnfinishedJobs,
         writes: SchedulerWrites,
         lease: Lease,
         *,
-        jobs: UnfinishedJobs,
         clock: Callable[[], float],
     ) -> None:
-        self._repository = repository
+        self._repository = jobs.repository
         self._jobs = jobs
         self._writes = writes
         self._lease = lease

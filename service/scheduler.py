@@ -104,9 +104,7 @@ class Scheduler:
         )
         self._foreign, self._cluster = ForeignJobs(), ClusterState()
         self._nodes = NodeAvoidance(database, settings, clock)
-        self._allocator = Allocator(
-            self._repository, self._writes, self._lease, jobs=self._jobs, clock=monotonic
-        )
+        self._allocator = Allocator(self._jobs, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)

@@ -41,9 +41,15 @@ from service.store.models import (
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
 """Listed explicitly: an index serves `IN`, but not `NOT IN`."""
-_UNDECISIVE = (JobRow.layers, JobRow.metrics, JobRow.storage, JobRow.ray_run, JobRow.tally)
-"""Columns of documents that are only shown."""
-_REPORTED = (*_UNDECISIVE, JobRow.progress, JobRow.packages)
+_REPORTED = (
+    JobRow.progress,
+    JobRow.layers,
+    JobRow.metrics,
+    JobRow.storage,
+    JobRow.ray_run,
+    JobRow.packages,
+    JobRow.tally,
+)
 """Columns whose documents take longer to parse than all others of a job."""
 
 
@@ -94,10 +100,12 @@ class Repository:
             return read_page(session, wanted)
 
     def unfinished(self) -> list[JobRow]:
-        """Jobs that have not ended, oldest first, without documents that no decision needs."""
-        query = select(JobRow).where(JobRow.status.in_(UNFINISHED))
-        query = query.options(*(defer(column, raiseload=True) for column in _UNDECISIVE))
-        return self._all(query.order_by(JobRow.created_at, JobRow.id))
+        """Jobs that have not ended, oldest first."""
+        return self._all(
+            select(JobRow)
+            .where(JobRow.status.in_(UNFINISHED))
+            .order_by(JobRow.created_at, JobRow.id)
+        )
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""

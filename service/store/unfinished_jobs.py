@@ -8,6 +8,7 @@ from sqlalchemy.orm import defer
 from service.domain.job_status import UNFINISHED
 from service.store.database import Database
 from service.store.models import JobRow
+from service.store.repository import Repository
 
 _MANY = 1000
 """Changed rows from which on all are read: a statement has a limited number of parameters."""
@@ -21,13 +22,13 @@ class UnfinishedJobs:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.repository = Repository(database)
         self._rows: dict[str, JobRow] = {}
 
     def list_all(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
         is_unfinished = JobRow.status.in_(UNFINISHED)
-        with self._database.read() as session:
+        with self.repository.database.read() as session:
             found = session.execute(select(JobRow.id, JobRow.version).where(is_unfinished))
             versions = dict(found.all())
             known = {
