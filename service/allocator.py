@@ -19,9 +19,9 @@ from service.runtime.protocol import Node, SupervisorState
 from service.settings import Settings
 from service.store.leases import Lease
 from service.store.models import JobRow
-from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import resource_request
+from service.store.unfinished_jobs import UnfinishedJobs
 
 
 @dataclass(slots=True)
@@ -143,13 +143,14 @@ class Allocator:
 
     def __init__(
         self,
-        repository: Repository,
+        jobs: UnfinishedJobs,
         writes: SchedulerWrites,
         lease: Lease,
         *,
         clock: Callable[[], float],
     ) -> None:
-        self._repository = repository
+        self._repository = jobs.repository
+        self._jobs = jobs
         self._writes = writes
         self._lease = lease
         self._clock = clock
@@ -163,7 +164,7 @@ class Allocator:
         queue = [job for job in reader.read_queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
-        rows = self._repository.allocated()
+        rows = self._jobs.list_allocated()
         admissions = plan_queue(
             reader.list_pending(queue),
             cluster.usable_nodes(),
@@ -184,7 +185,7 @@ class Allocator:
         some if the settings allow it.
         """
         reader = QueueReader(self._repository, settings, cluster.awaiting_nodes)
-        rows = self._repository.allocated()
+        rows = self._jobs.list_allocated()
         jobs = reader.list_allocated(rows, cluster.placed_nodes)
         self._note_unplaceable(jobs, cluster)
         if not rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import time
@@ -40,6 +39,7 @@ from service.api.problems import install_problems
 from service.dashboard import provider_login, report_route
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
+from service.garbage_collection import leave_out_loaded_objects
 from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
 from service.logs import configure_logs
 from service.request_times import RequestTimes, TimedRequests
@@ -148,9 +148,7 @@ def serve_api(settings: Settings) -> None:
     state.connections.limit = limits.connections
     watch = threading.Thread(target=state.database.watch_file, args=(state.draining,), daemon=True)
     watch.start()
-    # What is there by now stays: looking through it again would stop all requests for 0.1 s.
-    gc.collect()
-    gc.freeze()
+    leave_out_loaded_objects()
     try:
         _Server(config, state).run(sockets=[listener])
     finally:

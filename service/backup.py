@@ -259,5 +259,5 @@ def _renew_orders(connection: Connection) -> None:
     connection.execute(
         update(JobRow)
         .where(JobRow.status.in_(names))
-        .values(orders_version=JobRow.orders_version + _ORDERS_AHEAD)
+        .values(orders_version=JobRow.orders_version + _ORDERS_AHEAD, version=JobRow.version + 1)
     )

@@ -102,7 +102,8 @@ class GuestRuns:
             self._reports.store(job, token, drained)
         match next_guest_action(seen, self._limits):
             case Follow():
-                self._orders.deliver(job, drained.orders_version, token)
+                if job.id in self._reports.answered:
+                    self._orders.deliver(job, drained.orders_version, token)
             case MarkGuestLost(message):
                 self._writes.mark_guest_lost(job, token, message=message, left_s=self._closed_in_s)
             case MarkGuestStalled():

@@ -18,6 +18,8 @@ class PendingLogs:
 
     def __init__(self) -> None:
         self._by_job: dict[str, Drained] = {}
+        self._chunks: dict[str, int] = {}
+        """Number of a job's newest chunk of output before what is kept was written, by job id."""
 
     def add(self, job_id: str, drained: Drained) -> Drained:
         """Keep drained output, together with the output kept before."""
@@ -32,13 +34,27 @@ class PendingLogs:
         """Output kept of a job."""
         return self._by_job.get(job_id, Drained())
 
+    def note_write(self, job_id: str, log_number: int) -> None:
+        """Note that the kept output is about to become the chunk after this one; if the connection
+        is lost, nobody learns whether it did.
+        """
+        self._chunks[job_id] = log_number
+
+    def settle(self, job_id: str, log_number: int) -> None:
+        """Forget the output of a write that seemed to fail if the database has a newer chunk."""
+        if job_id in self._chunks and log_number > self._chunks.pop(job_id):
+            self.forget(job_id)
+
     def forget(self, job_id: str) -> None:
         """Forget output that is now in the database."""
         self._by_job.pop(job_id, None)
+        self._chunks.pop(job_id, None)
 
     def keep_only(self, job_ids: Container[str]) -> None:
         """Forget all other jobs."""
-        self._by_job = {job_id: kept for job_id, kept in self._by_job.items() if job_id in job_ids}
+        for job_id in [*self._by_job]:
+            if job_id not in job_ids:
+                self.forget(job_id)
 
 
 def _keep_newest(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:

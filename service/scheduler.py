@@ -9,7 +9,6 @@ cluster.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -44,13 +43,12 @@ from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.housekeeping import Housekeeping
 from service.job_env import JobEnv, find_data_cache
-from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
 from service.pip_index import find_pip_index
 from service.plan_runs import PlanRuns
 from service.report_drain import ReportDrain
 from service.runtime.protocol import Runtime, SupervisorState
-from service.settings import Settings, load_settings
+from service.settings import Settings
 from service.store.database import Database
 from service.store.history_limits import HistoryLimits
 from service.store.leases import Lease, LeaseLost
@@ -62,6 +60,7 @@ from service.store.report_writes import ReportWrites
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import UnreadableSpec, spec_of
+from service.store.unfinished_jobs import UnfinishedJobs
 from service.time_limits import TimeLimits
 from service.warm_starts import find_initial_model
 from workers.contract import Drained, EndRecord, Launch, PausedRecord
@@ -92,7 +91,7 @@ class Scheduler:
         self._runtime = runtime
         self._settings = settings
         self._monotonic = monotonic
-        self._repository = Repository(database)
+        self._repository, self._jobs = Repository(database), UnfinishedJobs(database)
         limits = HistoryLimits(events=settings.max_events, log_bytes=settings.max_log_bytes)
         self._writes = SchedulerWrites(database, clock, limits)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
@@ -105,7 +104,7 @@ class Scheduler:
         )
         self._foreign, self._cluster = ForeignJobs(), ClusterState()
         self._nodes = NodeAvoidance(database, settings, clock)
-        self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
+        self._allocator = Allocator(self._jobs, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
@@ -132,7 +131,7 @@ class Scheduler:
 
     def _build_reports(self, writes: ReportWrites, clock: Clock) -> ReportDrain:
         storage_of = self._settings.storage_of
-        return ReportDrain(self._runtime, storage_of, writes, counts=self._counts, clock=clock)
+        return ReportDrain(self._runtime, storage_of, writes, lease=self._lease, clock=clock)
 
     def _build_housekeeping(self, database: Database, clock: Clock) -> Housekeeping:
         return Housekeeping(
@@ -152,6 +151,7 @@ class Scheduler:
             is_done = self._run_turn()
         except Exception:
             self._counts.count_error("turn")
+            self._jobs.forget_all()
             self._counts.observe_turn(self._monotonic() - started)
             raise
         if is_done:
@@ -163,6 +163,7 @@ class Scheduler:
         if token is None:
             self._refreshed_at = None
             self._plans.stop()
+            self._jobs.forget_all()
             return False
         try:
             self._reconcile_all(token)
@@ -181,11 +182,11 @@ class Scheduler:
         except RuntimeUnavailable as error:
             self._record_unreachable(token, str(error))
             return
-        jobs = self._repository.unfinished()
+        jobs = self._jobs.list_all()
         self._reports.drain_all(jobs, self._cluster.supervisors)
         self._times.stop_overdue(jobs, token)
         self._reports.store_running(jobs, self._cluster.supervisors, token)
-        for job in jobs:
+        for job in self._jobs.list_all():
             self._reconcile_job(job, token, fresh=fresh)
         self._times.queue_due(token)
         self._cluster.awaiting_nodes = self._scaling.list_awaiting(token)
@@ -223,7 +224,7 @@ class Scheduler:
         # Read after the survey, which may be slow: every listed supervisor has its row by now.
         self._guests.refresh_registered(token)
         unfinished = self._repository.unfinished_ids()
-        self._cluster.update_foreign_use(self._repository.allocated(), now)
+        self._cluster.update_foreign_use(self._jobs.list_allocated(), now)
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.update(self._runtime.count_foreign_supervisors(), unknown)
         missing = unfinished - self._cluster.supervisors.keys()
@@ -260,7 +261,7 @@ class Scheduler:
                 )
 
     def _reconcile_job(self, job: JobRow, token: int, *, fresh: bool) -> None:
-        supervisor = self._cluster.supervisors.get(job.id)
+        job_id, supervisor = job.id, self._cluster.supervisors.get(job.id)
         is_guest = job.kind == Kind.GUEST
         if self._lease.hold() != token or (supervisor is None and not fresh and not is_guest):
             return
@@ -272,10 +273,10 @@ class Scheduler:
         except LeaseLost:
             raise
         except RuntimeUnavailable as error:
-            _log.warning("cluster", job_id=job.id, error=str(error))
+            _log.warning("cluster", job_id=job_id, error=str(error))
         except Exception:  # noqa: BLE001  # one failing job must not block the others
             self._counts.count_error("job")
-            _log.exception("job", job_id=job.id)
+            _log.exception("job", job_id=job_id)
 
     def _apply_next_action(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
         now = self._monotonic()
@@ -355,7 +356,8 @@ class Scheduler:
             self._writes.record_wait_message(
                 job, token, state.message, waits=state.phase == "waiting"
             )
-        self._orders.deliver(job, drained.orders_version, token)
+        if job.id in self._reports.answered:
+            self._orders.deliver(job, drained.orders_version, token)
 
     def _clear_message(self, state: SupervisorState | None, drained: Drained) -> None:
         """A supervisor's report that is older than its records does not show the current state of
@@ -460,39 +462,3 @@ def run_scheduler(
     scheduler.release()
     database.close()
     _log.info("scheduler ended")
-
-
-def serve_scheduler(settings: Settings) -> None:
-    """Run the scheduler on Ray until SIGTERM or SIGINT.
-
-    Raises:
-        SettingsError: a setting is wrong.
-    """
-    token = settings.ray_auth_token()
-    if token is not None:
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-    # Imports Ray, which only this function needs and which reads its token at import.
-    from service.runtime.ray_backend import RayBackend
-
-    configure_logs(settings.log_level, "scheduler")
-    runtime = RayBackend(
-        address=settings.ray_address, installation=_read_installation(settings.database)
-    )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    run_scheduler(settings, runtime, stop=stop)
-
-
-def _read_installation(url: str) -> str:
-    """Read the installation id from the database."""
-    upgrade(url)
-    database = Database(url)
-    try:
-        return Repository(database).installation()
-    finally:
-        database.close()
-
-
-if __name__ == "__main__":
-    serve_scheduler(load_settings())

@@ -58,7 +58,7 @@ def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOpti
 
 def scheduler() -> None:
     """Run the scheduler on the Ray cluster at ACCORDION_RAY_ADDRESS."""
-    from service.scheduler import serve_scheduler
+    from service.scheduler_process import serve_scheduler
     from service.settings import load_settings
 
     serve_scheduler(load_settings())

@@ -19,6 +19,7 @@ _REFUSED_ESCAPE = re.compile(r"\\u(0000|[dD][89a-fA-F])")
 _NUMBER = "$number"
 """Key of the object that represents a non-finite number."""
 _NUMBERS = ("nan", "inf", "-inf")
+_STRICT_JSON = json.JSONEncoder(allow_nan=False)
 _log = structlog.get_logger()
 
 
@@ -46,7 +47,7 @@ def dump_document(value: Any) -> str:
     Non-finite numbers are stored as objects: PostgreSQL rejects Python's notation of them.
     """
     try:
-        text = json.dumps(value, allow_nan=False)
+        text = _STRICT_JSON.encode(value)
     except ValueError:
         value = _mark_numbers(value)
         text = json.dumps(value)

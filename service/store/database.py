@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from service.store.columns import dump_document, load_document
 from service.store.database_errors import ErrorCounts
+from service.store.events import store_events, store_last_events
 from service.store.file_guard import FileGuard, count_change, num_changes
 from service.store.job_labels import store_labels
 from service.store.postgres import SessionLimits, create_reader, create_writer, lift_limits
@@ -28,7 +29,12 @@ WATCH_S = 1.0
 while.
 """
 _BEGIN = "accordion_begin"
-_DOCUMENTS: dict[str, Any] = {"json_serializer": dump_document, "json_deserializer": load_document}
+_OPTIONS: dict[str, Any] = {
+    "json_serializer": dump_document,
+    "json_deserializer": load_document,
+    # An error's message would show them in the log: output of jobs, specs, hashes of tokens.
+    "hide_parameters": True,
+}
 
 
 class Database:
@@ -49,10 +55,12 @@ class Database:
             self._writer: Engine = one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         else:
             self._guard = None
-            self.engine = create_reader(url, limits or SessionLimits(), **_DOCUMENTS)
-            self._writer = create_writer(url, limits or SessionLimits(), **_DOCUMENTS)
+            self.engine = create_reader(url, limits or SessionLimits(), **_OPTIONS)
+            self._writer = create_writer(url, limits or SessionLimits(), **_OPTIONS)
         self._open_writer = sessionmaker(self._writer, expire_on_commit=False)
         event.listen(self._open_writer, "after_flush", store_labels)
+        event.listen(self._open_writer, "after_flush", store_events)
+        event.listen(self._open_writer, "before_commit", store_last_events)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -121,7 +129,7 @@ class Database:
 
 def _create_sqlite_engine(url: str, guard: FileGuard | None, **pool: float) -> Engine:
     connect_args = {"timeout": _BUSY_S, "check_same_thread": False}
-    engine = create_engine(url, connect_args=connect_args, **_DOCUMENTS, **pool)
+    engine = create_engine(url, connect_args=connect_args, **_OPTIONS, **pool)
     event.listen(engine, "connect", _prepare_connection)
     if guard is not None:
         _check_file_at_use(engine, guard)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from service.store.models import EventRow, JobRow
@@ -12,7 +13,8 @@ from service.store.models import EventRow, JobRow
 FIRST_EVENT = 1
 """Number of a job's first event. The row of a new job counts it, which saves an update."""
 _NEWEST = "times of the newest events"
-"""Key of the session's memory of them, by job; a transaction holds the locks of the jobs."""
+_APPENDED = "appended events"
+"""Keys of the session's memory of events. Objects of the session would take longer to insert."""
 
 
 def append_event(
@@ -34,13 +36,11 @@ def append_event(
         now: seconds since 1970.
         by: user who caused the event, stored in `data`; None if the service or the workers did.
     """
-    newest: dict[str, float] = session.info.setdefault(_NEWEST, {})
-    if job.id not in newest:
-        with session.no_autoflush:
-            before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
-        newest[job.id] = before.time if before is not None else now
+    newest = _newest_times(session)
+    if job.event_seq and job.id not in newest:
+        load_newest_times(session, [job.id])
     job.event_seq += 1
-    newest[job.id] = time = max(now, newest[job.id])
+    newest[job.id] = time = max(now, newest.get(job.id, now))
     _add_event(session, job, kind, data=data, time=time, by=by)
 
 
@@ -54,7 +54,7 @@ def append_first_event(
     by: str | None = None,
 ) -> None:
     """Append the event that the row of a new job counts already; see `append_event`."""
-    session.info.setdefault(_NEWEST, {})[job.id] = now
+    _newest_times(session)[job.id] = now
     _add_event(session, job, kind, data=data, time=now, by=by)
 
 
@@ -62,7 +62,39 @@ def _add_event(
     session: Session, job: JobRow, kind: str, *, data: dict[str, Any], time: float, by: str | None
 ) -> None:
     data = data if by is None else {**data, "by": by}
-    session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
+    row = {"job_id": job.id, "seq": job.event_seq, "type": kind, "time": time, "data": data}
+    session.info.setdefault(_APPENDED, []).append(row)
+
+
+def store_events(session: Session, _context: object) -> None:
+    """Insert the events that were appended since the last flush; for `after_flush`."""
+    rows = session.info.pop(_APPENDED, None)
+    if rows:
+        session.connection().execute(insert(EventRow), rows)
+
+
+def store_last_events(session: Session) -> None:
+    """Insert the events that no flush has inserted, after the rows of their jobs; for
+    `before_commit`.
+    """
+    if session.info.get(_APPENDED):
+        session.flush()
+        store_events(session, None)
+
+
+def load_newest_times(session: Session, job_ids: Collection[str]) -> None:
+    """Read when the newest events of jobs were, for `append_event`, in one query."""
+    is_newest = (EventRow.job_id == JobRow.id) & (EventRow.seq == JobRow.event_seq)
+    query = select(JobRow.id, EventRow.time).join(EventRow, is_newest)
+    with session.no_autoflush:
+        found = session.execute(query.where(JobRow.id.in_(job_ids)))
+        _newest_times(session).update(found.all())
+
+
+def _newest_times(session: Session) -> dict[str, float]:
+    """Times of the newest events by job: a transaction holds the locks of the jobs."""
+    times: dict[str, float] = session.info.setdefault(_NEWEST, {})
+    return times
 
 
 def reopen_history(session: Session, job: JobRow) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import delete, select
@@ -11,6 +12,12 @@ from service.store.models import EventRow, JobRow, LogChunkRow
 
 _SPARE = 10
 """A history above its limit is cut to this fraction below it (a tenth), so that cuts are rare."""
+
+
+MAX_REMOVED = 1000
+"""Most events, and most chunks of output, that a transaction removes: more take longer than the
+other writers should wait.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +30,27 @@ class HistoryLimits:
     """Bytes of output, as JSON."""
 
 
-def trim_history(session: Session, job: JobRow, limits: HistoryLimits) -> None:
-    """Remove the oldest events and output of a job that has more than its limits; the newest event
-    and the newest chunk stay.
+def trim_history(session: Session, jobs: Sequence[JobRow], limits: HistoryLimits) -> None:
+    """Remove the oldest events and output of the job that has most of them, if it has more than its
+    limits; the newest event and the newest chunk stay.
+
+    Jobs that began together pass a limit together, so no transaction removes more than
+    `MAX_REMOVED` rows of one of them; the others follow with later transactions.
     """
-    if limits.events and job.event_seq - job.events_removed > limits.events:
-        _trim_events(session, job, limits.events - limits.events // _SPARE)
-    if limits.log_bytes and job.log_bytes > limits.log_bytes:
-        _trim_output(session, job, limits.log_bytes - limits.log_bytes // _SPARE)
+    longest = max(jobs, key=_count_events, default=None)
+    if longest is not None and limits.events and _count_events(longest) > limits.events:
+        _trim_events(session, longest, limits.events - limits.events // _SPARE)
+    largest = max(jobs, key=lambda job: job.log_bytes, default=None)
+    if largest is not None and limits.log_bytes and largest.log_bytes > limits.log_bytes:
+        _trim_output(session, largest, limits.log_bytes - limits.log_bytes // _SPARE)
+
+
+def _count_events(job: JobRow) -> int:
+    return job.event_seq - job.events_removed
 
 
 def _trim_events(session: Session, job: JobRow, kept: int) -> None:
-    job.events_removed = job.event_seq - kept
+    job.events_removed = min(job.event_seq - kept, job.events_removed + MAX_REMOVED)
     session.flush()  # the events of this transaction may be more than are kept
     session.execute(
         delete(EventRow).where(EventRow.job_id == job.id, EventRow.seq <= job.events_removed)
@@ -47,7 +63,9 @@ def _trim_output(session: Session, job: JobRow, kept: int) -> None:
         LogChunkRow.job_id == job.id, LogChunkRow.number < job.log_number
     )
     removed, last = 0, 0
-    for number, size_bytes in session.execute(sizes.order_by(LogChunkRow.number)):
+    for number, size_bytes in session.execute(
+        sizes.order_by(LogChunkRow.number).limit(MAX_REMOVED)
+    ):
         if job.log_bytes - removed <= kept:
             break
         removed, last = removed + size_bytes, number
@@ -58,4 +76,4 @@ def _trim_output(session: Session, job: JobRow, kept: int) -> None:
     job.log_bytes_removed += removed
 
 
-__all__ = ["HistoryLimits", "trim_history"]
+__all__ = ["MAX_REMOVED", "HistoryLimits", "trim_history"]

@@ -19,6 +19,7 @@ from workers.plain_text import clean_texts
 
 COPIED_COLUMNS = ("archived", "created_at", "kind", "owner", "name")
 """Columns of a job that the rows of its labels have, too."""
+_LABEL_COLUMNS = ("labels", *COPIED_COLUMNS)
 
 
 def label_rows(job: JobRow) -> list[dict[str, Any]]:
@@ -43,8 +44,7 @@ def store_labels(session: Session, _context: object) -> None:
 
 
 def _are_labels_stale(job: JobRow) -> bool:
-    attributes = inspect(job).attrs
-    return any(attributes[name].history.has_changes() for name in ("labels", *COPIED_COLUMNS))
+    return len(inspect(job).unmodified_intersection(_LABEL_COLUMNS)) < len(_LABEL_COLUMNS)
 
 
 __all__ = ["COPIED_COLUMNS", "label_rows", "store_labels"]

@@ -57,6 +57,15 @@ class Lease:
         self._renewed_at = now
         return self._token
 
+    def keep(self, token: int) -> None:
+        """Renew the lease if that is due.
+
+        Raises:
+            LeaseLost: this scheduler does not hold it with this token any more.
+        """
+        if self.hold() != token:
+            raise LeaseLost(_describe_loss(token))
+
     def confirm(self, token: int) -> None:
         """Check the database and renew the lease, since actions on the cluster cannot be undone.
 
@@ -68,7 +77,7 @@ class Lease:
             row = _read_lease(session)
             if row is None or row.token != token or row.expires_at <= 0:
                 self._token = None
-                raise LeaseLost(f"the lease with token {token} now belongs to another scheduler")
+                raise LeaseLost(_describe_loss(token))
             self._renew(session, row, now)
         self._renewed_at = now
 
@@ -115,10 +124,24 @@ class Lease:
         return now - self._watched[2] >= row.expires_at - row.renewed_at
 
 
+def check_token(session: Session, token: int) -> None:
+    """Lock the lease until the transaction ends.
+
+    Raises:
+        LeaseLost: this token is not the newest.
+    """
+    if not is_newest_token(session, token):
+        raise LeaseLost(_describe_loss(token))
+
+
 def is_newest_token(session: Session, token: int) -> bool:
     """Return whether this token is the newest, and lock the lease until the transaction ends."""
     row = _read_lease(session)
     return row is not None and row.token == token
+
+
+def _describe_loss(token: int) -> str:
+    return f"the lease with token {token} now belongs to another scheduler"
 
 
 def _read_lease(session: Session) -> LeaseRow | None:

@@ -10,17 +10,18 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
+import structlog
 from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import Session
 
-from accordion.messages import to_json
+from accordion.messages import Decision, to_json
 from service.domain import overrides
 from service.domain.elasticity import ElasticityStats, add_cost, count_recovery, count_resize
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.override_status import OverrideStatus, SwitchReport
 from service.domain.ray_run import RayRun
-from service.store.events import append_event
+from service.store.events import append_event, load_newest_times
 from service.store.models import (
     AttemptRow,
     CheckpointRow,
@@ -49,6 +50,7 @@ from workers.contract import (
     LogLine,
     PackagesRecord,
     PausedRecord,
+    Payload,
     Progress,
     Record,
     RejectedRecord,
@@ -59,6 +61,8 @@ from workers.names import train_run_name
 
 _MAX_TEXT = 2000
 """Characters of a message that a row keeps."""
+_MAX_NUMBER = 2**31 - 1
+"""Largest epoch and step that PostgreSQL has room for."""
 _REASONS = {
     "ordered": Reason.RESIZE_ORDERED,
     "joined": Reason.WORKERS_JOINED,
@@ -68,6 +72,7 @@ _REASONS = {
 }
 """Reasons of worker changes, by the cause in the record."""
 
+_log = structlog.get_logger()
 
 JobReport = tuple[JobRow, Drained]
 """The row of a job, which is locked, and what the job reported."""
@@ -94,6 +99,9 @@ def ingest_records(session: Session, reports: Sequence[JobReport], *, now: float
     record.
     """
     upserts = Upserts(session)
+    load_newest_times(
+        session, [job.id for job, drained in reports if drained.records or drained.logs]
+    )
     for job, drained in reports:
         _ingest_report(_Intake(session, job, upserts), job, drained, now=now)
     upserts.write()
@@ -102,15 +110,19 @@ def ingest_records(session: Session, reports: Sequence[JobReport], *, now: float
 def _ingest_report(intake: _Intake, job: JobRow, drained: Drained, *, now: float) -> None:
     if job.status == Status.LOST:
         intake.end_silence(drained, now=now)
-    intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
     # First: a job's last progress arrives with its end, after which none is stored.
-    if drained.progress is not None:
-        intake.take_progress(drained.progress, now=now)
+    old = stored_progress(job)
+    is_newer = drained.progress is not None and intake.take_progress(drained.progress, old)
+    position = _cursor_position(job)
     for record in drained.records:
-        if record_position(record) > record_position(cursor_of(job)):
-            # A worker's clock may be ahead, but every record describes the past.
-            intake.take_record(record.model_copy(update={"time": min(record.time, now)}))
-            job.cursor_attempt, job.cursor_generation, job.cursor_seq = record_position(record)
+        if record_position(record) > position:
+            intake.take_record(record, now=now)
+            position = record_position(record)
+    job.cursor_attempt, job.cursor_generation, job.cursor_seq = position
+    # After the records: these are older, and so are their events.
+    if drained.progress is not None and is_newer:
+        intake.follow_progress(drained.progress, old, now=now)
+    intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
 
 
 def record_position(item: Record | Cursor) -> tuple[int, int, int]:
@@ -152,6 +164,8 @@ class _Intake:
         """Users who requested the overrides of the job, by the ID of the override; none is added
         while the job's row is locked.
         """
+        if self._job.override_number == 0:
+            return {}
         query = select(OverrideRow.id, OverrideRow.requested_by)
         with self._session.no_autoflush:
             found = self._session.execute(query.where(OverrideRow.job_id == self._job.id))
@@ -164,8 +178,14 @@ class _Intake:
             self._job.world_size = drained.progress.world_size
         mark_training(self._session, self._job, now=now)
 
-    def take_record(self, record: Record) -> None:
+    def take_record(self, record: Record, *, now: float) -> None:
         """Store one record of any kind."""
+        if not _has_room(record.payload):
+            _log.error("record not stored: its numbers are too large", job_id=self._job.id)
+            return
+        if record.time > now:
+            # A worker's clock may be ahead, but every record describes the past.
+            record = record.model_copy(update={"time": now})
         self._takers[type(record.payload)](record, record.payload)
 
     def take_logs(self, lines: Iterable[LogLine], *, dropped: int, now: float) -> None:
@@ -175,27 +195,26 @@ class _Intake:
         size_bytes = len(json.dumps(kept))
         self._job.log_number += 1
         self._job.log_bytes += size_bytes
-        self._session.add(
-            LogChunkRow(
-                job_id=self._job.id,
-                number=self._job.log_number,
-                time=now,
-                lines=kept,
-                size_bytes=size_bytes,
-                dropped=dropped,
-            )
+        chunk = {"number": self._job.log_number, "time": now, "size_bytes": size_bytes}
+        self._upserts.add(
+            LogChunkRow, {"job_id": self._job.id, **chunk, "lines": kept, "dropped": dropped}
         )
         data = {"number": self._job.log_number, "lines": len(kept), "dropped": dropped}
         append_event(self._session, self._job, "log", data=data, now=now)
 
-    def take_progress(self, progress: Progress, *, now: float) -> None:
-        old = stored_progress(self._job)
-        group = (progress.attempt, progress.generation)
-        if group < (self._job.cursor_attempt, self._job.cursor_generation):
-            return
-        if not _is_newer(progress, old):
-            return
+    def take_progress(self, progress: Progress, old: dict[str, Any] | None) -> bool:
+        """Store a progress that is newer than the old one; False if it is not."""
+        if _group(progress) < _cursor_position(self._job)[:2] or not _is_newer(progress, old):
+            return False
         self._job.progress = progress.model_dump(mode="json")
+        return True
+
+    def follow_progress(
+        self, progress: Progress, old: dict[str, Any] | None, *, now: float
+    ) -> None:
+        """Update what a stored progress proves, unless a newer group has begun since."""
+        if _group(progress) < _cursor_position(self._job)[:2]:
+            return
         if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
             mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
@@ -287,7 +306,7 @@ class _Intake:
 
     def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
         where = {"epoch": taken.decision.epoch, "step": taken.decision.step}
-        decision = to_json(taken.decision)
+        decision = taken.model_dump(mode="json")["decision"]
         row = {"decision": decision, **where, **_origin_columns(record)}
         self._upserts.add(DecisionRow, {"job_id": self._job.id, **row})
         data: dict[str, Any] = {"decision": decision}
@@ -383,6 +402,24 @@ def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
     name = spec_value(job, "name", "") or None
     train_run = train_run_name(name, job.id, attempt) if started.engine == "ray-train" else None
     return asdict(RayRun(engine=started.engine, train_run=train_run))
+
+
+def _has_room(payload: Payload) -> bool:
+    """Return whether the columns of a record's row have room for its place in training."""
+    if isinstance(payload, EpochRecord):
+        return payload.epoch <= _MAX_NUMBER
+    place = payload.decision if isinstance(payload, DecisionRecord) else payload
+    if not isinstance(place, Decision | AcksRecord | CheckpointRecord):
+        return True
+    return max(place.epoch, place.step) <= _MAX_NUMBER
+
+
+def _group(progress: Progress) -> tuple[int, int]:
+    return (progress.attempt, progress.generation)
+
+
+def _cursor_position(job: JobRow) -> tuple[int, int, int]:
+    return (job.cursor_attempt, job.cursor_generation, job.cursor_seq)
 
 
 def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:

@@ -81,7 +81,8 @@ class SchedulerCounts:
             label = _bucket(name, value)
             counted[label] = counted.get(label, 0.0) + 1.0
             counted[SUM] = counted.get(SUM, 0.0) + value
-        self._add({name: counted})
+        if counted:
+            self._add({name: counted})
 
     def _add(self, counts: Counts) -> None:
         with self._lock:

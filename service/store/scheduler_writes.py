@@ -394,7 +394,7 @@ class SchedulerWrites:
 
     def _ingest(self, session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
         ingest_records(session, [(job, drained)], now=now)
-        trim_history(session, job, self._limits)
+        trim_history(session, [job], self._limits)
 
     def _write_if_unchanged(self, seen: JobRow, token: int, change: Change) -> bool:
         return self._write(seen.id, token, change, version=seen.version)

@@ -87,13 +87,14 @@ def spec_value(job: JobRow, place: str, default: Value) -> Any:
 
 def resource_request(job: JobRow) -> ResourceRequest:
     """Resources that the job requests, with its current limits on workers."""
-    cpus, gpus = spec_value(job, "workers.cpus", 1.0), spec_value(job, "workers.gpus", 0.0)
+    workers = stored_spec(job).get("workers")
+    cpus, gpus = value_at(workers, "cpus", 1.0), value_at(workers, "gpus", 0.0)
     return ResourceRequest(
         min=job.min_workers,
         max=job.max_workers,
         cpus=cpus if cpus > 0 else 1.0,
         gpus=max(0.0, gpus),
-        memory=max(0.0, spec_value(job, "workers.memory", 0.0)),
-        custom=sort_custom(entries_at(job.spec, "workers.resources", 0.0)),
-        labels=frozenset(entries_at(job.spec, "workers.node_labels", "").items()),
+        memory=max(0.0, value_at(workers, "memory", 0.0)),
+        custom=sort_custom(entries_at(workers, "resources", 0.0)),
+        labels=frozenset(entries_at(workers, "node_labels", "").items()),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Table, inspect
+from sqlalchemy import Insert, Table, inspect
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -19,14 +20,12 @@ class Upserts:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        is_postgresql = session.get_bind().dialect.name == "postgresql"
-        self._dialect = postgresql if is_postgresql else sqlite
+        self._is_postgresql = session.get_bind().dialect.name == "postgresql"
         self._rows: dict[type[Base], list[dict[str, Any]]] = {}
 
     def add(self, entity: type[Base], values: Mapping[str, Any]) -> None:
         """Add a row; columns without a value become null, and later rows win."""
-        row = {**dict.fromkeys(inspect(entity).local_table.c.keys()), **values}
-        self._rows.setdefault(entity, []).append(row)
+        self._rows.setdefault(entity, []).append({**_empty_row(entity), **values})
 
     def write(self) -> None:
         """Write the rows that were added since the last call."""
@@ -34,10 +33,20 @@ class Upserts:
         # What the session has not written yet does not matter to these rows.
         with self._session.no_autoflush:
             for entity, values in rows.items():
-                table: Table = inspect(entity).local_table  # type: ignore[assignment]
-                keys = [column.name for column in table.primary_key]
-                query = self._dialect.insert(table)
-                others = {name: query.excluded[name] for name in values[0] if name not in keys}
                 self._session.execute(
-                    query.on_conflict_do_update(index_elements=keys, set_=others), values
+                    _build_statement(entity, is_postgresql=self._is_postgresql), values
                 )
+
+
+@cache
+def _empty_row(entity: type[Base]) -> Mapping[str, None]:
+    return dict.fromkeys(inspect(entity).local_table.c.keys())
+
+
+@cache
+def _build_statement(entity: type[Base], *, is_postgresql: bool) -> Insert:
+    table: Table = inspect(entity).local_table  # type: ignore[assignment]
+    keys = [column.name for column in table.primary_key]
+    query = (postgresql if is_postgresql else sqlite).insert(table)
+    others = {name: query.excluded[name] for name in _empty_row(entity) if name not in keys}
+    return query.on_conflict_do_update(index_elements=keys, set_=others)

@@ -53,6 +53,8 @@ from workers.contract import (
     Started,
     StorageUse,
 )
+from workers.hub.accordion_actor import DRAIN_LIMIT, LOG_LIMIT_BYTES
+from workers.hub.bounded_drain import BoundedDrain
 
 
 class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
@@ -93,7 +95,12 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         self.others: dict[str, int] = {}
         """Supervisors of other installations, by id."""
         self.batches: list[list[str]] = []
-        """Jobs that were drained in one call, call by call."""
+        """Jobs that were to be drained in one call, call by call."""
+        self.drain_limit = DRAIN_LIMIT
+        """Records of an answer from which on it leaves out the other jobs."""
+        self._bounded = BoundedDrain(
+            lambda id_, cursor: self.add_sign_of_life(id_, self.drain(id_, cursor))
+        )
         self.placed: dict[str, tuple[str, ...]] = {}
         """Nodes of worker processes by job id, for tests that set them."""
         self.foreign_cpus: dict[int, float] = {}
@@ -215,10 +222,9 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         self._answer()
         self.batches.append(sorted(cursors))
-        return {
-            id_: self.add_sign_of_life(id_, self.drain(id_, cursor))
-            for id_, cursor in cursors.items()
-        }
+        return self._bounded.drain_many(
+            cursors, max_records=self.drain_limit, max_log_bytes=LOG_LIMIT_BYTES
+        )
 
     def read_outcome(
         self, job_id: str, storage: str, *, retried_attempt: int = 0

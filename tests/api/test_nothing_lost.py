@@ -5,7 +5,7 @@ neither lost nor doubled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from service.domain.jobs import Status
 from service.pending_logs import MAX_PENDING_BYTES
 from service.scheduler import Scheduler
+from service.store.record_ingest import JobReport
 from service.store.report_writes import ReportWrites
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
@@ -90,10 +91,10 @@ def test_a_report_that_cannot_be_stored_does_not_keep_those_of_other_jobs(
     ingest, sizes = ReportWrites.ingest, []
 
     def refuse_one(
-        writes: ReportWrites, token: int, reports: Mapping[str, Drained]
+        writes: ReportWrites, token: int, reports: Sequence[JobReport]
     ) -> frozenset[str]:
         sizes.append(len(reports))
-        if jobs[1] in reports:
+        if jobs[1] in {job.id for job, _ in reports}:
             raise ValueError("a report that this version cannot read")
         return ingest(writes, token, reports)
 

@@ -39,6 +39,7 @@ from workers.hub.actor_messages import (
     Registration,
     estimate_line_bytes,
 )
+from workers.hub.bounded_drain import BoundedDrain
 from workers.hub.journal import RecordKey, record_key
 from workers.names import package_version
 
@@ -103,8 +104,7 @@ class AccordionActor:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
-        self._left_out: list[str] = []
-        """Jobs left out of the last answer of `drain_many` because it was full."""
+        self._bounded = BoundedDrain(self._drain_job)
         self._claim: tuple[str, float] | None = None
         """Scheduler that holds the claim on this cluster, and when the claim expires."""
 
@@ -204,41 +204,15 @@ class AccordionActor:
 
         Log lines are returned once; those of a lost answer are gone and not counted.
         """
-        job = self._jobs.get(job_id)
-        if job is None:
-            return Drained()
-        job.drop_confirmed(confirmed)
-        records = tuple(job.records[key] for key in sorted(job.records)[:DRAIN_LIMIT])
-        logs, dropped = tuple(job.logs), job.logs_dropped
-        job.logs.clear()
-        job.logs_bytes = job.logs_dropped = 0
-        return Drained(
-            records=records,
-            progress=job.progress,
-            logs=logs,
-            logs_dropped=dropped,
-            orders_version=job.orders.version,
-            silent_s=self._clock() - job.enlisted_at if job.guest is not None else None,
-        )
+        return self._drain_job(job_id, confirmed)
 
     async def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         """Drain several jobs in one call, by id; jobs left out of a full answer come first next
         time.
         """
-        waiting = dict.fromkeys(
-            [*(job_id for job_id in self._left_out if job_id in cursors), *cursors]
+        return self._bounded.drain_many(
+            cursors, max_records=DRAIN_LIMIT, max_log_bytes=LOG_LIMIT_BYTES
         )
-        answer: dict[str, Drained] = {}
-        records = logs_bytes = 0
-        for job_id in waiting:
-            if records >= DRAIN_LIMIT or logs_bytes >= LOG_LIMIT_BYTES:
-                break
-            held = self._jobs.get(job_id)
-            logs_bytes += held.logs_bytes if held is not None else 0
-            answer[job_id] = await self.drain(job_id, cursors[job_id])
-            records += len(answer[job_id].records)
-        self._left_out = [job_id for job_id in waiting if job_id not in answer]
-        return answer
 
     async def guest_protocol(self) -> tuple[int, str]:
         """Return the version of the calls for guest runs, and that of the package; plain values,
@@ -282,6 +256,24 @@ class AccordionActor:
     async def forget(self, job_id: str) -> None:
         """Drop everything held for a job."""
         self._jobs.pop(job_id, None)
+
+    def _drain_job(self, job_id: str, confirmed: Cursor) -> Drained:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return Drained()
+        job.drop_confirmed(confirmed)
+        records = tuple(job.records[key] for key in sorted(job.records)[:DRAIN_LIMIT])
+        logs, dropped = tuple(job.logs), job.logs_dropped
+        job.logs.clear()
+        job.logs_bytes = job.logs_dropped = 0
+        return Drained(
+            records=records,
+            progress=job.progress,
+            logs=logs,
+            logs_dropped=dropped,
+            orders_version=job.orders.version,
+            silent_s=self._clock() - job.enlisted_at if job.guest is not None else None,
+        )
 
     def _find_namesake(self, guest: Guest) -> str | None:
         """Return the id of an older guest run of this name that is alive. Ids of guest runs grow

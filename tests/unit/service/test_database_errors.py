@@ -41,6 +41,12 @@ def test_every_kind_is_counted_from_the_start(database: Database) -> None:
     assert counted(database) == {}
 
 
+def test_the_text_of_an_error_shows_no_values_of_the_statement(database: Database) -> None:
+    with pytest.raises(DBAPIError, match="missing_table") as found, database.write() as session:
+        session.execute(text("SELECT :value FROM missing_table"), {"value": "output of a job"})
+    assert "output of a job" not in str(found.value)
+
+
 @pytest.mark.sqlite_only(
     "it shortens the wait for the lock of the file; the test of waits has PostgreSQL's"
 )
