@@ -159,8 +159,8 @@ class FailureRecord(Reported):
     final: bool = False
     """Whether the job ends with this failure, so that no other worker group follows."""
     is_storage: bool = False
-    """Whether the job's storage was full or unreachable; the job waits for it, and `max_failures`
-    does not count it.
+    """Whether the job's storage was full or unreachable, or a node lacks the storage or the data of
+    the job; it waits or goes on elsewhere, and no limit of failures counts that.
     """
     process_died: bool = False
     """Whether a process died while its node stayed."""

@@ -44,6 +44,7 @@ from workers.controller.start_failures import (
     FailedStart,
     StartVerdict,
     blame_nodes,
+    find_refused_members,
     find_unbuilt_members,
     judge_starts,
 )
@@ -377,7 +378,13 @@ class Attempt:
     ) -> StartVerdict | None:
         """Stop the members that could not build what their peers could, and avoid their nodes."""
         processes = {process.number: process for process in self.pool.processes}
-        unbuilt = find_unbuilt_members(errors, [processes.get(number) for number in group.members])
+        members = [processes.get(number) for number in group.members]
+        unbuilt = find_unbuilt_members(errors, members)
+        if unbuilt is None and not self.has_trained:
+            tried, has_other_node = self._avoided.tried, self.pool.has_other_node
+            unbuilt = find_refused_members(
+                errors, members, tried=tried, has_other_node=has_other_node
+            )
         if unbuilt is None:
             return None
         for rank in unbuilt:
@@ -402,12 +409,14 @@ class Attempt:
             self._undecided,
             self.pool.processes,
             has_trained=self.has_trained,
-            avoided=self._avoided.until.keys(),
+            tried=self._avoided.tried,
             has_other_node=self.pool.has_other_node,
         )
         if verdict is None:
             return None
         self._undecided = []
+        if verdict.is_elsewhere:
+            self._failed_starts = 0
         self._avoided.add(verdict, self.clock())
         log.warning("%s", verdict.failure.message)
         self.host.publish_status(verdict.failure.message)
