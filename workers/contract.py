@@ -40,6 +40,10 @@ GUEST_PROTOCOL = 2
 """Version of the calls and records between a guest run and the actor, which may be of different
 releases. It grows with each change that the other side could not read.
 """
+AVOID_S = 300.0
+"""How long a job avoids a node that cannot build its task or see its storage; what it lacks may be
+mounted meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

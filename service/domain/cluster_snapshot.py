@@ -39,6 +39,15 @@ def read_placements(nodes: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, 
     return placed
 
 
+def read_avoided(nodes: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """Nodes on which workers of a job cannot start for now, by job id; Ray's IDs."""
+    avoided: dict[str, frozenset[str]] = {}
+    for node in nodes:
+        for job_id in node.get("avoided_by", ()):
+            avoided[job_id] = avoided.get(job_id, frozenset()) | {node["id"]}
+    return avoided
+
+
 def read_cluster_snapshot(
     nodes: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Resources], list[Resources]]:
@@ -59,6 +68,7 @@ def read_cluster_snapshot(
                 labels=frozenset(node.get("labels", {}).items()),
                 node=node["id"],
                 unschedulable=node.get("unschedulable", ""),
+                name=str(node.get("name") or node.get("address", "")),
             )
             for node in usable
         ],

@@ -220,8 +220,9 @@ class _QueuePlan:
         """Explain why not even the empty cluster holds the smallest group: nodes take no workers
         at the moment, or it is too small.
         """
-        if any(node.unschedulable for node in self._nodes):
-            most = count_fitting(worker_resources(request), _as_schedulable(self._nodes), ())
+        if request.avoid or any(node.unschedulable for node in self._nodes):
+            size = worker_resources(replace(request, avoid=frozenset()))
+            most = count_fitting(size, _as_schedulable(self._nodes), ())
         if most >= request.min:
             names = describe_unschedulable(request, self._nodes)
             message = f"needs {describe_group(request)}; {names}"
@@ -306,8 +307,8 @@ class _QueuePlan:
         if self._count_in_empty_cluster(worker_resources(request)) < request.min:
             return f"needs {describe_group(request)}; it starts when the autoscaler has added nodes"
         message = self._describe_use(request, now)
-        schedulable, taken = _as_schedulable(self._nodes), [*self._taken, *self._foreign]
-        if count_placeable(request, schedulable, taken) < request.min:
+        anywhere, taken = replace(request, avoid=frozenset()), [*self._taken, *self._foreign]
+        if count_placeable(anywhere, _as_schedulable(self._nodes), taken) < request.min:
             return message
         return f"{message}; {describe_unschedulable(request, self._nodes)}"
 
@@ -335,14 +336,27 @@ def _as_schedulable(nodes: Sequence[Resources]) -> list[Resources]:
 
 
 def describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """Name the unschedulable nodes that could hold a worker of a job, and how to use them again."""
-    size = worker_resources(request)
-    unschedulable = [node for node in nodes if node.unschedulable]
-    fitting = [node for node in unschedulable if count_fitting(size, _as_schedulable([node]), ())]
-    found = sorted({node.unschedulable for node in fitting})
+    """Name the nodes that could hold a worker of a job but take none, and how to use them again."""
+    found = sorted({_explain_closed(node) for node in list_closed(request, nodes)})
     more = len(found) - _NAMED_NODES
     shown = "; ".join(found[:_NAMED_NODES])
     return f"{shown}; {more} more: 'accordion nodes' lists them" if more > 0 else shown
+
+
+def list_closed(request: ResourceRequest, nodes: Sequence[Resources]) -> list[Resources]:
+    """List the nodes that are large enough for a worker of a job, but take none: because they are
+    unschedulable, or because its workers could not start there.
+    """
+    size = worker_resources(replace(request, avoid=frozenset()))
+    closed = [node for node in nodes if node.unschedulable or node.node in request.avoid]
+    return [node for node in closed if count_fitting(size, _as_schedulable([node]), ())]
+
+
+def _explain_closed(node: Resources) -> str:
+    return node.unschedulable or (
+        f"its workers could not start on node {node.name or node.node} a moment ago: its log says"
+        " what that node lacks"
+    )
 
 
 def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable) -> str:

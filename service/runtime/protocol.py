@@ -44,6 +44,8 @@ class Node:
     gpus_foreign: float = 0.0
     workers: Mapping[str, int] = field(default_factory=dict)
     """Number of worker processes of each job, by job id; filled by the scheduler."""
+    avoided_by: tuple[str, ...] = ()
+    """IDs of the jobs whose workers cannot start there for now; filled by the scheduler."""
     draining: bool = False
     """Whether the node is being drained: its processes move, and no new ones are placed on it."""
     name: str = ""
@@ -66,6 +68,8 @@ class SupervisorState:
     placed: tuple[str, ...] | None = None
     """Nodes of its placed worker processes, in the order in which they are kept; None if unknown.
     """
+    avoided: tuple[str, ...] = ()
+    """Nodes on which its worker processes could not start, as long as it tries others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -319,17 +319,21 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
 
 def _read_state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """Return the supervisor's reported state; None if it ended for good."""
-    placed: list[tuple[str, ...]] = []
+    nodes: list[tuple[str, ...]] = []
     try:
-        # Supervisors of older versions do not send the third item.
-        phase, message, *placed = ray.get(call, timeout=0)
+        # Supervisors of older versions do not send the third item, or the fourth one.
+        phase, message, *nodes = ray.get(call, timeout=0)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
         phase, message = "starting", "Ray starts its supervisor"
     except ray.exceptions.ActorDiedError:
         return None
-    nodes = placed[0] if placed else None
     return SupervisorState(
-        job_id=name.job_id, attempt=name.attempt, phase=phase, message=message, placed=nodes
+        job_id=name.job_id,
+        attempt=name.attempt,
+        phase=phase,
+        message=message,
+        placed=nodes[0] if nodes else None,
+        avoided=nodes[1] if len(nodes) > 1 else (),
     )
 
 

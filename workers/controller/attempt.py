@@ -88,8 +88,10 @@ class AttemptHost(Protocol):
     def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for, in one sentence."""
 
-    def publish_placement(self, nodes: tuple[str, ...]) -> None:
-        """Publish the nodes of the placed worker processes, the most useful process first."""
+    def publish_placement(self, nodes: tuple[str, ...], avoided: frozenset[str]) -> None:
+        """Publish the nodes of the placed worker processes, the most useful process first, and
+        those that the attempt avoids by itself.
+        """
 
     def desired_state(self) -> DesiredState:
         """Return the desired state of the job."""
@@ -227,7 +229,8 @@ class Attempt:
         may_start = self.clock() >= self._start_not_before and not self._undecided
         for _ in range(plan.num_to_start if may_start else 0):
             self.pool.start(self._avoided.nodes)
-        self.host.publish_placement(order_nodes(self.pool.processes, self._last_members))
+        placed = order_nodes(self.pool.processes, self._last_members)
+        self.host.publish_placement(placed, frozenset(self._avoided.until))
         return plan
 
     def _make_scaling_input(self, size: Size) -> ScalingInput:

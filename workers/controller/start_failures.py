@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from workers.contract import EndReason, FailureRecord
+from workers.contract import AVOID_S, EndReason, FailureRecord
 from workers.controller.failure_causes import classify_start_failure
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_peer_loss, is_storage_outage
@@ -20,10 +20,6 @@ from workers.errors import (
     TaskRaised,
 )
 
-AVOID_S = 300.0
-"""How long a node is avoided that cannot build the task or see the storage; what it lacks may be
-mounted meanwhile.
-"""
 MAX_TRIED_NODES = 2
 """Nodes on which a job that never trained tries to install its packages, and to fetch its data;
 then the job is the likelier cause. A node that lacks the storage or a path of the data is no such
@@ -329,7 +325,6 @@ def _format_hosts(failed: Sequence[FailedStart]) -> str:
 
 
 __all__ = [
-    "AVOID_S",
     "MAX_TRIED_NODES",
     "AvoidedNodes",
     "FailedStart",

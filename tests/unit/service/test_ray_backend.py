@@ -59,7 +59,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str, Any]) -> None:
-    answers |= {"job-a.2": ("running", "it trains", ("n1",)), "accordion-v2": None}
+    answers |= {"job-a.2": ("running", "it trains", ("n1",), ("n2",)), "accordion-v2": None}
     [state] = RayBackend(address=None).supervisors()
     assert (state.job_id, state.attempt, state.phase, state.message) == (
         "a",
@@ -67,7 +67,16 @@ def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str
         "running",
         "it trains",
     )
-    assert state.placed == ("n1",)
+    assert (state.placed, state.avoided) == (("n1",), ("n2",))
+
+
+@pytest.mark.parametrize("known", [(), (("n1",),)], ids=["no nodes", "where they are"])
+def test_supervisors_of_older_versions_tell_less(
+    answers: dict[str, Any], known: tuple[tuple[str, ...], ...]
+) -> None:
+    answers["job-a.2"] = ("running", "it trains", *known)
+    [state] = RayBackend(address=None).supervisors()
+    assert (state.placed, state.avoided) == (known[0] if known else None, ())
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakePool
-from workers.contract import DesiredState, EndRecord, Size
-from workers.controller.start_failures import AVOID_S
+from workers.contract import AVOID_S, DesiredState, EndRecord, Size
 from workers.errors import (
     DataFetchError,
     DataNotOnNode,
@@ -333,3 +332,10 @@ def test_a_storage_of_checkpoints_that_refuses_the_job_ends_it(
     end = here.attempt.run()
     assert isinstance(end, EndRecord)
     assert (end.reason, here.pool.hired) == ("START_FAILED", min(2, len(nodes) + 1))
+
+
+def test_the_scheduler_is_told_which_nodes_the_attempt_avoids(world: Callable[..., World]) -> None:
+    here = world("completed", most=1, nodes={1: "b"})
+    here.pool.on_poll = failing_on("a", error=NOT_SHARED)
+    here.attempt.run()
+    assert here.host.avoided == {"a"}
