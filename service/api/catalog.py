@@ -103,7 +103,7 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     """List the waiting jobs in the order of the queue, each with its reason, the jobs that it waits
     for, what would help, and what was requested from the cluster's autoscaler. One may start before
-    those ahead of it if it does not delay them.
+    those ahead of it if it does not delay them. Jobs whose `start_at` has not come are listed last.
 
     Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown, nor
     the jobs that they wait for because of a quota.
@@ -114,14 +114,17 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     reader = QueueReader(
         state.repository, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
     )
-    rows = reader.read_queue()
+    later, rows = state.repository.scheduled(), reader.read_queue()
     first = state.repository.first_without_capacity(rows)
     allowed = Scope.WRITE_ALL in caller.scopes
     highest = MAX_PRIORITY if allowed else state.settings.max_priority
     allocated = state.repository.allocated() if rows else []
     causes = _explain_queue(reader, rows, allocated, snapshot=snapshot, max_priority=highest)
     items = []
-    for position, row in enumerate(rows, start=1):
+    # One whose time has come meanwhile is in both.
+    queued = {row.id for row in rows}
+    listed = [*rows, *(row for row in later if row.id not in queued)]
+    for position, row in enumerate(listed, start=1):
         cause = causes.get(row.id, WaitCause())
         fields = {"position": position, **asdict(cause)}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}

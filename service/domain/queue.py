@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from service.domain.backfill import Backfill
 from service.domain.bin_packing import Packing, count_fitting, count_placeable, fits_beside
 from service.domain.jobs import Reason
+from service.domain.misfits import describe_group, describe_misfit, describe_total
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
     ResourceRequest,
@@ -227,7 +228,7 @@ class _QueuePlan:
             names = describe_unschedulable(request, self._nodes)
             message = f"needs {describe_group(request)}; {names}"
             return Admission(reason=Reason.WAITING_FOR_NODE, workers=0, message=message)
-        message = _describe_misfit(request, self._nodes, most)
+        message = describe_misfit(request, self._nodes, most)
         return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
 
     def _list_exhausted(self, job: PendingJob) -> list[str]:
@@ -324,7 +325,7 @@ class _QueuePlan:
         fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
         message = (
             f"needs {describe_group(request)}, and {fitting} beside the jobs that run now"
-            f" ({_describe_total(self._nodes)} in all); it starts when one of them ends"
+            f" ({describe_total(self._nodes)} in all); it starts when one of them ends"
             f"{f', or at once with workers.min {now}' if now else ''}"
         )
         return f"{message}; {foreign}" if foreign else message
@@ -389,14 +390,6 @@ def _name_quotas(accounts: Sequence[str], quotas: QuotaTable) -> str:
     return f"the quota{'s' if len(named) > 1 else ''} {' and '.join(named)}"
 
 
-def _describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
-    return (
-        f"needs {describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
-        f"{_describe_memory(request, nodes)} holds at most {most};"
-        f" {_suggest_change(request, nodes, most)}"
-    )
-
-
 def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
     kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
     kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
@@ -406,51 +399,3 @@ def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources])
         if sum(some)
     ]
     return " and ".join(parts)
-
-
-def describe_group(request: ResourceRequest) -> str:
-    """Describe the smallest group of a job, such as `2 workers of 1 CPU and 1 GPU each`."""
-    each = f"{request.cpus:g} CPU" + (f" and {request.gpus:g} GPU" if request.gpus else "")
-    each += f" and {request.memory / 1e9:.1f} GB" if request.memory else ""
-    each += "".join(f" and {amount:g} {name}" for name, amount in request.custom)
-    group = f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
-    return f"{group}, on nodes with {_name_labels(request)}" if request.labels else group
-
-
-def _name_labels(request: ResourceRequest) -> str:
-    return " and ".join(f"{name}={value}" for name, value in sorted(request.labels))
-
-
-def _describe_memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """Describe the memory of the largest node, if the job limits its memory."""
-    return (
-        f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if request.memory else ""
-    )
-
-
-def _largest_memory(nodes: Sequence[Resources]) -> float:
-    return max(node.memory for node in nodes)
-
-
-def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit: int) -> str:
-    """Suggest a change to a job that does not fit the whole cluster."""
-    if request.labels and not any(request.labels <= node.labels for node in nodes):
-        return f"no node has {_name_labels(request)}: change workers.node_labels, or add such nodes"
-    missing = [
-        name for name, _ in request.custom if not any(name in dict(node.custom) for node in nodes)
-    ]
-    if missing:
-        return f"no node has {' or '.join(missing)}: change workers.resources, or add such nodes"
-    if request.memory > _largest_memory(nodes):
-        return "lower workers.memory, or add larger nodes"
-    fewer = "workers.min or " if limit else ""
-    return f"lower {fewer}what each worker takes, or add nodes"
-
-
-def _describe_total(nodes: Sequence[Resources]) -> str:
-    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-    return (
-        f"{cpus:g} CPU"
-        + (f", {gpus:g} GPU" if gpus else "")
-        + f" on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    )

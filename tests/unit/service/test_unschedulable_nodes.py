@@ -40,7 +40,11 @@ def test_a_job_that_needs_such_a_node_names_it_and_blocks_nobody() -> None:
     assert admissions["large"].message == f"needs 5 workers of 1 CPU each; {WHY}"
     assert admissions["small"].reason is Reason.ADMITTED
     causes = explain_queue(waiting, [OPEN, CORDONED], [], max_priority=100)
-    assert causes["large"].waits_for == causes["large"].remedies == ()
+    assert causes["large"].waits_for == ()
+    assert causes["large"].remedies == (
+        "a minimum of 4 workers: it then fits the cluster",
+        "node cordoned taking workers again",
+    )
 
 
 def test_a_job_that_no_node_could_hold_is_told_so() -> None:
