@@ -82,7 +82,6 @@ class ClusterState:
         """Return the nodes on which workers of a job cannot start for now, by job id."""
         return {job_id: frozenset(nodes) for job_id, nodes in self.avoided_until.items()}
 
-
     def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
         """Store the use of the nodes, by the workers of these jobs and besides."""
         held = self.held_resources(rows := list(rows))
@@ -103,6 +102,8 @@ class ClusterState:
                 ),
                 cpus_foreign=found.get(node.id, none).cpus,
                 gpus_foreign=found.get(node.id, none).gpus,
+                memory_bytes_foreign=round(found.get(node.id, none).memory),
+                custom_foreign=dict(found.get(node.id, none).custom),
             )
             for node in self.nodes
         ]

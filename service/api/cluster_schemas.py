@@ -114,6 +114,10 @@ class NodeView(Answer):
     """CPUs that other programs have reserved in Ray."""
     gpus_foreign: float = 0.0
     """GPUs that other programs have reserved in Ray."""
+    memory_bytes_foreign: int = 0
+    """Memory that other programs have reserved in Ray, in bytes."""
+    custom_foreign: dict[str, float] = Field(default_factory=dict)
+    """Custom resources that other programs have reserved in Ray."""
     draining: bool = False
     """True if the node is being drained and accepts no more workers."""
     unschedulable: str = ""

@@ -56,7 +56,14 @@ def read_cluster_snapshot(
     """
     usable = [node for node in nodes if node["alive"] and not node.get("draining", False)]
     foreign = [
-        (node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in nodes
+        Resources(
+            cpus=node.get("cpus_foreign", 0.0),
+            gpus=node.get("gpus_foreign", 0.0),
+            memory=node.get("memory_bytes_foreign", 0.0),
+            custom=sort_custom(node.get("custom_foreign", {})),
+            node=node["id"],
+        )
+        for node in nodes
     ]
     return (
         [
@@ -72,9 +79,5 @@ def read_cluster_snapshot(
             )
             for node in usable
         ],
-        [
-            Resources(cpus=cpus, gpus=gpus, node=node)
-            for node, cpus, gpus in foreign
-            if cpus or gpus
-        ],
+        [size for size in foreign if size.cpus or size.gpus or size.memory or size.custom],
     )

@@ -19,8 +19,9 @@ Ray's free resources lag behind, so they only tell what other programs use
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from service.domain.backfill import Backfill
 from service.domain.bin_packing import Packing, count_fitting, count_placeable, fits_beside
@@ -36,7 +37,7 @@ from service.domain.resources import (
 )
 from service.domain.waiting_message import WAITS_ITS_TURN
 
-_WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
+_WAIT_FOR_OTHERS = "it starts when they release them; or lower what each worker takes"
 
 _NAMED_NODES = 2
 """Nodes that take no workers and are named in one message; more are counted."""
@@ -315,11 +316,8 @@ class _QueuePlan:
 
     def _describe_use(self, request: ResourceRequest, now: int) -> str:
         """Explain which jobs and programs use what a job needs."""
-        foreign = (
-            f"other programs use {_describe_foreign_use(self._foreign, self._nodes)}"
-            if self._foreign
-            else ""
-        )
+        used = _describe_foreign_use(request, self._foreign, self._nodes)
+        foreign = f"other programs use {used}" if used else ""
         if foreign and count_placeable(request, self._nodes, self._taken) >= request.min:
             return f"needs {describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
         fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
@@ -390,12 +388,23 @@ def _name_quotas(accounts: Sequence[str], quotas: QuotaTable) -> str:
     return f"the quota{'s' if len(named) > 1 else ''} {' and '.join(named)}"
 
 
-def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
-    kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
-    kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
+def _describe_foreign_use(
+    request: ResourceRequest, used: Sequence[Resources], nodes: Sequence[Resources]
+) -> str:
+    """Describe what other programs use of the resources that a job needs."""
+    kinds: list[tuple[str, float, Callable[[Resources], float]]] = [
+        ("CPUs", request.cpus, lambda size: size.cpus),
+        ("GPUs", request.gpus, lambda size: size.gpus),
+        ("GB", request.memory, lambda size: round(size.memory / 1e9, 1)),
+        *((name, each, partial(_amount_of, name)) for name, each in request.custom),
+    ]
     parts = [
-        f"{sum(some):g} of the cluster's {sum(every):g} {kind}s"
-        for kind, some, every in kinds
-        if sum(some)
+        f"{sum(map(amount, used)):g} of the cluster's {sum(map(amount, nodes)):g} {unit}"
+        for unit, needed, amount in kinds
+        if needed and sum(map(amount, used))
     ]
     return " and ".join(parts)
+
+
+def _amount_of(name: str, size: Resources) -> float:
+    return dict(size.custom).get(name, 0.0)

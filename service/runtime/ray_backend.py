@@ -297,6 +297,11 @@ def _check_listener(address: str | None) -> None:
 
 def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | None) -> Node:
     resources = found.get("Resources", {})
+    custom = {
+        name: float(amount)
+        for name, amount in resources.items()
+        if name not in BUILT_IN_RESOURCES and not name.startswith("node:")
+    }
     return Node(
         id=found["NodeID"],
         address=found["NodeManagerAddress"],
@@ -304,16 +309,14 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
         cpus=float(resources.get("CPU", 0.0)),
         gpus=float(resources.get("GPU", 0.0)),
         memory_bytes=int(resources.get("memory", 0)),
-        custom={
-            name: float(amount)
-            for name, amount in resources.items()
-            if name not in BUILT_IN_RESOURCES and not name.startswith("node:")
-        },
+        custom=custom,
         labels=dict(found.get("Labels") or {}),
         draining=draining,
         name=found.get("NodeName") or found["NodeManagerAddress"],
         cpus_free=None if free is None else float(free.get("CPU", 0.0)),
         gpus_free=None if free is None else float(free.get("GPU", 0.0)),
+        memory_bytes_free=None if free is None else float(free.get("memory", 0.0)),
+        custom_free={} if free is None else {name: free.get(name, 0.0) for name in custom},
     )
 
 

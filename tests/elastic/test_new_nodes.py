@@ -37,16 +37,19 @@ def test_a_node_that_joins(begin: Watch) -> None:
 
 
 def test_only_nodes_with_the_labels_and_resources_of_the_job_are_used(begin: Watch) -> None:
-    needs = {"node_labels": {"zone": "b"}, "resources": {"fpga": 1}}
+    needs = {"node_labels": {"zone": "b"}, "resources": {"fpga": 1}, "memory": "1GB"}
     with connected_cluster(nodes=1) as made:
         watched = begin(made, workers={"min": 1, "max": 1, **needs})
         [other] = made.nodes
-        fitting = made.add(options=["--labels=zone=b", '--resources={"fpga": 1}'])
+        options = ["--labels=zone=b", '--resources={"fpga": 1}', "--memory=3000000000"]
+        fitting = made.add(options=options)
         watched.reach(AFTER)
         assert len(fitting.workers("ray::Worker")) == 1
         assert other.workers("ray::Worker") == []
         [seen] = [node for node in watched.life.backend.nodes() if node.id == fitting.id]
         assert (seen.labels["zone"], seen.custom) == ("b", {"fpga": 1.0})
+        assert seen.custom_free == {"fpga": 0.0}
+        assert seen.memory_bytes_free == pytest.approx(seen.memory_bytes - 1e9, abs=1e6)
 
 
 def test_nodes_that_lack_the_data_or_the_storage_are_avoided(

@@ -156,6 +156,20 @@ def test_a_node_has_the_name_that_ray_was_given_or_its_address(
     assert [(node.id, node.name) for node in nodes] == [("a", "gpu-7"), ("b", "10.0.0.1")]
 
 
+@pytest.mark.usefixtures("answers")
+def test_a_node_tells_what_is_free_of_all_of_its_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = {"CPU": 4.0, "memory": 8e9, "fpga": 2.0, "disk": 1.0, "node:10.0.0.1": 1.0}
+    plain = {"NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": total}
+    monkeypatch.setattr(ray, "nodes", lambda: [{**plain, "NodeID": id_} for id_ in ("a", "new")])
+    monkeypatch.setattr(ray_backend, "get_draining_nodes", frozenset)
+    # Ray leaves out exhausted resources, and nodes that have not reported yet.
+    monkeypatch.setattr(ray_backend, "get_free_resources", lambda: {"a": {"CPU": 1.0, "disk": 0.5}})
+    node, new = RayBackend(address=None).nodes()
+    assert (node.cpus_free, node.gpus_free, node.memory_bytes_free) == (1.0, 0.0, 0.0)
+    assert node.custom_free == {"fpga": 0.0, "disk": 0.5}
+    assert (new.cpus_free, new.memory_bytes_free, new.custom_free) == (None, None, {})
+
+
 @pytest.mark.parametrize(
     "error", [ConnectionError("refused"), RuntimeError("gone"), GetTimeoutError("slow")]
 )
