@@ -22,6 +22,7 @@ from service.store.models import JobRow
 from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import resource_request
 from service.store.unfinished_jobs import UnfinishedJobs
+from workers.contract import AVOID_S
 
 
 @dataclass(slots=True)
@@ -38,6 +39,10 @@ class ClusterState:
     placed_at: dict[str, float] = field(default_factory=dict)
     """When a worker process of the job was last seen placed on a node, or its supervisor resolving
     packages, by job id; monotonic clock.
+    """
+    avoided_until: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Nodes on which workers of a job could not start, by job id, and until when that counts after
+    its supervisor has ended; monotonic clock.
     """
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
     awaiting_nodes: frozenset[str] = frozenset()
@@ -58,6 +63,24 @@ class ClusterState:
         }
         kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
         self.placed_at = kept | placed
+        self._update_avoided(now)
+
+    def _update_avoided(self, now: float) -> None:
+        """Note which nodes the supervisors avoid. The next attempt of a job, which has not tried
+        them, must not be admitted because of their capacity.
+        """
+        reported = {job_id: supervisor.avoided for job_id, supervisor in self.supervisors.items()}
+        before, self.avoided_until = self.avoided_until, {}
+        for job_id in before.keys() | reported.keys():
+            known, found = before.get(job_id, {}), reported.get(job_id, ())
+            valid = {node: until for node, until in known.items() if until > now}
+            until = valid | {node: known.get(node, now + AVOID_S) for node in found}
+            if until:
+                self.avoided_until[job_id] = until
+
+    def list_avoided(self) -> dict[str, frozenset[str]]:
+        """Return the nodes on which workers of a job cannot start for now, by job id."""
+        return {job_id: frozenset(nodes) for job_id, nodes in self.avoided_until.items()}
 
     def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
         """Store the use of the nodes, by the workers of these jobs and besides."""
@@ -74,8 +97,13 @@ class ClusterState:
                 workers={
                     id_: counts[node.id] for id_, counts in placed.items() if node.id in counts
                 },
+                avoided_by=tuple(
+                    sorted(id_ for id_, nodes in self.avoided_until.items() if node.id in nodes)
+                ),
                 cpus_foreign=found.get(node.id, none).cpus,
                 gpus_foreign=found.get(node.id, none).gpus,
+                memory_bytes_foreign=round(found.get(node.id, none).memory),
+                custom_foreign=dict(found.get(node.id, none).custom),
             )
             for node in self.nodes
         ]
@@ -116,6 +144,7 @@ class ClusterState:
                 labels=frozenset(node.labels.items()),
                 node=node.id,
                 unschedulable=node.unschedulable,
+                name=node.name or node.address,
             )
             for node in self.nodes
             if node.alive and not node.draining
@@ -160,7 +189,9 @@ class Allocator:
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
         """Admit the next jobs, store why the others wait, and return the admitted ones."""
-        reader = QueueReader(self._repository, settings, cluster.awaiting_nodes)
+        reader = QueueReader(
+            self._repository, settings, cluster.awaiting_nodes, avoided=cluster.list_avoided()
+        )
         queue = [job for job in reader.read_queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
@@ -184,7 +215,9 @@ class Allocator:
         """Resize running jobs to fit the cluster, the queue, and the limits that users set; pause
         some if the settings allow it.
         """
-        reader = QueueReader(self._repository, settings, cluster.awaiting_nodes)
+        reader = QueueReader(
+            self._repository, settings, cluster.awaiting_nodes, avoided=cluster.list_avoided()
+        )
         rows = self._jobs.list_allocated()
         jobs = reader.list_allocated(rows, cluster.placed_nodes)
         self._note_unplaceable(jobs, cluster)

@@ -142,7 +142,7 @@ class Autoscaling:
         self._request = request
 
     def _plan(self, cluster: ClusterState) -> CapacityRequest:
-        reader = QueueReader(self._repository, self._settings)
+        reader = QueueReader(self._repository, self._settings, avoided=cluster.list_avoided())
         rows, now = self._repository.allocated(), self._clock()
         if self._foreign_at is None or not 0.0 <= now - self._foreign_at < USE_INTERVAL_S:
             self._foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))

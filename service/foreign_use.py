@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from service.domain.resources import Resources
+from service.domain.resources import Resources, sort_custom
 from service.runtime.protocol import Node
 
 LAG_S = 5.0
@@ -13,7 +13,12 @@ LAG_S = 5.0
 idle node; the rest is for a loaded one.
 """
 _LEAST = 0.01
-"""CPUs or GPUs below which a difference is rounding."""
+"""CPUs, GPUs or units of a custom resource below which a difference is rounding."""
+_LEAST_BYTES = 1e6
+"""Bytes of memory below which a difference is rounding."""
+_CPUS, _GPUS, _MEMORY = "CPU", "GPU", "memory"
+_Amounts = Mapping[str, float]
+"""Amounts by the name of the resource in Ray."""
 
 
 class ForeignUse:
@@ -25,18 +30,14 @@ class ForeignUse:
     """
 
     def __init__(self) -> None:
-        self._used: dict[str, Resources] = {}
+        self._used: dict[str, _Amounts] = {}
         """Used capacity by node id, where Ray says so."""
-        self._held: deque[tuple[float, Mapping[str, Resources]]] = deque()
+        self._held: deque[tuple[float, Mapping[str, _Amounts]]] = deque()
         """What our placed processes held on each node, at every survey within `LAG_S`."""
 
     def record_survey(self, nodes: Sequence[Node], held: Iterable[Resources], now: float) -> None:
         """Store what one survey found; `held` are the workers of our jobs, `now` is monotonic."""
-        self._used = {
-            node.id: Resources(cpus=node.cpus - node.cpus_free, gpus=node.gpus - node.gpus_free)
-            for node in nodes
-            if node.cpus_free is not None and node.gpus_free is not None
-        }
+        self._used = {node.id: _find_used(node) for node in nodes}
         self._held.append((now, _by_node(held)))
         while now - self._held[0][0] > LAG_S:
             self._held.popleft()
@@ -47,29 +48,50 @@ class ForeignUse:
         """
         now = _by_node(held)
         views = [*(past for _, past in self._held), now]
-        elsewhere = now.get("", Resources(cpus=0.0, gpus=0.0))
-        cpus_left, gpus_left = elsewhere.cpus, elsewhere.gpus
+        elsewhere = dict(now.get("", {}))
         found: list[Resources] = []
         for node, used in self._used.items():
-            cpus = max(
-                0.0, used.cpus - max(view[node].cpus if node in view else 0.0 for view in views)
-            )
-            gpus = max(
-                0.0, used.gpus - max(view[node].gpus if node in view else 0.0 for view in views)
-            )
-            ours = Resources(cpus=min(cpus, cpus_left), gpus=min(gpus, gpus_left))
-            cpus_left, gpus_left = cpus_left - ours.cpus, gpus_left - ours.gpus
-            if cpus - ours.cpus >= _LEAST or gpus - ours.gpus >= _LEAST:
-                found.append(Resources(cpus=cpus - ours.cpus, gpus=gpus - ours.gpus, node=node))
+            foreign: dict[str, float] = {}
+            for name, amount in used.items():
+                ours = max(view.get(node, {}).get(name, 0.0) for view in views)
+                more = max(0.0, amount - ours)
+                unplaced = min(more, elsewhere.get(name, 0.0))
+                elsewhere[name] = elsewhere.get(name, 0.0) - unplaced
+                if more - unplaced >= (_LEAST_BYTES if name == _MEMORY else _LEAST):
+                    foreign[name] = more - unplaced
+            if foreign:
+                found.append(_build_resources(node, foreign))
         return found
 
 
-def _by_node(sizes: Iterable[Resources]) -> dict[str, Resources]:
+def _find_used(node: Node) -> _Amounts:
+    """Return what Ray counts as used on a node; nothing of what it does not tell."""
+    pairs = [
+        (_CPUS, node.cpus, node.cpus_free),
+        (_GPUS, node.gpus, node.gpus_free),
+        (_MEMORY, node.memory_bytes, node.memory_bytes_free),
+        *((name, most, node.custom_free.get(name)) for name, most in node.custom.items()),
+    ]
+    return {name: most - free for name, most, free in pairs if free is not None}
+
+
+def _by_node(sizes: Iterable[Resources]) -> Mapping[str, _Amounts]:
     """Sums by node; those without one under the empty id."""
-    sums: dict[str, Resources] = {}
-    for resources in sizes:
-        before = sums.get(resources.node, Resources(cpus=0.0, gpus=0.0))
-        sums[resources.node] = Resources(
-            cpus=before.cpus + resources.cpus, gpus=before.gpus + resources.gpus
-        )
+    sums: dict[str, dict[str, float]] = {}
+    for size in sizes:
+        amounts = {_CPUS: size.cpus, _GPUS: size.gpus, _MEMORY: size.memory, **dict(size.custom)}
+        here = sums.setdefault(size.node, {})
+        for name, amount in amounts.items():
+            here[name] = here.get(name, 0.0) + amount
     return sums
+
+
+def _build_resources(node: str, amounts: _Amounts) -> Resources:
+    custom = {k: amount for k, amount in amounts.items() if k not in {_CPUS, _GPUS, _MEMORY}}
+    return Resources(
+        cpus=amounts.get(_CPUS, 0.0),
+        gpus=amounts.get(_GPUS, 0.0),
+        memory=amounts.get(_MEMORY, 0.0),
+        custom=sort_custom(custom),
+        node=node,
+    )

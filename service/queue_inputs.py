@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from service.domain.allocation import build_allocated_job
 from service.domain.jobs import Status
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules
+from service.domain.resources import ResourceRequest
 from service.settings import Settings
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -17,15 +19,20 @@ _HOUR_S = 3600.0
 
 
 class QueueReader:
-    """Reads the queue with the quotas and settings of one moment."""
+    """Reads the queue with the quotas and settings of one moment; `avoided` are the nodes on which
+    workers of a job cannot start for now, by job id.
+    """
 
     def __init__(
         self,
         repository: Repository,
         settings: Settings,
         awaiting_nodes: frozenset[str] = frozenset(),
+        *,
+        avoided: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self._repository = repository
+        self._avoided = avoided or {}
         self._points_per_s = settings.priority_per_hour / _HOUR_S
         self.rules = QueueRules(
             quotas=repository.quotas(),
@@ -43,6 +50,11 @@ class QueueReader:
         """
         return priority - queued_at * self._points_per_s
 
+    def _request_of(self, row: JobRow) -> ResourceRequest:
+        """Return what a job needs, and on which nodes its workers cannot start for now."""
+        request, avoid = resource_request(row), self._avoided.get(row.id)
+        return replace(request, avoid=avoid) if avoid else request
+
     def _rank_of(self, row: JobRow) -> float:
         return self.compute_rank(row.priority, row.queued_at or row.created_at)
 
@@ -51,7 +63,7 @@ class QueueReader:
         return [
             PendingJob(
                 id=row.id,
-                request=resource_request(row),
+                request=self._request_of(row),
                 priority=row.priority,
                 rank=self._rank_of(row),
                 accounts=self.rules.quotas.list_accounts(row.owner, stored_labels(row)),
@@ -71,7 +83,7 @@ class QueueReader:
             build_allocated_job(
                 row.id,
                 Status(row.status),
-                resource_request(row),
+                self._request_of(row),
                 allocated_workers=row.workers,
                 placed=nodes_of(row),
                 priority=row.priority,

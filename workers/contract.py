@@ -40,6 +40,10 @@ GUEST_PROTOCOL = 2
 """Version of the calls and records between a guest run and the actor, which may be of different
 releases. It grows with each change that the other side could not read.
 """
+AVOID_S = 300.0
+"""How long a job avoids a node that cannot build its task or see its storage; what it lacks may be
+mounted meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,8 @@ class FailureRecord(Reported):
     final: bool = False
     """Whether the job ends with this failure, so that no other worker group follows."""
     is_storage: bool = False
-    """Whether the job's storage was full or unreachable; the job waits for it, and `max_failures`
-    does not count it.
+    """Whether the job's storage was full or unreachable, or a node lacks the storage or the data of
+    the job; it waits or goes on elsewhere, and no limit of failures counts that.
     """
     process_died: bool = False
     """Whether a process died while its node stayed."""

@@ -9,6 +9,7 @@
     │   └── StorageNotShared  the node does not see what the other nodes see
     ├── PeerUnfit         another worker of the group cannot take part
     ├── DataFetchError    the data of a job cannot be fetched to a node, or are not there
+    │   └── DataNotOnNode  the node lacks a path of the data, or has no room for them
     ├── CodeError         a user's code cannot be used: the archive, or what it holds
     ├── PackagesError     the packages of `pip` cannot be resolved, or not be installed on a node
     ├── EngineUnavailable the installed Ray cannot run the job's engine
@@ -136,6 +137,10 @@ class DataFetchError(WorkerError):
     """Data that a job names cannot be fetched to a node, or are not there."""
 
 
+class DataNotOnNode(DataFetchError):
+    """A node lacks a path of the data, or cannot keep them; another node may."""
+
+
 class EngineUnavailable(WorkerError):
     """The installed Ray cannot run the engine that `workers.engine` names."""
 
@@ -152,6 +157,7 @@ __all__ = [
     "CheckpointError",
     "CodeError",
     "DataFetchError",
+    "DataNotOnNode",
     "EngineUnavailable",
     "LossNotFinite",
     "OutOfMemory",

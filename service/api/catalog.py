@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,12 +26,16 @@ from service.api.problems import describe_problems
 from service.api.views import cluster_view
 from service.domain.access import Scope
 from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
+from service.domain.cluster_snapshot import (
+    read_avoided,
+    read_cluster_snapshot,
+    read_placements,
+)
 from service.domain.jobs import Reason
 from service.domain.wait_causes import WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
 from service.queue_inputs import QueueReader
-from service.store.models import ClusterRow, JobRow
+from service.store.models import JobRow
 from service.store.stored_spec import resource_request
 from workers.spec_types import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
@@ -99,22 +103,28 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     """List the waiting jobs in the order of the queue, each with its reason, the jobs that it waits
     for, what would help, and what was requested from the cluster's autoscaler. One may start before
-    those ahead of it if it does not delay them.
+    those ahead of it if it does not delay them. Jobs whose `start_at` has not come are listed last.
 
     Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown, nor
     the jobs that they wait for because of a quota.
     """
     cluster, now = state.repository.cluster(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
-    reader = QueueReader(state.repository, state.settings, record.list_awaiting(now))
-    rows = reader.read_queue()
+    snapshot = cluster.nodes if cluster else []
+    reader = QueueReader(
+        state.repository, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
+    )
+    later, rows = state.repository.scheduled(), reader.read_queue()
     first = state.repository.first_without_capacity(rows)
     allowed = Scope.WRITE_ALL in caller.scopes
     highest = MAX_PRIORITY if allowed else state.settings.max_priority
     allocated = state.repository.allocated() if rows else []
-    causes = _explain_queue(reader, rows, allocated, cluster=cluster, max_priority=highest)
+    causes = _explain_queue(reader, rows, allocated, snapshot=snapshot, max_priority=highest)
     items = []
-    for position, row in enumerate(rows, start=1):
+    # One whose time has come meanwhile is in both.
+    queued = {row.id for row in rows}
+    listed = [*rows, *(row for row in later if row.id not in queued)]
+    for position, row in enumerate(listed, start=1):
         cause = causes.get(row.id, WaitCause())
         fields = {"position": position, **asdict(cause)}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}
@@ -131,12 +141,11 @@ def _explain_queue(
     rows: Sequence[JobRow],
     allocated: Sequence[JobRow],
     *,
-    cluster: ClusterRow | None,
+    snapshot: Sequence[Mapping[str, Any]],
     max_priority: int,
 ) -> dict[str, WaitCause]:
     if not rows:
         return {}
-    snapshot = cluster.nodes if cluster else []
     nodes, foreign = read_cluster_snapshot(snapshot)
     placed = read_placements(snapshot)
     return explain_queue(

@@ -49,7 +49,9 @@ class QueueEntry(Answer):
     """One waiting job."""
 
     position: int
-    """Position in the queue; 1 is its head."""
+    """Position in the queue; 1 is its head. Jobs whose `start_at` has not come follow all others,
+    in the order of that time.
+    """
     id: str
     """ID of the job."""
     name: str | None
@@ -63,8 +65,8 @@ class QueueEntry(Answer):
     message: str
     """Why it waits, in one sentence."""
     waits_for: tuple[str, ...] = ()
-    """IDs of the jobs that it waits for: those that hold the capacity or the quota, or the first
-    one ahead of it that waits for capacity.
+    """IDs of the jobs that it waits for: those that hold the capacity or the quota that it lacks,
+    or the first one ahead of it that waits for capacity.
     """
     remedies: tuple[str, ...] = ()
     """Changes of which each one would let it start, such as `a minimum of 2 workers`; empty if only
@@ -84,7 +86,7 @@ class QueueView(Answer):
     """The queue."""
 
     items: list[QueueEntry]
-    """Waiting jobs in the order of the queue."""
+    """Waiting jobs in the order of the queue, then those whose `start_at` has not come."""
 
 
 class NodeView(Answer):
@@ -112,6 +114,10 @@ class NodeView(Answer):
     """CPUs that other programs have reserved in Ray."""
     gpus_foreign: float = 0.0
     """GPUs that other programs have reserved in Ray."""
+    memory_bytes_foreign: int = 0
+    """Memory that other programs have reserved in Ray, in bytes."""
+    custom_foreign: dict[str, float] = Field(default_factory=dict)
+    """Custom resources that other programs have reserved in Ray."""
     draining: bool = False
     """True if the node is being drained and accepts no more workers."""
     unschedulable: str = ""

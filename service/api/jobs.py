@@ -36,7 +36,11 @@ from service.api.views import job_view
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
 from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import read_cluster_snapshot, read_placements
+from service.domain.cluster_snapshot import (
+    read_avoided,
+    read_cluster_snapshot,
+    read_placements,
+)
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, sort_custom
@@ -411,10 +415,12 @@ def _parse_idempotency_key(key: str | None, scope: str, body: BaseModel) -> Idem
 def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
     cluster, now = state.repository.cluster(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
-    reader = QueueReader(state.repository, state.settings, record.list_awaiting(now))
+    snapshot = cluster.nodes if cluster else []
+    reader = QueueReader(
+        state.repository, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
+    )
     rules, new = reader.rules, _build_pending(reader, now, caller, spec=spec)
     ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
-    snapshot = cluster.nodes if cluster else []
     nodes, foreign = read_cluster_snapshot(snapshot)
     placed = read_placements(snapshot)
     rows = state.repository.allocated()

@@ -102,12 +102,16 @@ def find_unplaceable(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -
 
 
 def find_stranded(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:
-    """Find jobs without a worker group whose minimum fits only on unschedulable nodes."""
+    """Find jobs without a worker group whose minimum fits only on unschedulable nodes, or on those
+    where their workers cannot start.
+    """
     recovering = {job.id for job in jobs if job.recovering}
-    if not recovering or not any(node.unschedulable for node in nodes):
+    is_limited = any(node.unschedulable for node in nodes) or any(job.request.avoid for job in jobs)
+    if not recovering or not is_limited:
         return set()
     schedulable = [replace(node, unschedulable="") for node in nodes]
-    return recovering & (find_homeless(jobs, nodes) - find_homeless(jobs, schedulable))
+    anywhere = [replace(job, request=replace(job.request, avoid=frozenset())) for job in jobs]
+    return recovering & (find_homeless(jobs, nodes) - find_homeless(anywhere, schedulable))
 
 
 def find_homeless(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:

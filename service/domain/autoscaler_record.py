@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from service.domain.documents import entries_at, value_at
-from service.domain.queue import describe_group
+from service.domain.misfits import describe_group
 from service.domain.resources import ResourceRequest
 
 AWAIT_NODES_S = 900.0

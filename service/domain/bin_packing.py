@@ -35,12 +35,22 @@ class FreeCapacity:
     labels: Labels = frozenset()
     unschedulable: bool = False
     """Whether no more workers may be placed there."""
+    node: str = ""
+    """ID of the node."""
 
     @classmethod
     def of(cls, node: Resources) -> FreeCapacity:
         """Return the capacity of an empty node."""
         custom, unschedulable = dict(node.custom), bool(node.unschedulable)
-        return cls(node.cpus, node.gpus, node.memory, custom, node.labels, unschedulable)
+        return cls(
+            cpus=node.cpus,
+            gpus=node.gpus,
+            memory=node.memory,
+            custom=custom,
+            labels=node.labels,
+            unschedulable=unschedulable,
+            node=node.node,
+        )
 
     def fits(self, worker: Resources) -> bool:
         """Return whether the node has capacity for a worker."""
@@ -68,11 +78,12 @@ class FreeCapacity:
         return min(round_down(free / each) for free, each in self.pairs(worker) if each > 0)
 
     def _accepts(self, worker: Resources) -> bool:
-        """Return whether the worker may be placed or already run here: the node is schedulable, and
-        has the labels and kinds of resources that the worker needs.
+        """Return whether the worker may be placed or already run here: the node is schedulable, not
+        one to avoid, and has the labels and kinds of resources that the worker needs.
         """
         has_kinds = all(name in self.custom for name, _ in worker.custom)
         is_open = worker.runs_anywhere or not self.unschedulable
+        is_open = is_open and self.node not in worker.avoid
         return is_open and has_kinds and worker.labels <= self.labels
 
     def pairs(self, worker: Resources) -> Iterator[tuple[float, float]]:
@@ -153,7 +164,7 @@ def _packing_order(size: Resources) -> tuple[Any, ...]:
     """Return the sort key of workers: those that fit on few nodes, and then large ones, are placed
     first.
     """
-    few = bool(size.labels), bool(size.custom)
+    few = bool(size.labels or size.avoid), bool(size.custom)
     amounts = size.gpus, size.cpus, size.memory, size.custom, sorted(size.labels)
     return *few, *amounts, not size.runs_anywhere
 

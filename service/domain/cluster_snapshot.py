@@ -39,6 +39,15 @@ def read_placements(nodes: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, 
     return placed
 
 
+def read_avoided(nodes: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """Nodes on which workers of a job cannot start for now, by job id; Ray's IDs."""
+    avoided: dict[str, frozenset[str]] = {}
+    for node in nodes:
+        for job_id in node.get("avoided_by", ()):
+            avoided[job_id] = avoided.get(job_id, frozenset()) | {node["id"]}
+    return avoided
+
+
 def read_cluster_snapshot(
     nodes: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Resources], list[Resources]]:
@@ -47,7 +56,14 @@ def read_cluster_snapshot(
     """
     usable = [node for node in nodes if node["alive"] and not node.get("draining", False)]
     foreign = [
-        (node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in nodes
+        Resources(
+            cpus=node.get("cpus_foreign", 0.0),
+            gpus=node.get("gpus_foreign", 0.0),
+            memory=node.get("memory_bytes_foreign", 0.0),
+            custom=sort_custom(node.get("custom_foreign", {})),
+            node=node["id"],
+        )
+        for node in nodes
     ]
     return (
         [
@@ -59,12 +75,9 @@ def read_cluster_snapshot(
                 labels=frozenset(node.get("labels", {}).items()),
                 node=node["id"],
                 unschedulable=node.get("unschedulable", ""),
+                name=str(node.get("name") or node.get("address", "")),
             )
             for node in usable
         ],
-        [
-            Resources(cpus=cpus, gpus=gpus, node=node)
-            for node, cpus, gpus in foreign
-            if cpus or gpus
-        ],
+        [size for size in foreign if size.cpus or size.gpus or size.memory or size.custom],
     )

@@ -65,7 +65,7 @@ class Reason(StrEnum):
     - `WAITING_FOR_ROOM`: the smallest worker group fits the cluster, but not beside what runs
       now.
     - `WAITING_FOR_NODE`: the smallest worker group fits only with nodes that are cordoned or
-      avoided.
+      avoided, or on which its workers could not start a moment ago.
     - `WAITING_FOR_QUOTA`: the jobs of its owner, or with one of its labels, hold all that their
       quota allows.
     - `NEVER_FITS`: the smallest worker group is larger than the cluster as it is.

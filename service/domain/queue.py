@@ -19,12 +19,14 @@ Ray's free resources lag behind, so they only tell what other programs use
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from service.domain.backfill import Backfill
 from service.domain.bin_packing import Packing, count_fitting, count_placeable, fits_beside
 from service.domain.jobs import Reason
+from service.domain.misfits import describe_group, describe_misfit, describe_total
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
     ResourceRequest,
@@ -35,7 +37,7 @@ from service.domain.resources import (
 )
 from service.domain.waiting_message import WAITS_ITS_TURN
 
-_WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
+_WAIT_FOR_OTHERS = "it starts when they release them; or lower what each worker takes"
 
 _NAMED_NODES = 2
 """Nodes that take no workers and are named in one message; more are counted."""
@@ -220,13 +222,14 @@ class _QueuePlan:
         """Explain why not even the empty cluster holds the smallest group: nodes take no workers
         at the moment, or it is too small.
         """
-        if any(node.unschedulable for node in self._nodes):
-            most = count_fitting(worker_resources(request), _as_schedulable(self._nodes), ())
+        if request.avoid or any(node.unschedulable for node in self._nodes):
+            size = worker_resources(replace(request, avoid=frozenset()))
+            most = count_fitting(size, _as_schedulable(self._nodes), ())
         if most >= request.min:
             names = describe_unschedulable(request, self._nodes)
             message = f"needs {describe_group(request)}; {names}"
             return Admission(reason=Reason.WAITING_FOR_NODE, workers=0, message=message)
-        message = _describe_misfit(request, self._nodes, most)
+        message = describe_misfit(request, self._nodes, most)
         return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
 
     def _list_exhausted(self, job: PendingJob) -> list[str]:
@@ -306,24 +309,21 @@ class _QueuePlan:
         if self._count_in_empty_cluster(worker_resources(request)) < request.min:
             return f"needs {describe_group(request)}; it starts when the autoscaler has added nodes"
         message = self._describe_use(request, now)
-        schedulable, taken = _as_schedulable(self._nodes), [*self._taken, *self._foreign]
-        if count_placeable(request, schedulable, taken) < request.min:
+        anywhere, taken = replace(request, avoid=frozenset()), [*self._taken, *self._foreign]
+        if count_placeable(anywhere, _as_schedulable(self._nodes), taken) < request.min:
             return message
         return f"{message}; {describe_unschedulable(request, self._nodes)}"
 
     def _describe_use(self, request: ResourceRequest, now: int) -> str:
         """Explain which jobs and programs use what a job needs."""
-        foreign = (
-            f"other programs use {_describe_foreign_use(self._foreign, self._nodes)}"
-            if self._foreign
-            else ""
-        )
+        used = _describe_foreign_use(request, self._foreign, self._nodes)
+        foreign = f"other programs use {used}" if used else ""
         if foreign and count_placeable(request, self._nodes, self._taken) >= request.min:
             return f"needs {describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
         fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
         message = (
             f"needs {describe_group(request)}, and {fitting} beside the jobs that run now"
-            f" ({_describe_total(self._nodes)} in all); it starts when one of them ends"
+            f" ({describe_total(self._nodes)} in all); it starts when one of them ends"
             f"{f', or at once with workers.min {now}' if now else ''}"
         )
         return f"{message}; {foreign}" if foreign else message
@@ -335,14 +335,27 @@ def _as_schedulable(nodes: Sequence[Resources]) -> list[Resources]:
 
 
 def describe_unschedulable(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """Name the unschedulable nodes that could hold a worker of a job, and how to use them again."""
-    size = worker_resources(request)
-    unschedulable = [node for node in nodes if node.unschedulable]
-    fitting = [node for node in unschedulable if count_fitting(size, _as_schedulable([node]), ())]
-    found = sorted({node.unschedulable for node in fitting})
+    """Name the nodes that could hold a worker of a job but take none, and how to use them again."""
+    found = sorted({_explain_closed(node) for node in list_closed(request, nodes)})
     more = len(found) - _NAMED_NODES
     shown = "; ".join(found[:_NAMED_NODES])
     return f"{shown}; {more} more: 'accordion nodes' lists them" if more > 0 else shown
+
+
+def list_closed(request: ResourceRequest, nodes: Sequence[Resources]) -> list[Resources]:
+    """List the nodes that are large enough for a worker of a job, but take none: because they are
+    unschedulable, or because its workers could not start there.
+    """
+    size = worker_resources(replace(request, avoid=frozenset()))
+    closed = [node for node in nodes if node.unschedulable or node.node in request.avoid]
+    return [node for node in closed if count_fitting(size, _as_schedulable([node]), ())]
+
+
+def _explain_closed(node: Resources) -> str:
+    return node.unschedulable or (
+        f"its workers could not start on node {node.name or node.node} a moment ago: its log says"
+        " what that node lacks"
+    )
 
 
 def describe_quota(exhausted: Sequence[str], job: PendingJob, quotas: QuotaTable) -> str:
@@ -375,68 +388,23 @@ def _name_quotas(accounts: Sequence[str], quotas: QuotaTable) -> str:
     return f"the quota{'s' if len(named) > 1 else ''} {' and '.join(named)}"
 
 
-def _describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
-    return (
-        f"needs {describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
-        f"{_describe_memory(request, nodes)} holds at most {most};"
-        f" {_suggest_change(request, nodes, most)}"
-    )
-
-
-def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
-    kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
-    kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
+def _describe_foreign_use(
+    request: ResourceRequest, used: Sequence[Resources], nodes: Sequence[Resources]
+) -> str:
+    """Describe what other programs use of the resources that a job needs."""
+    kinds: list[tuple[str, float, Callable[[Resources], float]]] = [
+        ("CPUs", request.cpus, lambda size: size.cpus),
+        ("GPUs", request.gpus, lambda size: size.gpus),
+        ("GB", request.memory, lambda size: round(size.memory / 1e9, 1)),
+        *((name, each, partial(_amount_of, name)) for name, each in request.custom),
+    ]
     parts = [
-        f"{sum(some):g} of the cluster's {sum(every):g} {kind}s"
-        for kind, some, every in kinds
-        if sum(some)
+        f"{sum(map(amount, used)):g} of the cluster's {sum(map(amount, nodes)):g} {unit}"
+        for unit, needed, amount in kinds
+        if needed and sum(map(amount, used))
     ]
     return " and ".join(parts)
 
 
-def describe_group(request: ResourceRequest) -> str:
-    """Describe the smallest group of a job, such as `2 workers of 1 CPU and 1 GPU each`."""
-    each = f"{request.cpus:g} CPU" + (f" and {request.gpus:g} GPU" if request.gpus else "")
-    each += f" and {request.memory / 1e9:.1f} GB" if request.memory else ""
-    each += "".join(f" and {amount:g} {name}" for name, amount in request.custom)
-    group = f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
-    return f"{group}, on nodes with {_name_labels(request)}" if request.labels else group
-
-
-def _name_labels(request: ResourceRequest) -> str:
-    return " and ".join(f"{name}={value}" for name, value in sorted(request.labels))
-
-
-def _describe_memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """Describe the memory of the largest node, if the job limits its memory."""
-    return (
-        f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if request.memory else ""
-    )
-
-
-def _largest_memory(nodes: Sequence[Resources]) -> float:
-    return max(node.memory for node in nodes)
-
-
-def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit: int) -> str:
-    """Suggest a change to a job that does not fit the whole cluster."""
-    if request.labels and not any(request.labels <= node.labels for node in nodes):
-        return f"no node has {_name_labels(request)}: change workers.node_labels, or add such nodes"
-    missing = [
-        name for name, _ in request.custom if not any(name in dict(node.custom) for node in nodes)
-    ]
-    if missing:
-        return f"no node has {' or '.join(missing)}: change workers.resources, or add such nodes"
-    if request.memory > _largest_memory(nodes):
-        return "lower workers.memory, or add larger nodes"
-    fewer = "workers.min or " if limit else ""
-    return f"lower {fewer}what each worker takes, or add nodes"
-
-
-def _describe_total(nodes: Sequence[Resources]) -> str:
-    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-    return (
-        f"{cpus:g} CPU"
-        + (f", {gpus:g} GPU" if gpus else "")
-        + f" on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    )
+def _amount_of(name: str, size: Resources) -> float:
+    return dict(size.custom).get(name, 0.0)

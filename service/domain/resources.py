@@ -29,6 +29,8 @@ class ResourceRequest:
     custom: Custom = ()
     labels: Labels = frozenset()
     """Labels that the node of a worker must have."""
+    avoid: frozenset[str] = frozenset()
+    """IDs of the nodes on which its workers cannot start for now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,10 @@ class Resources:
     """
     runs_anywhere: bool = False
     """Whether a worker runs on a node that is not known, which may be an unschedulable one."""
+    avoid: frozenset[str] = frozenset()
+    """IDs of the nodes on which a worker cannot start for now; empty for a node."""
+    name: str = ""
+    """Name of a node; empty for a worker."""
 
 
 def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:
@@ -66,6 +72,7 @@ def worker_resources(request: ResourceRequest) -> Resources:
         memory=request.memory,
         custom=request.custom,
         labels=request.labels,
+        avoid=request.avoid,
     )
 
 

@@ -8,17 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.domain.allocation import plan_allocations
-from service.domain.bin_packing import count_fitting, count_placeable
+from service.domain.bin_packing import count_fitting, count_placeable, fits_beside
+from service.domain.capacity_holders import list_holders
+from service.domain.misfits import describe_fewer, list_misfit_remedies
 from service.domain.queue import (
     DEFAULT_RULES,
     AllocatedJob,
     PendingJob,
     QueueRules,
+    list_closed,
     measure_usage,
 )
-from service.domain.resources import Resources, resources_on_nodes, worker_resources
+from service.domain.resources import (
+    ResourceRequest,
+    Resources,
+    resources_on_nodes,
+    worker_resources,
+)
 
 _Kind = tuple[object, ...]
+_NAMED_NODES = 2
+"""Nodes that one remedy names; more are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +36,7 @@ class WaitCause:
     """Why a job waits."""
 
     waits_for: tuple[str, ...] = ()
-    """IDs of jobs: those that hold the capacity or quota, or the one ahead of it in the queue."""
+    """IDs of jobs: those that hold the capacity or quota that it lacks, or the one ahead of it."""
     remedies: tuple[str, ...] = ()
     """Changes of which each one would let it start; empty if only time helps."""
 
@@ -90,11 +100,10 @@ class _QueueView:
         if count_fitting(worker_resources(job.request), self._nodes, ()) < job.request.min:
             if self._head is None and not exhausted and job.id in self._rules.awaiting_nodes:
                 self._head = job
-            return WaitCause()  # its message has the remedy
+            return self._explain_misfit(job)
         if self._head is None and not exhausted:
             self._head = job
-            holders = tuple(one.id for one in self._allocated)
-            return WaitCause(waits_for=holders, remedies=self._list_head_remedies(job))
+            return self._explain_head(job)
         kind = (job.request, job.accounts, job.priority)
         if kind not in self._causes:
             self._causes[kind] = (
@@ -119,18 +128,70 @@ class _QueueView:
             remedies.append(f"a minimum of {most} worker{'s' if most > 1 else ''}")
         return WaitCause(waits_for=tuple(holders), remedies=tuple(remedies))
 
-    def _list_head_remedies(self, job: PendingJob) -> tuple[str, ...]:
+    def _explain_head(self, job: PendingJob) -> WaitCause:
         now = self._count_placeable(job)
-        fewer = (f"a minimum of {now} worker{'s' if now > 1 else ''}",) if now else ()
         if now >= job.request.min:
-            return ()  # the scheduler starts it with its next turn
-        return (*fewer, *self._suggest_priority(job))
+            return WaitCause()  # the scheduler starts it with its next turn
+        holders = list_holders(job.request, self._nodes, self._allocated, foreign=self._foreign)
+        fewer = (f"a minimum of {now} worker{'s' if now > 1 else ''}",) if now else ()
+        reopened = self._suggest_reopening(job.request, [*self._list_taken(), *self._foreign])
+        remedies = (*fewer, *reopened, *self._suggest_priority(job))
+        return WaitCause(waits_for=holders, remedies=remedies)
+
+    def _explain_misfit(self, job: PendingJob) -> WaitCause:
+        kind = (job.request, job.id in self._rules.awaiting_nodes)
+        if kind not in self._causes:
+            self._causes[kind] = WaitCause(remedies=self._list_misfit_remedies(job))
+        return self._causes[kind]
+
+    def _list_misfit_remedies(self, job: PendingJob) -> tuple[str, ...]:
+        """List what would let a job fit that the cluster does not hold now: its nodes take no
+        workers, or it is too small.
+        """
+        most = count_fitting(worker_resources(job.request), self._nodes, ())
+        if job.id in self._rules.awaiting_nodes:
+            return describe_fewer(most)
+        reopened = self._suggest_reopening(job.request, ())
+        if reopened:
+            return (*describe_fewer(most), *reopened)
+        return list_misfit_remedies(job.request, self._nodes, most)
+
+    def _suggest_reopening(
+        self, request: ResourceRequest, taken: Sequence[Resources]
+    ) -> tuple[str, ...]:
+        """Suggest nodes that take no workers of a job now: each one that is enough, or else all of
+        them if that is.
+        """
+        closed = list_closed(request, self._nodes)
+        alone = [node for node in closed if self._fits_with(request, [node], taken)]
+        if alone:
+            more = f"; {len(alone) - _NAMED_NODES} more would do" if alone[_NAMED_NODES:] else ""
+            named = [f"node {_name(node)} taking workers again" for node in alone[:_NAMED_NODES]]
+            return (*named[:-1], f"{named[-1]}{more}")
+        if not closed or not self._fits_with(request, closed, taken):
+            return ()
+        names = ", ".join(_name(node) for node in closed[:_NAMED_NODES])
+        more = f" and {len(closed) - _NAMED_NODES} more" if closed[_NAMED_NODES:] else ""
+        return (f"nodes {names}{more} taking workers again",)
+
+    def _fits_with(
+        self,
+        request: ResourceRequest,
+        opened: Sequence[Resources],
+        taken: Sequence[Resources],
+    ) -> bool:
+        """Return whether the smallest group could start if these nodes took its workers."""
+        ids = {node.node for node in opened}
+        nodes = [replace(one, unschedulable="") if one in opened else one for one in self._nodes]
+        return fits_beside(replace(request, avoid=request.avoid - ids), nodes, taken)
+
+    def _list_taken(self) -> list[Resources]:
+        return [size for one in self._allocated for size in one.list_workers()]
 
     def _count_placeable(self, job: PendingJob) -> int:
         most = self._usage.count_startable(job.accounts, job.request)
-        taken = [size for one in self._allocated for size in one.list_workers()]
         request = replace(job.request, max=most)
-        return count_placeable(request, self._nodes, [*taken, *self._foreign])
+        return count_placeable(request, self._nodes, [*self._list_taken(), *self._foreign])
 
     def _suggest_priority(self, job: PendingJob) -> tuple[str, ...]:
         """Return the lowest priority with which a job takes enough workers from others."""
@@ -149,3 +210,7 @@ class _QueueView:
         return list_preempted(
             raised, self._nodes, self._allocated, foreign=self._foreign, rules=self._rules
         )
+
+
+def _name(node: Resources) -> str:
+    return node.name or node.node

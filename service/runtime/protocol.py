@@ -39,11 +39,18 @@ class Node:
     cpus_free: float | None = None
     """Not reserved by any program, as Ray counts; None if unknown."""
     gpus_free: float | None = None
+    memory_bytes_free: float | None = None
+    custom_free: Mapping[str, float] = field(default_factory=dict)
+    """What is free of each custom resource; empty if unknown."""
     cpus_foreign: float = 0.0
     """Used by programs other than our jobs; filled by the scheduler."""
     gpus_foreign: float = 0.0
+    memory_bytes_foreign: int = 0
+    custom_foreign: Mapping[str, float] = field(default_factory=dict)
     workers: Mapping[str, int] = field(default_factory=dict)
     """Number of worker processes of each job, by job id; filled by the scheduler."""
+    avoided_by: tuple[str, ...] = ()
+    """IDs of the jobs whose workers cannot start there for now; filled by the scheduler."""
     draining: bool = False
     """Whether the node is being drained: its processes move, and no new ones are placed on it."""
     name: str = ""
@@ -66,6 +73,8 @@ class SupervisorState:
     placed: tuple[str, ...] | None = None
     """Nodes of its placed worker processes, in the order in which they are kept; None if unknown.
     """
+    avoided: tuple[str, ...] = ()
+    """Nodes on which its worker processes could not start, as long as it tries others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -297,6 +297,11 @@ def _check_listener(address: str | None) -> None:
 
 def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | None) -> Node:
     resources = found.get("Resources", {})
+    custom = {
+        name: float(amount)
+        for name, amount in resources.items()
+        if name not in BUILT_IN_RESOURCES and not name.startswith("node:")
+    }
     return Node(
         id=found["NodeID"],
         address=found["NodeManagerAddress"],
@@ -304,32 +309,34 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
         cpus=float(resources.get("CPU", 0.0)),
         gpus=float(resources.get("GPU", 0.0)),
         memory_bytes=int(resources.get("memory", 0)),
-        custom={
-            name: float(amount)
-            for name, amount in resources.items()
-            if name not in BUILT_IN_RESOURCES and not name.startswith("node:")
-        },
+        custom=custom,
         labels=dict(found.get("Labels") or {}),
         draining=draining,
         name=found.get("NodeName") or found["NodeManagerAddress"],
         cpus_free=None if free is None else float(free.get("CPU", 0.0)),
         gpus_free=None if free is None else float(free.get("GPU", 0.0)),
+        memory_bytes_free=None if free is None else float(free.get("memory", 0.0)),
+        custom_free={} if free is None else {name: free.get(name, 0.0) for name in custom},
     )
 
 
 def _read_state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """Return the supervisor's reported state; None if it ended for good."""
-    placed: list[tuple[str, ...]] = []
+    nodes: list[tuple[str, ...]] = []
     try:
-        # Supervisors of older versions do not send the third item.
-        phase, message, *placed = ray.get(call, timeout=0)
+        # Supervisors of older versions do not send the third item, or the fourth one.
+        phase, message, *nodes = ray.get(call, timeout=0)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
         phase, message = "starting", "Ray starts its supervisor"
     except ray.exceptions.ActorDiedError:
         return None
-    nodes = placed[0] if placed else None
     return SupervisorState(
-        job_id=name.job_id, attempt=name.attempt, phase=phase, message=message, placed=nodes
+        job_id=name.job_id,
+        attempt=name.attempt,
+        phase=phase,
+        message=message,
+        placed=nodes[0] if nodes else None,
+        avoided=nodes[1] if len(nodes) > 1 else (),
     )
 
 

@@ -51,6 +51,12 @@ _REPORTED = (
     JobRow.tally,
 )
 """Columns whose documents take longer to parse than all others of a job."""
+_SCHEDULED = (
+    select(JobRow)
+    .where(JobRow.status == Status.QUEUED, JobRow.reason == Reason.SCHEDULED)
+    .order_by(JobRow.start_at, JobRow.id)
+)
+"""Jobs that are queued at a later time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +140,13 @@ class Repository:
         )
         return self._all(query.order_by(rank.desc(), JobRow.created_at, JobRow.id))
 
+    def scheduled(self) -> list[JobRow]:
+        """Jobs that are queued at a later time, in the order of that time."""
+        return self._all(_SCHEDULED)
+
     def due(self, now: float) -> list[JobRow]:
         """Jobs whose time to be queued has come, in seconds since 1970."""
-        query = select(JobRow).where(
-            JobRow.status == Status.QUEUED,
-            JobRow.reason == Reason.SCHEDULED,
-            JobRow.start_at <= now,
-        )
-        return self._all(query.order_by(JobRow.start_at, JobRow.id))
+        return self._all(_SCHEDULED.where(JobRow.start_at <= now))
 
     def first_without_capacity(self, rows: Sequence[JobRow]) -> str | None:
         """Id of the first queued job without capacity; None if none of these rows waits

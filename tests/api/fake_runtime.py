@@ -103,6 +103,8 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         )
         self.placed: dict[str, tuple[str, ...]] = {}
         """Nodes of worker processes by job id, for tests that set them."""
+        self.avoided: dict[str, tuple[str, ...]] = {}
+        """Nodes on which worker processes could not start, by job id."""
         self.foreign_cpus: dict[int, float] = {}
         """CPUs that programs of others use, by the node's place in `cpus`."""
         self.lag_s = 0.0
@@ -147,6 +149,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
                     phase=job.phase,  # type: ignore[arg-type]
                     message=job.says,
                     placed=self.placed.get(id_),
+                    avoided=self.avoided.get(id_, ()),
                 )
                 for id_, job in self.jobs.items()
                 if job.alive and id_ not in self.enlisted

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.domain.jobs import Reason, Status
 from tests.api.world import DIGITS, World
+from workers.contract import AVOID_S, FailureRecord
 
 SPREAD = ("node-0", "node-1")
 WIDE = {"min": 1, "max": 1, "cpus": 4}
@@ -132,3 +133,30 @@ def test_job_that_is_not_placed_because_of_other_programs_is_not_admitted_again(
     job = two_nodes.job(wide)
     assert (job.attempt, job.lost_attempts) == (1, 0)
     assert "other programs use 2 of the cluster's 8 CPUs" in job.message
+
+
+def test_a_job_is_not_admitted_for_a_node_on_which_its_workers_could_not_start(
+    client: TestClient, two_nodes: World
+) -> None:
+    first = two_nodes.submit(workers=WIDE, training={"epochs": 4000})
+    two_nodes.runtime.placed[first] = ("node-0",)
+    two_nodes.train(first)
+    job_id = two_nodes.submit(workers=WIDE)
+    runtime = two_nodes.runtime
+    runtime.stuck, runtime.placed[job_id], runtime.avoided[job_id] = {job_id}, (), ("node-1",)
+    two_nodes.turn_until(lambda: two_nodes.job(job_id).status == Status.STARTING)
+    lacks = "a worker process on node 10.0.0.2 cannot take part"
+    runtime.report(
+        job_id, FailureRecord(cause="infrastructure", rank=None, message=lacks, is_storage=True)
+    )
+    two_nodes.reach(job_id, Status.RECOVERING)
+    two_nodes.reach(job_id, Status.QUEUED)
+    two_nodes.turn(40)
+    job = two_nodes.job(job_id)
+    assert (job.attempt, job.reason, job.failures) == (1, Reason.WAITING_FOR_ROOM, 0)
+    assert "its workers could not start on node 10.0.0.2" in job.message
+    [entry] = client.get("/api/v1/queue").json()["items"]
+    assert entry["waits_for"] == [first]
+    runtime.avoided, runtime.stuck, runtime.placed[job_id] = {}, set(), ("node-1",)
+    two_nodes.clock.now += AVOID_S
+    two_nodes.train(job_id)

@@ -29,9 +29,26 @@ def test_a_job_is_queued_when_its_time_has_come(client: TestClient, world: World
     assert made["message"].startswith("starts no earlier than 2027-")
     world.turn(5)
     assert world.job(job_id).reason == Reason.SCHEDULED
-    assert client.get("/api/v1/queue").json()["items"] == []
     world.clock.now += 600
     assert world.finish(job_id).status == Status.SUCCEEDED
+
+
+def test_scheduled_jobs_follow_the_waiting_ones_in_the_queue_by_their_time(
+    client: TestClient, world: World
+) -> None:
+    last, first = (world.submit(start_at=later(world, seconds)) for seconds in (900, 600))
+    world.runtime.cpus = [0.0]
+    waiting = world.submit()
+    world.turn(5)
+    entries = client.get("/api/v1/queue").json()["items"]
+    assert [(entry["position"], entry["id"]) for entry in entries] == [
+        (1, waiting),
+        (2, first),
+        (3, last),
+    ]
+    assert entries[1]["reason"] == Reason.SCHEDULED
+    assert entries[1]["message"].startswith("starts no earlier than 2027-")
+    assert entries[1]["waits_for"] == entries[1]["remedies"] == []
 
 
 def test_a_scheduled_job_keeps_no_other_one_waiting(world: World) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.runtime.ray_backend import RayBackend
 from tests.conftest import Require
 from tests.elastic.conftest import Watch, wait_for
 from tests.elastic.faults import Watched
 from tests.elastic.node_jobs import connected_cluster
-from tests.elastic.nodes import may_mount, with_private
+from tests.elastic.nodes import Node, may_mount, with_private
 from tests.elastic.watched import NO_DIGITS
 from workers.contract import FailureRecord, ResizeRecord
 
@@ -32,16 +37,19 @@ def test_a_node_that_joins(begin: Watch) -> None:
 
 
 def test_only_nodes_with_the_labels_and_resources_of_the_job_are_used(begin: Watch) -> None:
-    needs = {"node_labels": {"zone": "b"}, "resources": {"fpga": 1}}
+    needs = {"node_labels": {"zone": "b"}, "resources": {"fpga": 1}, "memory": "1GB"}
     with connected_cluster(nodes=1) as made:
         watched = begin(made, workers={"min": 1, "max": 1, **needs})
         [other] = made.nodes
-        fitting = made.add(options=["--labels=zone=b", '--resources={"fpga": 1}'])
+        options = ["--labels=zone=b", '--resources={"fpga": 1}', "--memory=3000000000"]
+        fitting = made.add(options=options)
         watched.reach(AFTER)
         assert len(fitting.workers("ray::Worker")) == 1
         assert other.workers("ray::Worker") == []
         [seen] = [node for node in watched.life.backend.nodes() if node.id == fitting.id]
         assert (seen.labels["zone"], seen.custom) == ("b", {"fpga": 1.0})
+        assert seen.custom_free == {"fpga": 0.0}
+        assert seen.memory_bytes_free == pytest.approx(seen.memory_bytes - 1e9, abs=1e6)
 
 
 def test_nodes_that_lack_the_data_or_the_storage_are_avoided(
@@ -68,6 +76,59 @@ def test_nodes_that_lack_the_data_or_the_storage_are_avoided(
             assert "does not see the storage of this job" in told
         watched.survived("nodes without data or storage added")
         assert watched.sizes()[-1] == 1
+
+
+@pytest.fixture
+def jobs(require: Require, tmp_path: Path) -> Path:
+    """The folder of all jobs, of which nodes may have one of their own."""
+    require("unshare")
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    may_mount(folder) or require.missing("this user may not mount a file system")
+    return folder
+
+
+def test_a_new_job_whose_only_worker_is_placed_where_its_storage_is_missing(
+    begin: Watch, jobs: Path
+) -> None:
+    with connected_cluster(nodes=0) as made:
+        blind, good = made.add(prefix=with_private(jobs)), made.add()
+        RayBackend(address=made.address).nodes()  # connects
+        with occupied(good):
+            watched = begin(made, workers={"min": 1, "max": 1})
+            life = watched.life
+            wait_for(lambda: life.look() is not None or life.all(FailureRecord), life.story)
+        watched.reach(AFTER)
+        assert watched.sizes() == [1]
+        assert [len(node.workers("ray::Worker")) for node in (blind, good)] == [0, 1]
+        [failure] = life.all(FailureRecord)
+        assert (failure.cause, failure.is_storage) == ("infrastructure", True)
+        assert "does not see the storage of this job" in failure.message
+        assert "mount the same directory on all nodes" in failure.message
+
+
+def test_a_new_job_ends_if_no_node_sees_its_storage(begin: Watch, jobs: Path) -> None:
+    with connected_cluster(nodes=0) as made:
+        for _ in range(2):
+            made.add(prefix=with_private(jobs))
+        end = begin(made, workers={"min": 1, "max": 1}).life.end()
+        assert (end.status, end.reason) == ("FAILED", "START_FAILED")
+        assert "could see the storage on any of 2 nodes" in end.message
+        assert "mount the same directory on all nodes" in end.message
+
+
+@contextmanager
+def occupied(node: Node) -> Iterator[None]:
+    """Hold the only CPU of a node."""
+    there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    holder = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=there).remote()
+    ray.get(holder.__ray_ready__.remote())
+    yield
+    ray.kill(holder)
+
+
+class Holder:
+    """An actor that does nothing."""
 
 
 def wait_for_avoided(watched: Watched, number: int) -> str:

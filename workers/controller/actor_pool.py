@@ -24,7 +24,7 @@ from workers.controller.member import Member, Provision, list_provisions
 from workers.controller.ray_nodes import find_nodes, get_draining_nodes
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
-from workers.error_kinds import is_lone_process_death, is_process_death
+from workers.error_kinds import is_lone_process_death, is_process_death, is_storage_outage
 from workers.errors import (
     DataFetchError,
     PackagesError,
@@ -329,7 +329,9 @@ class ActorPool:
         if call is member.training:
             member.training = None
             self._results[self._group.index(member.number)] = answer
-        elif call is member.starting and isinstance(answer, _START_ERRORS):
+        elif call is member.starting and (
+            isinstance(answer, _START_ERRORS) or is_storage_outage(answer)
+        ):
             self._drop_member(member, answer)
         elif isinstance(answer, BaseException):
             self._drop_member(

@@ -44,6 +44,7 @@ from workers.controller.start_failures import (
     FailedStart,
     StartVerdict,
     blame_nodes,
+    find_refused_members,
     find_unbuilt_members,
     judge_starts,
 )
@@ -87,8 +88,10 @@ class AttemptHost(Protocol):
     def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for, in one sentence."""
 
-    def publish_placement(self, nodes: tuple[str, ...]) -> None:
-        """Publish the nodes of the placed worker processes, the most useful process first."""
+    def publish_placement(self, nodes: tuple[str, ...], avoided: frozenset[str]) -> None:
+        """Publish the nodes of the placed worker processes, the most useful process first, and
+        those that the attempt avoids by itself.
+        """
 
     def desired_state(self) -> DesiredState:
         """Return the desired state of the job."""
@@ -226,7 +229,8 @@ class Attempt:
         may_start = self.clock() >= self._start_not_before and not self._undecided
         for _ in range(plan.num_to_start if may_start else 0):
             self.pool.start(self._avoided.nodes)
-        self.host.publish_placement(order_nodes(self.pool.processes, self._last_members))
+        placed = order_nodes(self.pool.processes, self._last_members)
+        self.host.publish_placement(placed, frozenset(self._avoided.until))
         return plan
 
     def _make_scaling_input(self, size: Size) -> ScalingInput:
@@ -377,7 +381,13 @@ class Attempt:
     ) -> StartVerdict | None:
         """Stop the members that could not build what their peers could, and avoid their nodes."""
         processes = {process.number: process for process in self.pool.processes}
-        unbuilt = find_unbuilt_members(errors, [processes.get(number) for number in group.members])
+        members = [processes.get(number) for number in group.members]
+        unbuilt = find_unbuilt_members(errors, members)
+        if unbuilt is None and not self.has_trained:
+            tried, has_other_node = self._avoided.tried, self.pool.has_other_node
+            unbuilt = find_refused_members(
+                errors, members, tried=tried, has_other_node=has_other_node
+            )
         if unbuilt is None:
             return None
         for rank in unbuilt:
@@ -402,12 +412,14 @@ class Attempt:
             self._undecided,
             self.pool.processes,
             has_trained=self.has_trained,
-            avoided=self._avoided.until.keys(),
+            tried=self._avoided.tried,
             has_other_node=self.pool.has_other_node,
         )
         if verdict is None:
             return None
         self._undecided = []
+        if verdict.is_elsewhere:
+            self._failed_starts = 0
         self._avoided.add(verdict, self.clock())
         log.warning("%s", verdict.failure.message)
         self.host.publish_status(verdict.failure.message)

@@ -88,16 +88,17 @@ class Supervisor:
         self._watcher = OrderWatcher(self._launch.job_id, self._client)
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
         self._placed: tuple[str, ...] | None = None
+        self._avoided: tuple[str, ...] = ()
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
-    def state(self) -> tuple[Phase, str, tuple[str, ...] | None]:
-        """Return the phase, the current activity in one sentence, and the nodes of the worker
-        processes.
+    def state(self) -> tuple[Phase, str, tuple[str, ...] | None, tuple[str, ...]]:
+        """Return the phase, the current activity in one sentence, the nodes of the worker
+        processes, and those on which no process is started for now, because it could not start.
 
         One node id per placed process, the most useful process first; None before any was
         requested.
         """
-        return (*self._state, self._placed)
+        return (*self._state, self._placed, self._avoided)
 
     def _run(self) -> None:
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
@@ -204,9 +205,9 @@ class Supervisor:
         records = read_records(self._storage)
         return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
 
-    def publish_placement(self, nodes: tuple[str, ...]) -> None:
-        """Publish the nodes of the placed worker processes to the scheduler."""
-        self._placed = nodes
+    def publish_placement(self, nodes: tuple[str, ...], avoided: frozenset[str]) -> None:
+        """Publish these nodes to the scheduler."""
+        self._placed, self._avoided = nodes, tuple(sorted(avoided))
 
     def saved_step(self) -> int:
         """Return how many steps the job's newest checkpoint holds."""

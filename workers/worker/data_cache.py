@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from workers.contract import DataCache, Launch
 from workers.data_spec import name_variable
-from workers.errors import DataFetchError
+from workers.errors import DataFetchError, DataNotOnNode
 from workers.node_cache import (
     DRAFT_SUFFIX,
     UnsafeRootError,
@@ -181,11 +181,11 @@ def _remove_incomplete(name: str, entry: Path) -> None:
     """Remove what is left of an entry: some systems remove old temporary files.
 
     Raises:
-        DataFetchError: processes use it.
+        DataNotOnNode: processes use it.
     """
     if entry.is_dir():
         if not is_unused(entry):
-            raise DataFetchError(
+            raise DataNotOnNode(
                 f"data {name!r}: files of {entry} were removed or changed while other workers of"
                 " this node use them; end the jobs that use them, and they are fetched again"
             )
@@ -197,18 +197,18 @@ def _find_path(name: str, location: str) -> Path:
     """Return a path of this node, which is used as it is.
 
     Raises:
-        DataFetchError: there is nothing, or it cannot be read.
+        DataNotOnNode: there is nothing, or it cannot be read.
     """
     path = Path(location)
     try:
         path.stat()
     except OSError as error:
-        raise DataFetchError(
+        raise DataNotOnNode(
             f"data {name!r}: {location} cannot be used on this node ({error.strerror}); mount it"
             " here, or give a URL, whose files each node fetches"
         ) from error
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise DataFetchError(
+        raise DataNotOnNode(
             f"data {name!r}: the workers may not read {location} on this node; change its"
             " permissions"
         )
@@ -225,12 +225,12 @@ def _translate_errors(name: str) -> Iterator[None]:
     """Raise errors of the cache's own disk as those of this node.
 
     Raises:
-        DataFetchError: the cache cannot be read or written.
+        DataNotOnNode: the cache cannot be read or written.
     """
     try:
         yield
     except (UnsafeRootError, OSError) as error:
-        raise DataFetchError(f"data {name!r}: the cache of this node fails: {error}") from error
+        raise DataNotOnNode(f"data {name!r}: the cache of this node fails: {error}") from error
 
 
 def _log_wait(name: str, pace: Pace) -> Callable[[], None]:
@@ -281,7 +281,8 @@ def _reserve_room(name: str, listing: Listing, root: Path, *, max_bytes: int) ->
     recently used first.
 
     Raises:
-        DataFetchError: there is no room.
+        DataFetchError: they are larger than the limit of the cache.
+        DataNotOnNode: there is no room.
     """
     needed = listing.size_bytes
     what = f"data {name!r}: {listing.location} has {format_gigabytes(needed)}"
@@ -301,7 +302,7 @@ def _reserve_room(name: str, listing: Listing, root: Path, *, max_bytes: int) ->
         if not _has_room(root, needed, entries, max_bytes=max_bytes):
             free, used = _count_free(root, entries), _count_used(entries)
             limit = f", which may hold {format_gigabytes(max_bytes)}" if max_bytes else ""
-            raise DataFetchError(
+            raise DataNotOnNode(
                 f"{what}, and this node has no room: {format_gigabytes(free)} of the disk of {root}"
                 f" are free, and jobs use {format_gigabytes(used)} of the cache{limit}; free some"
                 " space there, or set ACCORDION_DATA_CACHE to a directory on a larger disk"

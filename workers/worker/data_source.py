@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from workers.errors import DataFetchError
+from workers.errors import DataFetchError, DataNotOnNode
 
 RETRY_S = 10.0
 """Seconds between two attempts to reach a location."""
@@ -114,7 +114,8 @@ def list_files(name: str, location: str, pace: Pace) -> Listing:
 
     listing = _try_repeatedly(name, location, read, pace=pace)
     if not listing.files:
-        raise DataFetchError(
+        kind = DataNotOnNode if _is_local(location) else DataFetchError
+        raise kind(
             f"data {name!r}: there are no files at {location}; put them there, or correct the"
             " location and clone the job"
         )
@@ -245,15 +246,28 @@ def _try_repeatedly(
         except Exception as error:  # each library has its own errors of the network
             failed_s = pace.clock() if failed_s is None else failed_s
             if _is_permanent(error) or pace.clock() - failed_s >= RETRY_LIMIT_S:
-                raise DataFetchError(_explain(name, location, error)) from error
+                is_of_node = _is_local(location) or _may_be_node_specific(error)
+                kind = DataNotOnNode if is_of_node else DataFetchError
+                raise kind(_explain(name, location, error)) from error
             log.warning("data %r: %s; trying again", name, _explain_short(error))
             pace.pause(RETRY_S)
 
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether the error stays however often the request is repeated."""
+    is_known = isinstance(error, _PERMANENT) or type(error).__name__ in _NO_CREDENTIALS
+    return is_known or _may_be_node_specific(error)
+
+
+def _is_local(location: str) -> bool:
+    """Return whether a location is on a file system of the node, which another one may lack."""
+    return location.startswith(("file:", "local:"))
+
+
+def _may_be_node_specific(error: Exception) -> bool:
+    """Return whether the node has no room, or lacks a package."""
     is_full = isinstance(error, OSError) and error.errno in _NO_ROOM
-    return is_full or isinstance(error, _PERMANENT) or type(error).__name__ in _NO_CREDENTIALS
+    return is_full or isinstance(error, ImportError)
 
 
 def _explain(name: str, location: str, error: Exception) -> str:

@@ -106,11 +106,18 @@ def test_the_queue_and_a_job_say_what_nodes_were_requested(
     job = accordion("submit", spec, *group, "--json").json()
     while not any(entry["requested_at"] for entry in queue_of(accordion, job["id"])):
         pass  # pytest's time limit ends it
-    [line] = [text for text in accordion("queue").out.splitlines() if job["name"] in text]
-    assert "; nodes for 2 workers" in line
+    why = read_column(accordion("queue").out, "WHY IT WAITS", "WAITS FOR")
+    assert "; nodes for 2 workers" in why
     shown = accordion("show", job["id"]).out
     assert "new nodes  nodes for 2 workers of 4 CPU each were requested " in shown
     accordion("cancel", job["id"])
+
+
+def read_column(table: str, name: str, following: str) -> str:
+    """Return the text of a column whose cells may be wrapped."""
+    header, *lines = table.splitlines()
+    start, end = header.index(name), header.index(following)
+    return " ".join(line[start:end].strip() for line in lines)
 
 
 def queue_of(accordion: Accordion, job_id: str) -> list[dict[str, object]]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from service.domain.resources import Resources
+import json
+from dataclasses import asdict, replace
+
+from service.allocator import ClusterState
+from service.domain.cluster_snapshot import read_cluster_snapshot
+from service.domain.queue import PendingJob, plan_queue
+from service.domain.resources import ResourceRequest, Resources
 from service.foreign_use import LAG_S, ForeignUse
 from service.runtime.protocol import Node
 
@@ -50,3 +56,41 @@ def test_cluster_that_does_not_tell_its_free_capacity_has_no_foreign_use() -> No
     use = ForeignUse()
     use.record_survey([node(0, free=None)], [], 0.0)
     assert use.estimate([]) == []
+
+
+def shared(*, memory_free: float, fpgas_free: float) -> Node:
+    return replace(
+        node(0, free=4.0),
+        memory_bytes=16_000_000_000,
+        memory_bytes_free=memory_free,
+        custom={"fpga": 2.0},
+        custom_free={"fpga": fpgas_free},
+    )
+
+
+def test_memory_and_custom_resources_of_other_programs_are_foreign() -> None:
+    use, ours = ForeignUse(), replace(worker(0, "n0"), memory=4e9, custom=(("fpga", 1.0),))
+    use.record_survey([shared(memory_free=10e9, fpgas_free=0.0)], [ours], 0.0)
+    assert use.estimate([ours]) == [replace(worker(0, "n0"), memory=2e9, custom=(("fpga", 1.0),))]
+
+
+def test_memory_and_custom_resources_of_our_processes_are_not_foreign() -> None:
+    use = ForeignUse()
+    ours = replace(worker(0), memory=6e9, custom=(("fpga", 2.0),))
+    use.record_survey([shared(memory_free=10e9 - 1000, fpgas_free=0.0)], [ours], 0.0)
+    assert use.estimate([ours]) == []
+
+
+def test_a_job_waits_for_custom_resources_and_memory_that_other_programs_use() -> None:
+    cluster = ClusterState(nodes=[shared(memory_free=10e9, fpgas_free=1.0)])
+    cluster.update_foreign_use([], 0.0)
+    asked = ResourceRequest(min=1, max=1, cpus=1, gpus=0, memory=11e9, custom=(("fpga", 2.0),))
+    nodes, foreign = cluster.usable_nodes(), cluster.foreign_use.estimate([])
+    message = plan_queue([PendingJob(id="a", request=asked)], nodes, [], foreign=foreign)[
+        "a"
+    ].message
+    assert "other programs use 6 of the cluster's 16 GB and 1 of the cluster's 2 fpga" in message
+    documents = json.loads(json.dumps([asdict(node) for node in cluster.nodes]))
+    assert read_cluster_snapshot(documents) == (nodes, foreign)
+    fits = replace(asked, memory=10e9, custom=(("fpga", 1.0),))
+    assert plan_queue([PendingJob(id="a", request=fits)], nodes, [], foreign=foreign)["a"].workers

@@ -59,7 +59,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str, Any]) -> None:
-    answers |= {"job-a.2": ("running", "it trains", ("n1",)), "accordion-v2": None}
+    answers |= {"job-a.2": ("running", "it trains", ("n1",), ("n2",)), "accordion-v2": None}
     [state] = RayBackend(address=None).supervisors()
     assert (state.job_id, state.attempt, state.phase, state.message) == (
         "a",
@@ -67,7 +67,16 @@ def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str
         "running",
         "it trains",
     )
-    assert state.placed == ("n1",)
+    assert (state.placed, state.avoided) == (("n1",), ("n2",))
+
+
+@pytest.mark.parametrize("known", [(), (("n1",),)], ids=["no nodes", "where they are"])
+def test_supervisors_of_older_versions_tell_less(
+    answers: dict[str, Any], known: tuple[tuple[str, ...], ...]
+) -> None:
+    answers["job-a.2"] = ("running", "it trains", *known)
+    [state] = RayBackend(address=None).supervisors()
+    assert (state.placed, state.avoided) == (known[0] if known else None, ())
 
 
 @pytest.fixture
@@ -145,6 +154,20 @@ def test_a_node_has_the_name_that_ray_was_given_or_its_address(
     monkeypatch.setattr(ray_backend, "get_free_resources", dict)
     nodes = RayBackend(address=None).nodes()
     assert [(node.id, node.name) for node in nodes] == [("a", "gpu-7"), ("b", "10.0.0.1")]
+
+
+@pytest.mark.usefixtures("answers")
+def test_a_node_tells_what_is_free_of_all_of_its_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = {"CPU": 4.0, "memory": 8e9, "fpga": 2.0, "disk": 1.0, "node:10.0.0.1": 1.0}
+    plain = {"NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": total}
+    monkeypatch.setattr(ray, "nodes", lambda: [{**plain, "NodeID": id_} for id_ in ("a", "new")])
+    monkeypatch.setattr(ray_backend, "get_draining_nodes", frozenset)
+    # Ray leaves out exhausted resources, and nodes that have not reported yet.
+    monkeypatch.setattr(ray_backend, "get_free_resources", lambda: {"a": {"CPU": 1.0, "disk": 0.5}})
+    node, new = RayBackend(address=None).nodes()
+    assert (node.cpus_free, node.gpus_free, node.memory_bytes_free) == (1.0, 0.0, 0.0)
+    assert node.custom_free == {"fpga": 0.0, "disk": 0.5}
+    assert (new.cpus_free, new.memory_bytes_free, new.custom_free) == (None, None, {})
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from service.domain.wait_causes import explain_queue
 from service.runtime.protocol import SupervisorState
 from service.store.models import JobRow
 from tests.unit.service.test_queue import HELD, NODES, WAITING, jobs_of
+from workers.contract import AVOID_S
 
 WHY = "node gpu-7 is cordoned by ada; run 'accordion node restore gpu-7' to use it again"
 OPEN = Resources(cpus=4, gpus=0, node="open")
@@ -39,7 +40,11 @@ def test_a_job_that_needs_such_a_node_names_it_and_blocks_nobody() -> None:
     assert admissions["large"].message == f"needs 5 workers of 1 CPU each; {WHY}"
     assert admissions["small"].reason is Reason.ADMITTED
     causes = explain_queue(waiting, [OPEN, CORDONED], [], max_priority=100)
-    assert causes["large"].waits_for == causes["large"].remedies == ()
+    assert causes["large"].waits_for == ()
+    assert causes["large"].remedies == (
+        "a minimum of 4 workers: it then fits the cluster",
+        "node cordoned taking workers again",
+    )
 
 
 def test_a_job_that_no_node_could_hold_is_told_so() -> None:
@@ -165,3 +170,44 @@ def test_a_snapshot_says_which_nodes_take_no_workers() -> None:
     nodes = [old, cordoned, head, dead, leaving]
     assert list_unschedulable(nodes) == ("b",)
     assert find_available_nodes(nodes) == {"10.0.0.1": False, "gpu-7": False}
+
+
+BLIND = Resources(cpus=4, gpus=0, node="blind", name="gpu-8")
+AVOIDING = replace(asked(1), avoid=frozenset({"blind"}))
+
+
+def test_a_job_that_could_not_start_on_the_only_node_waits_and_blocks_nobody() -> None:
+    waiting = [PendingJob(id="a", request=AVOIDING), PendingJob(id="b", request=asked(1))]
+    admissions = plan_queue(waiting, [BLIND], [])
+    assert admissions["a"].reason is Reason.WAITING_FOR_NODE
+    assert "its workers could not start on node gpu-8" in admissions["a"].message
+    assert admissions["b"].reason is Reason.ADMITTED
+
+
+def test_a_job_waits_for_room_elsewhere_than_where_its_workers_could_not_start() -> None:
+    held = holds(asked(4), *["open"] * 4)
+    admission = plan_queue([PendingJob(id="a", request=AVOIDING)], [OPEN, BLIND], [held])["a"]
+    assert admission.reason is Reason.WAITING_FOR_ROOM
+    assert "its workers could not start on node gpu-8" in admission.message
+
+
+def test_a_job_without_a_group_is_stranded_where_its_workers_cannot_start() -> None:
+    broken = replace(holds(AVOIDING), allocated_workers=1, recovering=True)
+    others = replace(holds(asked(4), *["open"] * 4), id="others")
+    assert find_stranded([others, broken], [OPEN, BLIND]) == {"old"}
+    assert find_stranded([broken], [OPEN, BLIND]) == set()
+
+
+def test_a_job_does_not_grow_onto_a_node_on_which_its_workers_could_not_start() -> None:
+    job = replace(holds(replace(AVOIDING, max=8), "open"))
+    assert plan_allocations([job], [], [OPEN, BLIND])["old"].workers == 4
+
+
+def test_nodes_that_an_attempt_avoided_are_known_after_it_for_a_while() -> None:
+    cluster = ClusterState()
+    found = SupervisorState(job_id="a", attempt=1, phase="running", placed=(), avoided=("blind",))
+    cluster.update_supervisors([found], 0.0)
+    cluster.update_supervisors([], AVOID_S - 1)
+    assert cluster.list_avoided() == {"a": {"blind"}}
+    cluster.update_supervisors([], AVOID_S)
+    assert cluster.list_avoided() == {}

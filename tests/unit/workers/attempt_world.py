@@ -25,6 +25,7 @@ class FakeHost:
     generation: int = 0
     saved: int = 0
     placed: tuple[str, ...] = ()
+    avoided: frozenset[str] = frozenset()
     makes_progress: bool = True
 
     def claim_generation(self) -> int:
@@ -42,8 +43,8 @@ class FakeHost:
         del generation
         return self.makes_progress
 
-    def publish_placement(self, nodes: tuple[str, ...]) -> None:
-        self.placed = nodes
+    def publish_placement(self, nodes: tuple[str, ...], avoided: frozenset[str]) -> None:
+        self.placed, self.avoided = nodes, avoided
 
     def saved_step(self) -> int:
         return self.saved

@@ -4,6 +4,7 @@ test says.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_data_that_cannot_be_fetched_are_a_failed_start(tmp_path: Path) -> None:
     here.poll()
     [failed] = here.pool.take_failed_starts()
     assert (type(failed.error), failed.node, here.numbers) == (DataFetchError, HERE, [])
+
+
+@pytest.mark.parametrize("step", ["install_packages", "prepare"])
+def test_a_directory_that_a_starting_process_cannot_read_is_told_as_such(
+    tmp_path: Path, step: str
+) -> None:
+    here = pool_of(tmp_path, pip=("acc-alpha",))
+    away = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+    here.starting(**{step: raised(away)})
+    here.poll()
+    [failed] = here.pool.take_failed_starts()
+    assert (failed.error, failed.node) == (away, HERE)
 
 
 def test_a_process_that_finds_no_room_is_waited_for(here: World) -> None:

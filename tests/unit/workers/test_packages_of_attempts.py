@@ -112,7 +112,7 @@ def test_a_supervisor_that_resolves_answers_and_can_be_cancelled(
     pools: list[FakePool] = []
     supervisor = begin(cluster, tmp_path, pools)
     assert resolving.wait(60)
-    assert supervisor.state() == ("resolving", "resolving packaging", None)
+    assert supervisor.state() == ("resolving", "resolving packaging", None, ())
     cluster.call("order", JOB, DesiredState(version=1, stop="cancel"))
     until(lambda: supervisor.state()[0] == "ended")
     found = read_end(tmp_path)

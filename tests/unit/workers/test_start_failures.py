@@ -5,12 +5,22 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+
+import pytest
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakePool
-from workers.contract import DesiredState, EndRecord, Size
-from workers.controller.start_failures import AVOID_S
-from workers.errors import DataFetchError, ProcessCrashed, StorageError, TaskRaised
+from workers.contract import AVOID_S, DesiredState, EndRecord, Size
+from workers.errors import (
+    DataFetchError,
+    DataNotOnNode,
+    PackagesError,
+    ProcessCrashed,
+    StorageError,
+    StorageNotShared,
+    TaskRaised,
+)
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 
@@ -117,7 +127,7 @@ def test_a_node_is_avoided_for_a_time_only(world: Callable[..., World]) -> None:
     assert here.pool.avoided[2:] == [{"b"}, frozenset()]
 
 
-NOT_SHARED = StorageError(
+NOT_SHARED = StorageNotShared(
     "node 10.0.0.3 does not see the storage of this job, /data; mount the same directory"
 )
 
@@ -175,3 +185,157 @@ def test_process_that_crashes_on_one_node_does_not_end_a_job_that_loads_elsewher
     assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert here.pool.avoided[-1] == {"b"}
     assert [(record.cause, record.step) for record in here.host.records] == [("job", None)] * 2
+
+
+COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
+NO_PATH = DataNotOnNode("data 'train': /mnt/train cannot be used on this node; mount it here")
+
+
+def failing_on(*nodes: str, error: BaseException) -> Callable[[FakePool], None]:
+    """Each process on one of these nodes ends before it is ready."""
+
+    def fail(pool: FakePool) -> None:
+        for number, process in list(pool.members.items()):
+            if process.node in nodes:
+                pool.cannot_start(number, error)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error", [NOT_SHARED, NO_PATH, UNREACHABLE], ids=lambda one: type(one).__name__
+)
+def test_the_only_worker_of_a_new_job_is_tried_on_another_node(
+    world: Callable[..., World], error: BaseException
+) -> None:
+    here = world("completed", most=1, nodes={1: "b"})
+    here.pool.on_poll = failing_on("a", error=error)
+    assert here.attempt.run() == COMPLETED
+    assert here.pool.avoided == [frozenset(), {"a"}]
+    [record] = here.host.records
+    assert (record.is_storage, record.final, record.nodes) == (True, False, ())
+    assert record.message.startswith("a worker process on node host-a cannot take part: ")
+    assert str(error) in record.message
+
+
+def test_all_workers_of_a_new_job_are_tried_on_another_node(world: Callable[..., World]) -> None:
+    here = world("completed", least=2, nodes={2: "b", 3: "b"})
+    here.pool.on_poll = failing_on("a", error=NOT_SHARED)
+    assert here.attempt.run() == COMPLETED
+    assert here.pool.avoided == [frozenset(), frozenset(), {"a"}, {"a"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "task"), [(NOT_SHARED, "see the storage"), (NO_PATH, "get the data")]
+)
+def test_a_new_job_ends_when_every_node_lacks_what_it_needs(
+    world: Callable[..., World], error: BaseException, task: str
+) -> None:
+    here = world(most=1, nodes={1: "b", 2: "c"})
+    here.pool.on_poll = failing_on("a", "b", "c", error=error)
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, here.pool.hired) == ("START_FAILED", 3)
+    assert end.message.startswith(f"no worker process could {task} on any of 3 nodes; on node host")
+    assert end.message.endswith(str(error)), "the way out"
+    assert [record.final for record in here.host.records] == [False, False, True]
+
+
+def test_many_nodes_without_the_storage_are_tried_quickly_and_end_no_job(
+    world: Callable[..., World],
+) -> None:
+    lacking = {number: f"n{number}" for number in range(40)}
+    here = world("completed", most=1, nodes={**lacking, 40: "good"})
+    here.pool.on_poll = failing_on(*lacking.values(), error=NOT_SHARED)
+    assert here.attempt.run() == COMPLETED
+    assert here.pool.hired_when[-1] < AVOID_S / 4, "none is used again before all were tried"
+    assert max(map(len, here.host.said)) < 1000, "few of them are explained"
+
+
+def test_a_storage_that_no_node_reaches_is_waited_for_on_all_of_them(
+    world: Callable[..., World],
+) -> None:
+    here = world("completed", most=1, nodes={1: "b", 3: "b", 4: "good"})
+    here.pool.on_poll = failing_on("a", "b", error=UNREACHABLE)
+    here.pool.has_other_node = lambda nodes: not {"a", "b"} <= set(nodes)  # type: ignore[method-assign]
+    assert here.attempt.run() == COMPLETED
+    assert here.pool.avoided == [frozenset(), {"a"}, frozenset(), {"a"}, frozenset()]
+    pauses = [later - earlier for earlier, later in pairwise(here.pool.hired_when)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 2 * pauses[0], "it is looked for less and less often"
+
+
+def test_an_error_where_the_storage_is_seen_tells_more_than_a_node_without_it(
+    world: Callable[..., World],
+) -> None:
+    here = world(least=2, nodes={1: "b", 2: "c"})
+
+    def fail(pool: FakePool) -> None:
+        pool.cannot_start(0, NOT_SHARED)
+        pool.cannot_start(1, NO_DATA)
+
+    here.pool.on_poll = fail
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, here.pool.hired) == ("TASK_RAISED", 2)
+    assert "on node host-b: the task raised" in end.message
+
+
+@pytest.mark.parametrize(
+    "error", [PackagesError("pip cannot install them"), DataFetchError("nothing at s3://b/train")]
+)
+def test_what_another_node_can_hardly_cure_is_tried_on_two_nodes(
+    world: Callable[..., World], error: BaseException
+) -> None:
+    here = world(most=1, nodes={1: "b", 2: "c"})
+    here.pool.on_poll = failing_on("a", "b", "c", error=error)
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, here.pool.hired) == ("START_FAILED", 2)
+
+
+def test_a_process_without_a_node_is_requested_again_when_a_node_is_avoided(
+    world: Callable[..., World],
+) -> None:
+    here = world("completed", most=2, nodes={2: "b", 3: "b"}, slow={0, 1})
+
+    def fail(pool: FakePool) -> None:
+        if 0 in pool.members:
+            pool.members[1] = replace(pool.members[1], node=None)
+            pool.cannot_start(0, NOT_SHARED)
+
+    here.pool.on_poll = fail
+    assert here.attempt.run() == COMPLETED
+    assert here.pool.dismissed[0] == 1
+    assert here.pool.avoided == [frozenset(), frozenset(), {"a"}, {"a"}]
+
+
+REFUSED = StorageError("checkpoints of this job cannot be kept: PermissionError: /mnt/checkpoints")
+
+
+def test_a_new_job_whose_checkpoints_one_node_cannot_keep_is_tried_on_another_one(world) -> None:
+    here = world({0: REFUSED}, "completed", most=1, nodes={1: "b"})
+    here.host.makes_progress = False
+    assert here.attempt.run() == COMPLETED
+    assert here.pool.avoided == [frozenset(), {"a"}]
+    [record] = here.host.records
+    assert (record.cause, record.final) == ("infrastructure", False)
+    assert "on node host-a cannot take part: checkpoints" in record.message
+
+
+@pytest.mark.parametrize("nodes", [{}, {1: "b", 2: "c"}], ids=["one node", "three nodes"])
+def test_a_storage_of_checkpoints_that_refuses_the_job_ends_it(
+    world: Callable[..., World], nodes: dict[int, str]
+) -> None:
+    here = world({0: REFUSED}, most=1, nodes=nodes)
+    here.host.makes_progress = False
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, here.pool.hired) == ("START_FAILED", min(2, len(nodes) + 1))
+
+
+def test_the_scheduler_is_told_which_nodes_the_attempt_avoids(world: Callable[..., World]) -> None:
+    here = world("completed", most=1, nodes={1: "b"})
+    here.pool.on_poll = failing_on("a", error=NOT_SHARED)
+    here.attempt.run()
+    assert here.host.avoided == {"a"}

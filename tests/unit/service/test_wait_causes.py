@@ -1,0 +1,149 @@
+"""What the queue says a job waits for, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from service.domain.queue import AllocatedJob, PendingJob, plan_queue
+from service.domain.resources import ResourceRequest, Resources
+from service.domain.wait_causes import WaitCause, explain_queue
+
+GPU_NODE = Resources(cpus=8, gpus=1, node="g", memory=16e9)
+CPU_NODE = Resources(cpus=8, gpus=0, node="c", memory=8e9)
+NODES = [GPU_NODE, CPU_NODE]
+
+
+def asked(workers: int = 1, *, cpus: float = 1.0, gpus: float = 0.0) -> ResourceRequest:
+    return ResourceRequest(min=workers, max=workers, cpus=cpus, gpus=gpus)
+
+
+def holds(name: str, request: ResourceRequest, *placed: str) -> AllocatedJob:
+    return AllocatedJob(id=name, request=request, allocated_workers=len(placed), placed=placed)
+
+
+def explain(
+    request: ResourceRequest,
+    allocated: Sequence[AllocatedJob] = (),
+    *,
+    nodes: Sequence[Resources] = NODES,
+    foreign: Sequence[Resources] = (),
+) -> WaitCause:
+    """Explain the only job of a queue."""
+    job = PendingJob(id="new", request=request)
+    causes = explain_queue([job], nodes, allocated, foreign=foreign, max_priority=0)
+    return causes["new"]
+
+
+def test_the_head_of_the_queue_waits_only_for_jobs_that_hold_what_it_lacks() -> None:
+    jobs = [
+        holds("gpu", asked(gpus=1), "g"),
+        holds("cpus", asked(2, cpus=3), "g", "c"),
+        holds("elsewhere", asked(cpus=4), "c"),
+    ]
+    assert explain(asked(gpus=1), jobs).waits_for == ("gpu",)
+
+
+def test_jobs_whose_room_helps_only_together_are_all_named() -> None:
+    jobs = [holds("a", asked(cpus=4), "c"), holds("b", asked(cpus=3), "c")]
+    assert explain(asked(cpus=8), jobs, nodes=[CPU_NODE]).waits_for == ("a", "b")
+
+
+def test_a_job_whose_room_is_too_small_to_matter_is_not_named() -> None:
+    jobs = [holds("tiny", asked(cpus=0.5), "c"), holds("large", asked(cpus=6), "c")]
+    foreign = [Resources(cpus=1.5, gpus=0, node="c")]
+    found = explain(asked(cpus=4), jobs, nodes=[CPU_NODE], foreign=foreign)
+    assert found.waits_for == ("large",)
+
+
+def test_a_job_whose_workers_have_no_known_node_may_hold_what_is_lacking() -> None:
+    unknown = replace(holds("a", asked(cpus=8), "c"), placed=None)
+    gpu = replace(holds("b", asked(gpus=1), "g"), placed=None)
+    assert explain(asked(cpus=8), [unknown, gpu], nodes=[CPU_NODE]).waits_for == ("a",)
+
+
+def test_a_job_that_waits_for_other_programs_alone_waits_for_no_job() -> None:
+    foreign = [Resources(cpus=8, gpus=0, node="c")]
+    jobs, small = [holds("a", asked(cpus=1), "g")], replace(GPU_NODE, cpus=2)
+    assert explain(asked(cpus=8), jobs, nodes=[CPU_NODE, small], foreign=foreign).waits_for == ()
+
+
+def test_a_job_that_starts_with_the_next_turn_waits_for_none() -> None:
+    assert explain(asked(), [holds("a", asked(), "c")]) == WaitCause()
+
+
+@pytest.mark.parametrize(
+    ("request_", "remedies"),
+    [
+        (
+            asked(20),
+            (
+                "a minimum of 16 workers: it then fits the cluster",
+                "a clone whose workers take less",
+                "more nodes",
+            ),
+        ),
+        (asked(cpus=9), ("a clone whose workers take less", "more nodes")),
+        (
+            replace(asked(), memory=17e9),
+            ("a clone with workers.memory of 16.0 GB or less", "larger nodes"),
+        ),
+        (
+            replace(asked(), labels=frozenset({("zone", "b")})),
+            ("a clone with other workers.node_labels", "nodes with zone=b"),
+        ),
+        (
+            replace(asked(), custom=(("fpga", 1.0),)),
+            ("a clone with other workers.resources", "nodes with fpga"),
+        ),
+    ],
+    ids=["too many", "too large", "memory", "labels", "custom resources"],
+)
+def test_a_job_that_never_fits_is_told_what_would_help(
+    request_: ResourceRequest, remedies: tuple[str, ...]
+) -> None:
+    assert explain(request_).remedies == remedies
+
+
+def test_the_minimum_that_is_suggested_fits() -> None:
+    smaller = PendingJob(id="new", request=asked(16))
+    assert plan_queue([smaller], NODES, [])["new"].workers == 16
+
+
+def closed(*names: str) -> list[Resources]:
+    return [
+        Resources(cpus=4, gpus=0, node=f"id-{name}", name=name, unschedulable=f"{name} is cordoned")
+        for name in names
+    ]
+
+
+def test_each_node_that_would_be_enough_is_a_remedy() -> None:
+    found = explain(asked(4), nodes=closed("a", "b", "c"))
+    assert found.remedies == (
+        "node a taking workers again",
+        "node b taking workers again; 1 more would do",
+    )
+
+
+def test_nodes_that_are_enough_together_are_one_remedy() -> None:
+    open_node = Resources(cpus=2, gpus=0, node="open")
+    found = explain(asked(12), nodes=[open_node, *closed("a", "b", "c")])
+    assert found.remedies == (
+        "a minimum of 2 workers: it then fits the cluster",
+        "nodes a, b and 1 more taking workers again",
+    )
+
+
+def test_a_node_on_which_its_workers_could_not_start_is_a_remedy() -> None:
+    node = Resources(cpus=4, gpus=0, node="id-a", name="a")
+    request = replace(asked(), avoid=frozenset({"id-a"}))
+    assert explain(request, nodes=[node]).remedies == ("node a taking workers again",)
+
+
+def test_a_cordoned_node_with_room_is_a_remedy_of_the_head() -> None:
+    busy = holds("a", asked(8), *["c"] * 8)
+    found = explain(asked(2), [busy], nodes=[CPU_NODE, *closed("x")])
+    assert found.waits_for == ("a",)
+    assert found.remedies == ("node x taking workers again",)
