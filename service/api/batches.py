@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from service.api.app_state import AppState
 from service.api.batch_schemas import MAX_JOBS, BatchItem, BatchRequest, BatchView, JobAction
-from service.api.callers import CallerDep, require_scope
+from service.api.callers import CallerDep, check_scope, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
@@ -61,8 +61,10 @@ _CHANGEABLE: Mapping[JobAction, _Changeable] = {
 def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> BatchView:
     """Cancel, pause, resume, resize, retry, change, archive, unarchive or delete all jobs with some
     labels, each as its own route would. A job that cannot be changed does not stop the others.
-    Repeating the request has no effect.
+    Repeating the request has no effect. Needs the scope `read` as well; jobs of other users are
+    included with both `read:all` and `write:all`.
     """
+    check_scope(caller, Scope.READ)
     if body.change is not None and body.change.priority is not None:
         check_priority(state, caller, body.change.priority, pointer="/change/priority")
     rows = _list_jobs(state.repository, _build_filter(body, caller), body)
@@ -75,6 +77,7 @@ def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> Batch
 
 def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
     changeable = _CHANGEABLE[body.action]
+    has_all = {Scope.READ_ALL, Scope.WRITE_ALL} <= caller.scopes
     return JobFilter(
         statuses=[status.value for status in changeable.statuses],
         desired=[desired.value for desired in changeable.desired],
@@ -82,7 +85,7 @@ def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
         labels=list(body.labels.items()),
         owner=body.owner,
         kind=Kind.JOB.value,
-        visible_to=None if Scope.WRITE_ALL in caller.scopes else caller.user,
+        visible_to=None if has_all else caller.user,
         limit=MAX_JOBS + 1,
     )
 

@@ -76,6 +76,25 @@ def test_a_batch_leaves_out_the_jobs_that_the_caller_may_not_change(team: Team) 
     assert states(admin) == [(hers, "PAUSED", None)]
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_batch_names_only_jobs_that_the_caller_may_see(team: Team, dry_run: bool) -> None:
+    ada = team.user("ada")
+    team.call(ada, "POST", JOBS, json={**DIGITS, "labels": {"sweep": "lr"}})
+    oscar = team.user("oscar", Role.OPERATOR, scopes=["read", "submit", "write:all"])
+    body = {"action": "cancel", "labels": {"sweep": "lr"}, "dry_run": dry_run}
+    assert team.call(oscar, "POST", ACTIONS, json=body).json()["items"] == []
+    found = team.call(ADMIN, "POST", ACTIONS, json={**body, "dry_run": True}).json()
+    assert [item["status"] for item in found["items"]] == [Status.QUEUED]
+
+
+def test_a_batch_needs_the_scope_read(team: Team) -> None:
+    token = team.user("ada", scopes=["submit"])
+    body = {"action": "cancel", "labels": {"sweep": "lr"}}
+    refused = team.call(token, "POST", ACTIONS, json=body)
+    assert refused.status_code == 403
+    assert "needs the scope 'read'" in refused.json()["detail"]
+
+
 def test_all_jobs_with_a_label_are_changed_resized_retried_and_deleted(
     client: TestClient, world: World
 ) -> None:
