@@ -14,6 +14,7 @@ from workers.spec_types import MAX_PRIORITY, Label
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""
+_JOB_ID = r"^[0-9a-f-]{36}$"
 
 
 class JobAction(StrEnum):
@@ -58,6 +59,10 @@ class BatchRequest(Request):
     """Labels by key; the action is for jobs that have all of them."""
     owner: str | None = Field(default=None, max_length=63, pattern=USER_NAME)
     """Only jobs of this user. Default: null, all that you may change."""
+    ids: list[Annotated[str, Field(pattern=_JOB_ID)]] = Field(default=[], max_length=MAX_JOBS)
+    """Only these jobs of those with the labels, at most 200; empty for all. Use it to change
+    exactly the jobs that a dry run has listed.
+    """
     change: JobsChange | None = None
     """For `change`: what to change. Null for other actions."""
     resize: ResizeRequest | None = None

@@ -17,10 +17,10 @@ from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED, UNFINISHED
 from service.domain.jobs import Desired, Kind, Status
-from service.errors import ApiError
+from service.errors import ApiError, Conflict
 from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
-from service.store.job_lifecycle import JobLifecycle, ListingChange, accept_any
+from service.store.job_lifecycle import CheckJob, JobLifecycle, ListingChange
 from service.store.job_list import JobFilter
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -85,6 +85,7 @@ def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
         labels=list(body.labels.items()),
         owner=body.owner,
         kind=Kind.JOB.value,
+        ids=body.ids,
         visible_to=None if has_all else caller.user,
         limit=MAX_JOBS + 1,
     )
@@ -115,38 +116,56 @@ def _is_done(row: JobRow, body: BatchRequest) -> bool:
 
 def _change_job(state: AppState, caller: Caller, row: JobRow, *, body: BatchRequest) -> BatchItem:
     try:
-        return _describe_job(_act(state, caller, row.id, body=body))
+        return _describe_job(_apply_action(state, caller, row.id, body=body))
     except ApiError as error:
         return _describe_job(row, str(error))
 
 
-def _act(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) -> JobRow:
-    """Do one job what the request says.
+def _apply_action(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) -> JobRow:
+    """Apply the action of the request to one job.
 
     Raises:
-        ApiError: the job does not allow it.
+        ApiError: the job does not allow it, or the request is no longer for it.
     """
     given = (state.database, state.clock, caller)
     lifecycle, archive = JobLifecycle(*given), JobArchive(*given)
-    grace_s = state.settings.cancel_grace_s
-    calls: dict[JobAction, Callable[[], JobRow]] = {
-        JobAction.CANCEL: partial(lifecycle.cancel, job_id, accept_any, grace_s=grace_s),
-        JobAction.PAUSE: partial(lifecycle.pause, job_id, accept_any, grace_s=grace_s),
-        JobAction.RESUME: partial(lifecycle.resume, job_id, accept_any),
-        JobAction.ARCHIVE: partial(archive.archive, job_id, accept_any),
-        JobAction.UNARCHIVE: partial(archive.unarchive, job_id, accept_any),
-        JobAction.RETRY: partial(lifecycle.retry, job_id, accept_any),
-        JobAction.DELETE: partial(JobDeletion(*given).delete_job, job_id, accept_any),
+    grace_s, check = state.settings.cancel_grace_s, partial(_check_job, body)
+    calls: dict[JobAction, Callable[[str, CheckJob], JobRow]] = {
+        JobAction.CANCEL: partial(lifecycle.cancel, grace_s=grace_s),
+        JobAction.PAUSE: partial(lifecycle.pause, grace_s=grace_s),
+        JobAction.RESUME: lifecycle.resume,
+        JobAction.ARCHIVE: archive.archive,
+        JobAction.UNARCHIVE: archive.unarchive,
+        JobAction.RETRY: lifecycle.retry,
+        JobAction.DELETE: JobDeletion(*given).delete_job,
     }
     if body.resize is not None:
         least, most = body.resize.min, body.resize.max
-        calls[JobAction.RESIZE] = partial(lifecycle.resize, job_id, least, most, check=accept_any)
+        return lifecycle.resize(job_id, least, most, check=check)
     if body.change is not None:
         change = ListingChange(labels=body.change.labels, priority=body.change.priority)
-        calls[JobAction.CHANGE] = partial(
-            lifecycle.change_listing, job_id, change, check=accept_any
+        return lifecycle.change_listing(job_id, change, check=check)
+    return calls[body.action](job_id, check)
+
+
+def _check_job(body: BatchRequest, job: JobRow) -> None:
+    """Check on the locked row that the request is still for the job.
+
+    Raises:
+        Conflict: it was changed after the jobs were listed.
+    """
+    labels = stored_labels(job)
+    lost = [f"{key}:{value}" for key, value in body.labels.items() if labels.get(key) != value]
+    if lost:
+        named = f"label{'s' if len(lost) > 1 else ''} {' and '.join(lost)}"
+        raise Conflict(f"job {job.id} no longer has the {named}, and is left as it is")
+    if body.owner not in {None, job.owner}:
+        raise Conflict(f"job {job.id} no longer belongs to {body.owner}, and is left as it is")
+    is_for_archived = _CHANGEABLE[body.action].archived is not False
+    if job.archived and not is_for_archived and body.action != JobAction.ARCHIVE:
+        raise Conflict(
+            f"job {job.id} was archived meanwhile, and is left as it is; unarchive it, and try again"
         )
-    return calls[body.action]()
 
 
 def _describe_job(row: JobRow, error: str | None = None) -> BatchItem:

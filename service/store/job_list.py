@@ -54,6 +54,8 @@ class JobFilter:
     name: str | None = None
     id_prefix: str | None = None
     """Prefix of the job id."""
+    ids: Sequence[str] = ()
+    """Whole ids, of which a job must have one."""
     labels: Sequence[Label] = ()
     """Labels as key and value; a job must have all of them."""
     owner: str | None = None
@@ -204,6 +206,7 @@ def _index_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[
     """Return the conditions whose columns are in the index of labels, too."""
     return _time_conditions(wanted, listed) + _conditions(
         (wanted.id_prefix, lambda prefix: _has_id_prefix(listed, prefix)),
+        (wanted.ids or None, listed.id.in_),
         (wanted.kind, lambda kind: listed.kind == kind),
         (wanted.owner, lambda owner: listed.owner == owner),
         (

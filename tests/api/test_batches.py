@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from fastapi.testclient import TestClient
 
 from service.domain.access import Role
 from service.domain.jobs import Status
+from service.store.job_list import JobFilter
+from service.store.models import JobRow
+from service.store.repository import Repository
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 
@@ -93,6 +97,76 @@ def test_a_batch_needs_the_scope_read(team: Team) -> None:
     refused = team.call(token, "POST", ACTIONS, json=body)
     assert refused.status_code == 403
     assert "needs the scope 'read'" in refused.json()["detail"]
+
+
+def change_after_list(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Make a change after the next list of jobs is read, before anything is done with them."""
+    read = Repository.jobs
+
+    def read_and_change(repository: Repository, wanted: JobFilter) -> list[JobRow]:
+        rows = read(repository, wanted)
+        monkeypatch.setattr(Repository, "jobs", read)
+        change()
+        return rows
+
+    monkeypatch.setattr(Repository, "jobs", read_and_change)
+
+
+def set_column(world: World, job_id: str, **columns: Any) -> None:
+    with world.database.write() as session:
+        job = session.get_one(JobRow, job_id)
+        for name, value in columns.items():
+            setattr(job, name, value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"labels": {"sweep": "kept"}}, "no longer has the label sweep:lr"),
+        ({"owner": "bob"}, "no longer belongs to admin"),
+        ({"archived": True}, "was archived meanwhile"),
+    ],
+)
+def test_a_job_that_changes_after_it_was_listed_is_left_as_it_is(
+    client: TestClient,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    error: str,
+) -> None:
+    job_id = client.post(JOBS, json={**DIGITS, "labels": {"sweep": "lr"}}).json()["id"]
+    world.cancel(job_id)
+    change_after_list(monkeypatch, lambda: set_column(world, job_id, **changed))
+    (item,) = act(client, "change", owner="admin", change={"priority": 1})["items"]
+    assert error in item["error"]
+    assert world.job(job_id).priority == 50
+
+
+def test_a_job_that_lost_its_label_after_it_was_listed_is_not_deleted(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = world.submit(**SWEEP)
+    world.cancel(job_id)
+    change_after_list(monkeypatch, lambda: set_column(world, job_id, labels={"keep": "yes"}))
+    assert [error is None for *_, error in states(act(client, "delete"))] == [False]
+    assert world.job(job_id).labels == {"keep": "yes"}
+
+
+def test_a_batch_archives_a_job_that_was_archived_after_it_was_listed(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = world.submit(**SWEEP)
+    world.cancel(job_id)
+    change_after_list(monkeypatch, lambda: set_column(world, job_id, archived=True))
+    assert states(act(client, "archive")) == [(job_id, Status.CANCELLED, None)]
+
+
+def test_a_batch_with_ids_is_for_these_jobs_alone(client: TestClient, world: World) -> None:
+    listed, unlabelled = world.submit(**SWEEP), world.submit()
+    later = world.submit(**SWEEP)
+    found = act(client, "cancel", ids=[listed, unlabelled])
+    assert [job_id for job_id, *_ in states(found)] == [listed]
+    assert world.job(later).status == Status.QUEUED
 
 
 def test_all_jobs_with_a_label_are_changed_resized_retried_and_deleted(
