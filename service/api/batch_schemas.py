@@ -67,6 +67,8 @@ class BatchRequest(Request):
     """For `change`: what to change. Null for other actions."""
     resize: ResizeRequest | None = None
     """For `resize`: how many workers each job may have. Null for other actions."""
+    cursor: str | None = Field(default=None, max_length=200)
+    """`next_cursor` of the previous answer, to go on after its jobs; null to begin."""
     dry_run: bool = False
     """True lists the jobs and changes nothing. Default: false."""
 
@@ -109,7 +111,10 @@ class BatchView(Answer):
 
     items: list[BatchItem]
     """Jobs that the action is for, newest first, at most 200; without those for which it was
-    requested before. Those that could not be changed are listed again.
+    requested before. Those that could not be changed are listed again by a request without a
+    cursor.
     """
     more: bool
-    """True if there are further ones; repeat the request for them."""
+    """True if there are further ones; repeat the request with `next_cursor` for them."""
+    next_cursor: str | None
+    """Cursor of the further ones; null if there are none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter
@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from service.api.app_state import AppState
 from service.api.batch_schemas import MAX_JOBS, BatchItem, BatchRequest, BatchView, JobAction
 from service.api.callers import CallerDep, check_scope, require_scope
+from service.api.cursors import format_cursor, parse_cursor
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
@@ -21,9 +22,8 @@ from service.errors import ApiError, Conflict
 from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import CheckJob, JobLifecycle, ListingChange
-from service.store.job_list import JobFilter
+from service.store.job_list import JobFilter, ListingState
 from service.store.models import JobRow
-from service.store.repository import Repository
 from service.store.stored_documents import stored_labels
 
 router = APIRouter(tags=["jobs"])
@@ -67,12 +67,14 @@ def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> Batch
     check_scope(caller, Scope.READ)
     if body.change is not None and body.change.priority is not None:
         check_priority(state, caller, body.change.priority, pointer="/change/priority")
-    rows = _list_jobs(state.repository, _build_filter(body, caller), body)
+    rows = state.repository.jobs(_build_filter(body, caller))
     items = [
         _describe_job(row) if body.dry_run else _change_job(state, caller, row, body=body)
         for row in rows[:MAX_JOBS]
     ]
-    return BatchView(items=items, more=len(rows) > MAX_JOBS)
+    has_more = len(items) < len(rows)
+    next_cursor = format_cursor(rows[len(items) - 1]) if has_more else None
+    return BatchView(items=items, more=has_more, next_cursor=next_cursor)
 
 
 def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
@@ -86,32 +88,21 @@ def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
         owner=body.owner,
         kind=Kind.JOB.value,
         ids=body.ids,
+        unlike=_build_state(body),
+        before=parse_cursor(body.cursor, "/cursor"),
         visible_to=None if has_all else caller.user,
         limit=MAX_JOBS + 1,
     )
 
 
-def _list_jobs(repository: Repository, wanted: JobFilter, body: BatchRequest) -> list[JobRow]:
-    """Return the newest jobs that the action would change, one more than it changes at most."""
-    found: list[JobRow] = []
-    while len(found) <= MAX_JOBS:
-        page = repository.jobs(wanted)
-        found += [row for row in page if not _is_done(row, body)]
-        if len(page) < wanted.limit:
-            break
-        wanted = replace(wanted, before=(page[-1].created_at, page[-1].id))
-    return found
-
-
-def _is_done(row: JobRow, body: BatchRequest) -> bool:
-    """Return whether the job is as the action would make it."""
+def _build_state(body: BatchRequest) -> ListingState | None:
+    """Return what the request would make of each job; None if its status says whether it is so."""
     if body.resize is not None:
-        return (row.min_workers, row.max_workers) == (body.resize.min, body.resize.max)
+        return ListingState(limits=(body.resize.min, body.resize.max))
     if body.change is not None:
-        labels, priority = stored_labels(row), body.change.priority
-        has_labels = all(labels.get(key) == value for key, value in body.change.labels.items())
-        return has_labels and priority in {None, row.priority}
-    return False
+        labels = list(body.change.labels.items())
+        return ListingState(labels=labels, priority=body.change.priority)
+    return None
 
 
 def _change_job(state: AppState, caller: Caller, row: JobRow, *, body: BatchRequest) -> BatchItem:
@@ -164,7 +155,8 @@ def _check_job(body: BatchRequest, job: JobRow) -> None:
     is_for_archived = _CHANGEABLE[body.action].archived is not False
     if job.archived and not is_for_archived and body.action != JobAction.ARCHIVE:
         raise Conflict(
-            f"job {job.id} was archived meanwhile, and is left as it is; unarchive it, and try again"
+            f"job {job.id} was archived meanwhile, and is left as it is; unarchive it, and try"
+            " again"
         )
 
 

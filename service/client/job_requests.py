@@ -286,10 +286,13 @@ class JobRequests(RequestSender):
         owner: str | None = None,
         change: Mapping[str, Any] | None = None,
         resize: tuple[int, int] | None = None,
+        ids: Sequence[str] = (),
         dry_run: bool = False,
+        cursor: str | None = None,
     ) -> BatchView:
         """Cancel, pause, resume or resize all unfinished jobs with these labels; archive, unarchive
-        or delete the ended ones; retry those that failed or were cancelled; or change all.
+        or delete the ended ones; retry those that failed or were cancelled; or change all. One call
+        is for at most 200 jobs, the newest first.
 
         Args:
             action: `cancel`, `pause`, `resume`, `resize`, `archive`, `unarchive`, `delete`, `retry`
@@ -299,10 +302,12 @@ class JobRequests(RequestSender):
             change: for `change`: the new `priority`, and `labels` by key, of which None removes
                 one.
             resize: for `resize`: fewest and most workers.
+            ids: only these jobs of those with the labels, at most 200; empty for all.
             dry_run: list the jobs, and change nothing.
+            cursor: `next_cursor` of the previous answer, to go on after its jobs.
         """
         body: dict[str, Any] = {"action": action, "labels": dict(labels), "owner": owner}
-        body["dry_run"] = dry_run
+        body |= {"ids": list(ids), "dry_run": dry_run, "cursor": cursor}
         if change is not None:
             body["change"] = dict(change)
         if resize is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    ScalarSelect,
     Select,
     false,
     func,
@@ -42,6 +43,17 @@ _LOWEST_ID, _HIGHEST_ID = (
 )
 Label = tuple[str, str]
 """Key and value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingState:
+    """Labels, priority and size of a job; None and empty match all."""
+
+    labels: Sequence[tuple[str, str | None]] = ()
+    """Labels as key and value; None for a key that the job does not have."""
+    priority: int | None = None
+    limits: tuple[int, int] | None = None
+    """Fewest and most workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +89,8 @@ class JobFilter:
     method: str | None = None
     policy: str | None = None
     cloned_from: str | None = None
+    unlike: ListingState | None = None
+    """Only jobs of which at least one of these differs."""
     archived: bool | None = False
     """Only archived jobs, or only others; None for both."""
     visible_to: str | None = None
@@ -253,6 +267,20 @@ def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
         (wanted.started_before, lambda time: JobRow.started_at < time),
         (wanted.ended_after, lambda time: JobRow.ended_at >= time),
         (wanted.ended_before, lambda time: JobRow.ended_at < time),
+        (wanted.unlike, _is_unlike),
+    )
+
+
+def _is_unlike(state: ListingState) -> ColumnElement[bool]:
+    """Return the condition that a job differs from a state."""
+    least, most = state.limits or (None, None)
+    return or_(
+        *_conditions(
+            (state.priority, lambda priority: JobRow.priority != priority),
+            (least, lambda number: JobRow.min_workers != number),
+            (most, lambda number: JobRow.max_workers != number),
+        ),
+        *(_label_value(key).is_distinct_from(value) for key, value in state.labels),
     )
 
 
@@ -272,6 +300,13 @@ def _has_label(listed: _Listed, label: Label) -> ColumnElement[bool]:
     (key, value), entry = label, aliased(JobLabelRow)
     is_label = entry.job_id == listed.id, entry.key == key, entry.value == value
     return _is_found(select(entry.job_id).where(*is_label))
+
+
+def _label_value(key: str) -> ScalarSelect[str]:
+    """Select the value of a job's label; null if the job does not have it."""
+    entry = aliased(JobLabelRow)
+    query = select(entry.value).where(entry.job_id == JobRow.id, entry.key == key)
+    return query.scalar_subquery()
 
 
 def _is_found(query: Select[str]) -> ColumnElement[bool]:
@@ -294,4 +329,4 @@ def _has_id_prefix(listed: _Listed, prefix: str) -> ColumnElement[bool]:
     return listed.id.between(lowest, highest)
 
 
-__all__ = ["MAX_ROWS", "ROW_COST", "JobFilter", "read_page"]
+__all__ = ["MAX_ROWS", "ROW_COST", "JobFilter", "ListingState", "read_page"]

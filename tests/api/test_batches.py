@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.api import batches
 from service.domain.access import Role
 from service.domain.jobs import Status
 from service.store.job_list import JobFilter
@@ -75,7 +76,7 @@ def test_a_batch_leaves_out_the_jobs_that_the_caller_may_not_change(team: Team) 
     assert states(team.call(bob, "POST", ACTIONS, json=body).json()) == [(his, "PAUSED", None)]
     scopes = ["read", "read:all", "submit"]
     oscar = team.user("oscar", Role.OPERATOR, scopes=scopes)
-    assert team.call(oscar, "POST", ACTIONS, json=body).json() == {"items": [], "more": False}
+    assert team.call(oscar, "POST", ACTIONS, json=body).json()["items"] == []
     admin = team.call(ADMIN, "POST", ACTIONS, json={**body, "owner": "ada"}).json()
     assert states(admin) == [(hers, "PAUSED", None)]
 
@@ -167,6 +168,68 @@ def test_a_batch_with_ids_is_for_these_jobs_alone(client: TestClient, world: Wor
     found = act(client, "cancel", ids=[listed, unlabelled])
     assert [job_id for job_id, *_ in states(found)] == [listed]
     assert world.job(later).status == Status.QUEUED
+
+
+def act_on_all(client: TestClient, action: str, **more: Any) -> list[Any]:
+    """Follow the cursors of a batch; return its answers."""
+    answers = [act(client, action, **more)]
+    while answers[-1]["more"]:
+        answers.append(act(client, action, cursor=answers[-1]["next_cursor"], **more))
+    return answers
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_batch_goes_on_after_jobs_that_refuse_it(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    monkeypatch.setattr(batches, "MAX_JOBS", 2)
+    free = world.submit(**SWEEP)
+    small = [
+        world.submit(
+            **SWEEP | {"training": {"global_batch": 16, "micro_batch": 16}}, workers={"max": 1}
+        )
+        for _ in range(3)
+    ]
+    answers = act_on_all(client, "resize", resize={"min": 2, "max": 2}, dry_run=dry_run)
+    found = [states(answer) for answer in answers]
+    assert [[job_id for job_id, *_ in items] for items in found] == [small[:0:-1], [small[0], free]]
+    assert [answer["next_cursor"] is None for answer in answers] == [False, True]
+    assert world.job(free).min_workers == (1 if dry_run else 2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "priority", "num_changed"),
+    [
+        ({}, 7, 2),
+        ({"team": "vision"}, None, 2),
+        ({"team": None}, None, 1),
+        ({"team": "audio", "sweep": "lr"}, None, 3),
+        ({"team": "vision"}, 7, 3),
+        ({"sweep": "lr"}, None, 0),
+    ],
+)
+def test_a_change_is_for_the_jobs_that_differ(
+    client: TestClient,
+    world: World,
+    labels: dict[str, str | None],
+    priority: int | None,
+    num_changed: int,
+) -> None:
+    world.submit(labels={"sweep": "lr", "team": "vision"})
+    world.submit(**SWEEP, priority=7)
+    world.submit(**SWEEP)
+    change = {"labels": labels, "priority": priority}
+    given = {"change": {name: value for name, value in change.items() if value}}
+    planned = act(client, "change", **given, dry_run=True)["items"]
+    done = act(client, "change", **given)["items"]
+    assert (len(planned), len(done)) == (num_changed, num_changed)
+    assert act(client, "change", **given)["items"] == []
+
+
+def test_a_cursor_of_nothing_is_refused(client: TestClient) -> None:
+    body = {"action": "cancel", "labels": {"sweep": "lr"}, "cursor": "none"}
+    answer = client.post(ACTIONS, json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/cursor")
 
 
 def test_all_jobs_with_a_label_are_changed_resized_retried_and_deleted(
