@@ -14,6 +14,10 @@ from workers.spec_types import MAX_PRIORITY, Label
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""
+MAX_BATCH_S = 20.0
+"""Seconds after which a request changes no further job. One job may take 30 s more, for which
+SQLite waits for its lock.
+"""
 _JOB_ID = r"^[0-9a-f-]{36}$"
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.api.app_state import AppState
-from service.api.batch_schemas import MAX_JOBS, BatchItem, BatchRequest, BatchView, JobAction
+from service.api.batch_schemas import (
+    MAX_BATCH_S,
+    MAX_JOBS,
+    BatchItem,
+    BatchRequest,
+    BatchView,
+    JobAction,
+)
 from service.api.callers import CallerDep, check_scope, require_scope
 from service.api.cursors import format_cursor, parse_cursor
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.priorities import check_priority
-from service.api.problems import describe_problems
+from service.api.problems import describe_problems, explain_crash, explain_database_error
 from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED, UNFINISHED
 from service.domain.jobs import Desired, Kind, Status
-from service.errors import ApiError, Conflict
+from service.errors import ApiError, Conflict, DatabaseReplaced
 from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import CheckJob, JobLifecycle, ListingChange
@@ -27,6 +36,7 @@ from service.store.models import JobRow
 from service.store.stored_documents import stored_labels
 
 router = APIRouter(tags=["jobs"])
+_PATH = "/job-actions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +64,14 @@ _CHANGEABLE: Mapping[JobAction, _Changeable] = {
 
 
 @router.post(
-    "/job-actions",
+    _PATH,
     dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
     responses=describe_problems(400, 415),
 )
 def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> BatchView:
     """Cancel, pause, resume, resize, retry, change, archive, unarchive or delete all jobs with some
     labels, each as its own route would. A job that cannot be changed does not stop the others.
+    After 20 s, or an error of the database, `more` says that jobs are left.
     Repeating the request has no effect. Needs the scope `read` as well; jobs of other users are
     included with both `read:all` and `write:all`.
     """
@@ -68,10 +79,12 @@ def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> Batch
     if body.change is not None and body.change.priority is not None:
         check_priority(state, caller, body.change.priority, pointer="/change/priority")
     rows = state.repository.jobs(_build_filter(body, caller))
-    items = [
-        _describe_job(row) if body.dry_run else _change_job(state, caller, row, body=body)
-        for row in rows[:MAX_JOBS]
-    ]
+    listed = rows[:MAX_JOBS]
+    items = (
+        [_describe_job(row) for row in listed]
+        if body.dry_run
+        else _change_jobs(state, caller, listed, body=body)
+    )
     has_more = len(items) < len(rows)
     next_cursor = format_cursor(rows[len(items) - 1]) if has_more else None
     return BatchView(items=items, more=has_more, next_cursor=next_cursor)
@@ -105,11 +118,31 @@ def _build_state(body: BatchRequest) -> ListingState | None:
     return None
 
 
-def _change_job(state: AppState, caller: Caller, row: JobRow, *, body: BatchRequest) -> BatchItem:
-    try:
-        return _describe_job(_apply_action(state, caller, row.id, body=body))
-    except ApiError as error:
-        return _describe_job(row, str(error))
+def _change_jobs(
+    state: AppState, caller: Caller, rows: Sequence[JobRow], *, body: BatchRequest
+) -> list[BatchItem]:
+    """Apply the action to jobs, until time is up, the service stops or its database fails: what was
+    done until then must reach the caller.
+    """
+    items: list[BatchItem] = []
+    ends_at = state.monotonic() + MAX_BATCH_S
+    for row in rows:
+        try:
+            items.append(_describe_job(_apply_action(state, caller, row.id, body=body)))
+        except DatabaseReplaced as error:
+            items.append(_describe_job(row, str(error)))
+            break
+        except ApiError as error:
+            items.append(_describe_job(row, str(error)))
+        except (DatabaseError, PoolTimeout) as error:
+            detail = explain_database_error(error)
+            items.append(
+                _describe_job(row, detail or explain_crash(_PATH, caller.request_id, error))
+            )
+            break
+        if state.monotonic() >= ends_at or state.draining.is_set():
+            break
+    return items
 
 
 def _apply_action(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) -> JobRow:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 UPLOAD_TIMEOUT_S = 120.0
 """Timeout of an upload, which is unpacked once before the response."""
+BATCH_TIMEOUT_S = 60.0
+"""Timeout of an action on several jobs: the service ends one after 20 s, or after the wait of up to
+30 s for its database.
+"""
 PAGE_JOBS = 200
 """Maximum number of jobs per page."""
 MAX_NAME = 63
@@ -292,7 +296,7 @@ class JobRequests(RequestSender):
     ) -> BatchView:
         """Cancel, pause, resume or resize all unfinished jobs with these labels; archive, unarchive
         or delete the ended ones; retry those that failed or were cancelled; or change all. One call
-        is for at most 200 jobs, the newest first.
+        is for at most 200 jobs, the newest first, and for 20 s.
 
         Args:
             action: `cancel`, `pause`, `resume`, `resize`, `archive`, `unarchive`, `delete`, `retry`
@@ -312,7 +316,8 @@ class JobRequests(RequestSender):
             body["change"] = dict(change)
         if resize is not None:
             body["resize"] = {"min": resize[0], "max": resize[1]}
-        return await self._request(BatchView, "POST", "/job-actions", json=body)
+        more = {"json": body, "timeout": BATCH_TIMEOUT_S}
+        return await self._request(BatchView, "POST", "/job-actions", **more)
 
 
 def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:

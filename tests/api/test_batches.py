@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.api import batches
 from service.domain.access import Role
 from service.domain.jobs import Status
+from service.store.job_lifecycle import CheckJob, JobLifecycle
 from service.store.job_list import JobFilter
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -224,6 +227,52 @@ def test_a_change_is_for_the_jobs_that_differ(
     done = act(client, "change", **given)["items"]
     assert (len(planned), len(done)) == (num_changed, num_changed)
     assert act(client, "change", **given)["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (OperationalError, "the database does not respond; try again in a moment"),
+        (ProgrammingError, "the service failed; see its log for request "),
+        (PoolTimeout, "the database does not respond; try again in a moment"),
+    ],
+)
+def test_a_batch_names_what_it_did_before_the_database_failed(
+    client: TestClient,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[SQLAlchemyError],
+    detail: str,
+) -> None:
+    first, second, third = (world.submit(**SWEEP) for _ in range(3))
+    cancel = JobLifecycle.cancel
+
+    def fail_once(lifecycle: JobLifecycle, job_id: str, check: CheckJob, **more: Any) -> JobRow:
+        if job_id == second:
+            raise error("UPDATE", {}, Exception("canceling statement: lock timeout"))
+        return cancel(lifecycle, job_id, check, **more)
+
+    monkeypatch.setattr(JobLifecycle, "cancel", fail_once)
+    found = act(client, "cancel")
+    assert found["items"][1]["error"].startswith(detail)
+    assert [(job_id, status) for job_id, status, _ in states(found)] == [
+        (third, Status.CANCELLED),
+        (second, Status.QUEUED),
+    ]
+    assert found["more"]
+    rest = act(client, "cancel", cursor=found["next_cursor"])
+    assert states(rest) == [(first, Status.CANCELLED, None)]
+
+
+def test_a_batch_ends_when_its_time_is_up(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [world.submit(**SWEEP) for _ in range(3)]
+    monkeypatch.setattr(batches, "MAX_BATCH_S", 0.0)
+    answers = act_on_all(client, "cancel")
+    assert [[job_id for job_id, *_ in states(answer)] for answer in answers] == [
+        [job_id] for job_id in reversed(jobs)
+    ]
 
 
 def test_a_cursor_of_nothing_is_refused(client: TestClient) -> None:
