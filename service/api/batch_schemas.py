@@ -104,6 +104,8 @@ class BatchItem(Answer):
     """ID of the job."""
     name: str
     """Name of the job."""
+    owner: str | None
+    """User who submitted it; null for a job submitted before users existed."""
     status: Status
     """State of the job afterwards; before, if it was deleted, with an error and in a dry run."""
     error: str | None

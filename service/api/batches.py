@@ -195,5 +195,11 @@ def _check_job(body: BatchRequest, job: JobRow) -> None:
 
 def _describe_job(row: JobRow, error: str | None = None) -> BatchItem:
     return BatchItem.model_validate(
-        {"id": row.id, "name": row.name, "status": row.status, "error": error}
+        {
+            "id": row.id,
+            "name": row.name,
+            "owner": row.owner,
+            "status": row.status,
+            "error": error,
+        }
     )

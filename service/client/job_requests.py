@@ -316,8 +316,9 @@ class JobRequests(RequestSender):
             body["change"] = dict(change)
         if resize is not None:
             body["resize"] = {"min": resize[0], "max": resize[1]}
-        more = {"json": body, "timeout": BATCH_TIMEOUT_S}
-        return await self._request(BatchView, "POST", "/job-actions", **more)
+        return await self._request(
+            BatchView, "POST", "/job-actions", json=body, timeout=BATCH_TIMEOUT_S
+        )
 
 
 def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
