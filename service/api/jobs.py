@@ -104,7 +104,11 @@ class ListQuery(QueryParams):
         description="only jobs with all of these labels, given as `key:value`",
     )
     owner: str | None = Field(
-        default=None, max_length=63, pattern=PLAIN, description="only jobs of this user"
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=PLAIN,
+        description="only jobs of this user",
     )
     name_prefix: str | None = Field(
         default=None,

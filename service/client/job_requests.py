@@ -326,5 +326,5 @@ def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
         for name, value in params.items()
-        if value not in (None, "", [])
+        if value not in (None, [])
     }

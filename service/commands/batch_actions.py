@@ -79,11 +79,14 @@ def choose_batch(
     """Return the job or jobs that a command is for; `option` gave the labels.
 
     Raises:
-        BadParameter: neither or both are given, or a dry run or an owner is given for one job.
+        BadParameter: neither or both are given; a dry run or an owner is given for one job; the
+            owner is empty.
         SettingsError: a label has another form.
     """
     if (job is None) == (not labels):
         raise typer.BadParameter(f"give either JOB or {option}")
+    if owner == "":
+        raise typer.BadParameter("--owner is empty; leave it out for the jobs of all users")
     if job is None:
         return Batch(labels=_parse_labels(labels or [], option), owner=owner)
     if dry_run:

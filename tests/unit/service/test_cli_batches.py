@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import typer
 
 from service.api import batch_schemas
 from service.client import Client
-from service.client.errors import ClientError
+from service.client.errors import ClientError, Refused
 from service.commands.batch_actions import Batch, act_on_batch, read_batch
 from tests.unit.service.conftest import LONG, Accordion
 
@@ -69,6 +71,31 @@ def test_jobs_with_a_label_are_changed_resized_retried_and_deleted(
     assert "confirm with --yes" in " ".join(asked.err.replace("│", " ").split())
     assert accordion("delete", *chosen, "--yes").out.count("is deleted") == 2
     assert accordion("list", *chosen, "--all", "--json").json()["items"] == []
+
+
+def test_a_list_shows_times_as_its_filters_take_them(
+    accordion: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(accordion, spec, "times")
+    monkeypatch.setenv("TZ", "XYZ-05:45")
+    time.tzset()
+    try:
+        chosen = ("list", "--label", "sweep:times")
+        columns = accordion(*chosen).out.splitlines()
+        shown = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", columns[1])
+        assert shown is not None
+        begin = datetime.fromisoformat(shown[0])
+        bounds = ("--created-after", begin, "--created-before", begin + timedelta(minutes=1))
+        found = accordion(*chosen, *bounds, "--json").json()["items"]
+        assert [job["id"] for job in found] == [job_id]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_an_empty_filter_of_a_client_is_no_list_of_all_jobs(accordion: Accordion) -> None:
+    with Client(os.environ["ACCORDION_URL"]) as client, pytest.raises(Refused, match="owner"):
+        client.jobs(owner="")
 
 
 def test_a_batch_is_for_the_jobs_of_one_owner(accordion: Accordion, spec: Path) -> None:
@@ -166,6 +193,11 @@ def test_a_batch_prints_what_was_done_before_a_request_failed(
         (("resize", "1", "2"), "give either JOB or --label"),
         (("change", "--with-label", "a:b", "--name", "n"), "--name is for one job"),
         (("change", "--priority", "1"), "give either JOB or --with-label"),
+        (("list", "--owner", ""), "--owner is empty; leave it out to list all jobs"),
+        (("list", "--id", ""), "--id is empty"),
+        (("list", "--reason", ""), "--reason is empty"),
+        (("list", "--cloned-from", ""), "--cloned-from is empty"),
+        (("list", "--created-after", ""), "--created-after is ''"),
         (("list", "--ended-after", "noon"), "--ended-after is 'noon'"),
     ],
 )
@@ -184,7 +216,7 @@ def test_arguments_that_say_nothing_are_refused(
         (["a-job", "--label", "a:b"], "give either JOB or --label"),
         (["a-job", "--dry-run"], "--dry-run is for --label"),
         (["a-job", "--owner", "ada"], "--owner is for --label"),
-        (["--label", "a:b", "--owner", ""], "owner"),
+        (["--label", "a:b", "--owner", ""], "--owner is empty; leave it out"),
         (["--label", "a"], "--label 'a' is not of the form key:value"),
         (["--label", "a:b", "--label", "a:c"], "--label a is given twice"),
     ],
