@@ -1,17 +1,21 @@
 """The list of jobs: its filters, and the queries that read one page of it.
 
 A page is read in the order of an index, up to the last job that it shows. `ix_jobs_list` has the
-columns of all filters but the status. With a filter by status, the index of the statuses is read,
-and the row of each of its jobs is looked up for other filters. With labels, the index of the label
-that the fewest jobs have is read, and the row of each of these jobs is looked up for filters whose
-columns it lacks. If a filter by status leaves fewer, the index of the statuses is read instead, and
-the labels of its jobs are looked up.
+columns of all filters but the status, and `ix_jobs_status_list` has that as well: lists with a
+filter by status read the latter, except those of one name or of one owner, whose indexes have the
+status too. With labels, the index of the label that the fewest jobs have is read, and for filters
+whose columns it lacks, each of these jobs is looked up in `ix_jobs_list`, or by its row for the
+status. If a filter by status leaves fewer, the index of the statuses is read instead, and the
+labels of its jobs are looked up.
+
+Without statistics, SQLite chooses an index by the number of columns that a query compares with
+values; a column inside `coalesce` does not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -20,6 +24,7 @@ from sqlalchemy import (
     Select,
     false,
     func,
+    null,
     or_,
     select,
     true,
@@ -108,8 +113,8 @@ class _Listed:
     archived: InstrumentedAttribute[bool]
     created_at: InstrumentedAttribute[float]
     kind: InstrumentedAttribute[str]
-    owner: InstrumentedAttribute[str | None]
-    name: InstrumentedAttribute[str]
+    owner: ColumnElement[str | None] | InstrumentedAttribute[str | None]
+    name: ColumnElement[str] | InstrumentedAttribute[str]
 
 
 _JOBS = _Listed(
@@ -152,16 +157,16 @@ def _choose_label(session: Session, wanted: JobFilter) -> Label | None:
         )
         for label in labels
     }
-    counts = {label: _count(session, entries[label], MAX_ROWS + 1) for label in labels}
+    counts = {label: _count_ids(session, entries[label], MAX_ROWS + 1) for label in labels}
     rarest = min(counts, key=lambda label: counts[label], default=None)
     if rarest is None or not wanted.statuses:
         return rarest
     listed = select(JobRow.id).where(*_time_conditions(wanted, _JOBS))
-    num_listed = _count(session, _split_by_status(listed, wanted), MAX_ROWS * ROW_COST)
+    num_listed = _count_ids(session, _split_by_status(listed, wanted), MAX_ROWS * ROW_COST)
     return rarest if counts[rarest] * ROW_COST <= num_listed else None
 
 
-def _count(session: Session, parts: Sequence[Select[str]], limit: int) -> int:
+def _count_ids(session: Session, parts: Sequence[Select[str]], limit: int) -> int:
     """Count the ids of several queries; stop at `limit`."""
     some = union_all(*parts).limit(limit).subquery()
     return session.scalar(select(func.count()).select_from(some)) or 0
@@ -171,33 +176,75 @@ def _select_by_label(wanted: JobFilter, label: Label) -> list[Select[str]]:
     """Select the ids of a page by the index of one of its labels."""
     others = [_has_label(_ENTRIES, other) for other in wanted.labels if other != label]
     conditions = [*_is_label(label), *_index_conditions(wanted, _ENTRIES), *others]
-    rows = _row_conditions(wanted)
+    rows = _status_conditions(wanted) + _job_conditions(wanted)
     if rows:
-        row = select(JobRow.id).where(JobRow.id == JobLabelRow.job_id, *rows)
-        conditions.append(_is_found(row))
+        conditions.append(_is_found(select(JobRow.id).where(*_same_job(wanted), *rows)))
     query = select(JobLabelRow.job_id).where(*conditions)
-    return [_cut(part, wanted, _ENTRIES) for part in _split_by_archived(query, wanted, _ENTRIES)]
+    return [
+        _take_page(part, wanted, _ENTRIES) for part in _split_by_archived(query, wanted, _ENTRIES)
+    ]
+
+
+def _same_job(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions by which the job of a label is looked up: in `ix_jobs_list`, whose
+    entries are small, or by its row if the index lacks a column.
+    """
+    has_limits = wanted.unlike is not None and wanted.unlike.limits is not None
+    if wanted.statuses or has_limits:
+        return [JobRow.id == JobLabelRow.job_id]
+    return [
+        JobRow.archived == JobLabelRow.archived,
+        JobRow.created_at == JobLabelRow.created_at,
+        _hide(JobRow.id) == JobLabelRow.job_id,
+    ]
 
 
 def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
     """Select the ids of a page by an index of the jobs."""
     labels = [_has_label(_JOBS, label) for label in wanted.labels]
     conditions = [*_index_conditions(wanted, _JOBS), *_job_conditions(wanted), *labels]
-    query = select(JobRow.id).where(*conditions)
-    if wanted.id_prefix is None:
-        return [_cut(part, wanted, _JOBS) for part in _split_by_status(query, wanted)]
-    if wanted.archived is not None:
-        # SQLite would prefer an index of this column to the primary key.
-        archived = func.coalesce(JobRow.archived, false())
-        query = query.where(archived == _constant(wanted.archived))
-    return [_cut(query.where(*_status_conditions(wanted)), wanted, _JOBS)]
+    if wanted.id_prefix is not None:
+        query = select(JobRow.id).where(*conditions, *_hidden_status(wanted))
+        if wanted.archived is not None:
+            query = query.where(_hide(JobRow.archived) == _as_literal(wanted.archived))
+        return [_take_page(query, wanted, _JOBS)]
+    if not wanted.statuses:
+        query = select(JobRow.id).where(*conditions)
+        parts = _split_by_archived(query, wanted, _JOBS)
+    elif _is_of_one(wanted):
+        query = select(JobRow.id).where(*conditions, *_hidden_status(wanted))
+        parts = _split_by_archived(query, wanted, _JOBS)
+    else:
+        listed = replace(_JOBS, name=_hide(JobRow.name), owner=_hide(JobRow.owner))
+        query = select(JobRow.id).where(
+            *_index_conditions(wanted, listed), *_job_conditions(wanted), *labels
+        )
+        parts = _split_by_status(query, wanted)
+    return [_take_page(part, wanted, _JOBS) for part in parts]
+
+
+def _is_of_one(wanted: JobFilter) -> bool:
+    """Return whether a list with a filter by status is of one name, or of one owner, alone: the
+    index of names, or that of owners, has all columns of the filter.
+    """
+    alone = JobFilter(
+        statuses=wanted.statuses,
+        name=wanted.name,
+        labels=wanted.labels,
+        owner=wanted.owner,
+        created_after=wanted.created_after,
+        created_before=wanted.created_before,
+        archived=wanted.archived,
+        visible_to=wanted.visible_to if wanted.owner is not None else None,
+        before=wanted.before,
+        limit=wanted.limit,
+    )
+    return (wanted.name is None) != (wanted.owner is None) and wanted == alone
 
 
 def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]:
     """Split a query of jobs into one for each status: only then the index gives the order."""
     parts = _split_by_archived(query, wanted, _JOBS)
-    if not wanted.statuses:
-        return parts
     return [
         part.where(JobRow.status == status)
         for part in parts
@@ -209,10 +256,10 @@ def _split_by_archived(query: Select[str], wanted: JobFilter, listed: _Listed) -
     """Split a query into one for archived jobs and one for others: indexes hold them apart."""
     values = (False, True) if wanted.archived is None else (wanted.archived,)
     # An equation, which an index serves on both databases.
-    return [query.where(listed.archived == _constant(value)) for value in values]
+    return [query.where(listed.archived == _as_literal(value)) for value in values]
 
 
-def _cut(query: Select[str], wanted: JobFilter, listed: _Listed) -> Select[str]:
+def _take_page(query: Select[str], wanted: JobFilter, listed: _Listed) -> Select[str]:
     return query.order_by(listed.created_at.desc(), listed.id.desc()).limit(wanted.limit)
 
 
@@ -243,13 +290,12 @@ def _time_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[b
     )
 
 
-def _row_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions that need the rows of the jobs."""
-    return _status_conditions(wanted) + _job_conditions(wanted)
-
-
 def _status_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     return _conditions((wanted.statuses or None, JobRow.status.in_))
+
+
+def _hidden_status(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    return _conditions((wanted.statuses or None, _hide(JobRow.status).in_))
 
 
 def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
@@ -319,7 +365,12 @@ def _is_found(query: Select[str]) -> ColumnElement[bool]:
     return query.scalar_subquery().is_not(None)
 
 
-def _constant(value: bool) -> ColumnElement[bool]:
+def _hide(column: InstrumentedAttribute[Any]) -> ColumnElement[Any]:
+    """Return a column by which no index is chosen; those that have it still serve it."""
+    return func.coalesce(column, null())
+
+
+def _as_literal(value: bool) -> ColumnElement[bool]:
     return true() if value else false()
 
 
