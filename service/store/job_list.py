@@ -145,6 +145,19 @@ def read_page(session: Session, wanted: JobFilter) -> list[JobRow]:
     return list(session.scalars(query))
 
 
+def count_listed(session: Session, visible_to: str | None) -> dict[tuple[str, str], int]:
+    """Count jobs by kind and status, without archived ones; `visible_to` as in `JobFilter`.
+
+    With its columns hidden, the query reads `ix_jobs_status_list` and no row.
+    """
+    kind, owner = _hide(JobRow.kind), _hide(JobRow.owner)
+    query = select(kind, JobRow.status, func.count()).where(_hide(JobRow.archived) == false())
+    if visible_to is not None:
+        query = query.where(or_(owner == visible_to, owner.is_(None)))
+    rows = session.execute(query.group_by(JobRow.status, kind))
+    return {(str(kind), str(status)): int(count) for kind, status, count in rows}
+
+
 def _choose_label(session: Session, wanted: JobFilter) -> Label | None:
     """Return the label by whose index to read a list; None to read it by an index of the jobs."""
     labels = list(dict.fromkeys(wanted.labels))
@@ -380,4 +393,4 @@ def _has_id_prefix(listed: _Listed, prefix: str) -> ColumnElement[bool]:
     return listed.id.between(lowest, highest)
 
 
-__all__ = ["MAX_ROWS", "ROW_COST", "JobFilter", "ListingState", "read_page"]
+__all__ = ["MAX_ROWS", "ROW_COST", "JobFilter", "ListingState", "count_listed", "read_page"]

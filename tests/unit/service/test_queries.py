@@ -95,6 +95,8 @@ def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
         lambda repository: repository.jobs(JobFilter(archived=True)),
         lambda repository: repository.shown(1.0),
         lambda repository: repository.count_by_status(),
+        lambda repository: repository.count_listed(None),
+        lambda repository: repository.count_listed("ada"),
     ],
 )
 def test_a_list_reads_no_more_rows_than_it_shows(
@@ -299,6 +301,13 @@ def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[s
         steps = [step[3] for step in plan if "archived=?" in step[3]]
     assert steps
     assert all("USING COVERING INDEX" in step for step in steps)
+
+
+@pytest.mark.parametrize("visible_to", [None, "ada"])
+def test_jobs_are_counted_by_an_index_alone(world: World, visible_to: str | None) -> None:
+    with selects(world) as found:
+        world.repository.count_listed(visible_to)
+    assert steps_of(world, found[0]) == ["SCAN jobs USING COVERING INDEX ix_jobs_status_list"]
 
 
 def test_a_turn_changes_no_indexed_column_of_a_training_job(world: World) -> None:
