@@ -268,7 +268,7 @@ def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]
 def _split_by_archived(query: Select[str], wanted: JobFilter, listed: _Listed) -> list[Select[str]]:
     """Split a query into one for archived jobs and one for others: indexes hold them apart."""
     values = (False, True) if wanted.archived is None else (wanted.archived,)
-    # An equation, which an index serves on both databases.
+    # A comparison with `=`, which an index serves on both databases.
     return [query.where(listed.archived == _as_literal(value)) for value in values]
 
 
