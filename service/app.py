@@ -20,6 +20,7 @@ from service.api import (
     code,
     health,
     history,
+    job_counts,
     jobs,
     login_codes,
     login_links,
@@ -100,7 +101,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 def _include_routers(app: FastAPI) -> None:
     accounts_and_logins = (accounts, quotas, user_secrets, login_links, login_codes)
     jobs_and_history = (jobs, batches, steering, history, report_route, overrides, streams, plans)
-    others = (catalog, code, model_downloads, nodes, webhooks)
+    others = (catalog, code, job_counts, model_downloads, nodes, webhooks)
     for module in (*jobs_and_history, *others, *accounts_and_logins):
         app.include_router(module.router, prefix="/api/v1")
     login_pages = (login.router, login_codes.exchange_router, provider_login.router)

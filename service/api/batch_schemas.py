@@ -14,6 +14,11 @@ from workers.spec_types import MAX_PRIORITY, Label
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""
+MAX_BATCH_S = 20.0
+"""Seconds after which a request changes no further job. One job may take 30 s more, for which
+SQLite waits for its lock.
+"""
+_JOB_ID = r"^[0-9a-f-]{36}$"
 
 
 class JobAction(StrEnum):
@@ -58,10 +63,16 @@ class BatchRequest(Request):
     """Labels by key; the action is for jobs that have all of them."""
     owner: str | None = Field(default=None, max_length=63, pattern=USER_NAME)
     """Only jobs of this user. Default: null, all that you may change."""
+    ids: list[Annotated[str, Field(pattern=_JOB_ID)]] = Field(default=[], max_length=MAX_JOBS)
+    """Only these jobs of those with the labels, at most 200; empty for all. Use it to change
+    exactly the jobs that a dry run has listed.
+    """
     change: JobsChange | None = None
     """For `change`: what to change. Null for other actions."""
     resize: ResizeRequest | None = None
     """For `resize`: how many workers each job may have. Null for other actions."""
+    cursor: str | None = Field(default=None, max_length=200)
+    """`next_cursor` of the previous answer, to go on after its jobs; null to begin."""
     dry_run: bool = False
     """True lists the jobs and changes nothing. Default: false."""
 
@@ -93,6 +104,8 @@ class BatchItem(Answer):
     """ID of the job."""
     name: str
     """Name of the job."""
+    owner: str | None
+    """User who submitted it; null for a job submitted before users existed."""
     status: Status
     """State of the job afterwards; before, if it was deleted, with an error and in a dry run."""
     error: str | None
@@ -104,7 +117,10 @@ class BatchView(Answer):
 
     items: list[BatchItem]
     """Jobs that the action is for, newest first, at most 200; without those for which it was
-    requested before. Those that could not be changed are listed again.
+    requested before. Those that could not be changed are listed again by a request without a
+    cursor.
     """
     more: bool
-    """True if there are further ones; repeat the request for them."""
+    """True if there are further ones; repeat the request with `next_cursor` for them."""
+    next_cursor: str | None
+    """Cursor of the further ones; null if there are none."""

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.api.app_state import AppState
-from service.api.batch_schemas import MAX_JOBS, BatchItem, BatchRequest, BatchView, JobAction
-from service.api.callers import CallerDep, require_scope
+from service.api.batch_schemas import (
+    MAX_BATCH_S,
+    MAX_JOBS,
+    BatchItem,
+    BatchRequest,
+    BatchView,
+    JobAction,
+)
+from service.api.callers import CallerDep, check_scope, require_scope
+from service.api.cursors import format_cursor, parse_cursor
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.priorities import check_priority
-from service.api.problems import describe_problems
+from service.api.problems import describe_problems, explain_crash, explain_database_error
 from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED, UNFINISHED
 from service.domain.jobs import Desired, Kind, Status
-from service.errors import ApiError
+from service.errors import ApiError, Conflict, DatabaseReplaced
 from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
-from service.store.job_lifecycle import JobLifecycle, ListingChange, accept_any
-from service.store.job_list import JobFilter
+from service.store.job_lifecycle import CheckJob, JobLifecycle, ListingChange
+from service.store.job_list import JobFilter, ListingState
 from service.store.models import JobRow
-from service.store.repository import Repository
 from service.store.stored_documents import stored_labels
 
 router = APIRouter(tags=["jobs"])
+_PATH = "/job-actions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +64,35 @@ _CHANGEABLE: Mapping[JobAction, _Changeable] = {
 
 
 @router.post(
-    "/job-actions",
+    _PATH,
     dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
     responses=describe_problems(400, 415),
 )
 def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> BatchView:
     """Cancel, pause, resume, resize, retry, change, archive, unarchive or delete all jobs with some
     labels, each as its own route would. A job that cannot be changed does not stop the others.
-    Repeating the request has no effect.
+    After 20 s, or an error of the database, `more` says that jobs are left.
+    Repeating the request has no effect. Needs the scope `read` as well; jobs of other users are
+    included with both `read:all` and `write:all`.
     """
+    check_scope(caller, Scope.READ)
     if body.change is not None and body.change.priority is not None:
         check_priority(state, caller, body.change.priority, pointer="/change/priority")
-    rows = _list_jobs(state.repository, _build_filter(body, caller), body)
-    items = [
-        _describe_job(row) if body.dry_run else _change_job(state, caller, row, body=body)
-        for row in rows[:MAX_JOBS]
-    ]
-    return BatchView(items=items, more=len(rows) > MAX_JOBS)
+    rows = state.repository.jobs(_build_filter(body, caller))
+    listed = rows[:MAX_JOBS]
+    items = (
+        [_describe_job(row) for row in listed]
+        if body.dry_run
+        else _change_jobs(state, caller, listed, body=body)
+    )
+    has_more = len(items) < len(rows)
+    next_cursor = format_cursor(rows[len(items) - 1]) if has_more else None
+    return BatchView(items=items, more=has_more, next_cursor=next_cursor)
 
 
 def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
     changeable = _CHANGEABLE[body.action]
+    has_all = {Scope.READ_ALL, Scope.WRITE_ALL} <= caller.scopes
     return JobFilter(
         statuses=[status.value for status in changeable.statuses],
         desired=[desired.value for desired in changeable.desired],
@@ -82,71 +100,106 @@ def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
         labels=list(body.labels.items()),
         owner=body.owner,
         kind=Kind.JOB.value,
-        visible_to=None if Scope.WRITE_ALL in caller.scopes else caller.user,
+        ids=body.ids,
+        unlike=_build_state(body),
+        before=parse_cursor(body.cursor, "/cursor"),
+        visible_to=None if has_all else caller.user,
         limit=MAX_JOBS + 1,
     )
 
 
-def _list_jobs(repository: Repository, wanted: JobFilter, body: BatchRequest) -> list[JobRow]:
-    """Return the newest jobs that the action would change, one more than it changes at most."""
-    found: list[JobRow] = []
-    while len(found) <= MAX_JOBS:
-        page = repository.jobs(wanted)
-        found += [row for row in page if not _is_done(row, body)]
-        if len(page) < wanted.limit:
-            break
-        wanted = replace(wanted, before=(page[-1].created_at, page[-1].id))
-    return found
-
-
-def _is_done(row: JobRow, body: BatchRequest) -> bool:
-    """Return whether the job is as the action would make it."""
+def _build_state(body: BatchRequest) -> ListingState | None:
+    """Return what the request would make of each job; None if its status says whether it is so."""
     if body.resize is not None:
-        return (row.min_workers, row.max_workers) == (body.resize.min, body.resize.max)
+        return ListingState(limits=(body.resize.min, body.resize.max))
     if body.change is not None:
-        labels, priority = stored_labels(row), body.change.priority
-        has_labels = all(labels.get(key) == value for key, value in body.change.labels.items())
-        return has_labels and priority in {None, row.priority}
-    return False
+        labels = list(body.change.labels.items())
+        return ListingState(labels=labels, priority=body.change.priority)
+    return None
 
 
-def _change_job(state: AppState, caller: Caller, row: JobRow, *, body: BatchRequest) -> BatchItem:
-    try:
-        return _describe_job(_act(state, caller, row.id, body=body))
-    except ApiError as error:
-        return _describe_job(row, str(error))
+def _change_jobs(
+    state: AppState, caller: Caller, rows: Sequence[JobRow], *, body: BatchRequest
+) -> list[BatchItem]:
+    """Apply the action to jobs, until time is up, the service stops or its database fails: what was
+    done until then must reach the caller.
+    """
+    items: list[BatchItem] = []
+    ends_at = state.monotonic() + MAX_BATCH_S
+    for row in rows:
+        try:
+            items.append(_describe_job(_apply_action(state, caller, row.id, body=body)))
+        except DatabaseReplaced as error:
+            items.append(_describe_job(row, str(error)))
+            break
+        except ApiError as error:
+            items.append(_describe_job(row, str(error)))
+        except (DatabaseError, PoolTimeout) as error:
+            detail = explain_database_error(error)
+            items.append(
+                _describe_job(row, detail or explain_crash(_PATH, caller.request_id, error))
+            )
+            break
+        if state.monotonic() >= ends_at or state.draining.is_set():
+            break
+    return items
 
 
-def _act(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) -> JobRow:
-    """Do one job what the request says.
+def _apply_action(state: AppState, caller: Caller, job_id: str, *, body: BatchRequest) -> JobRow:
+    """Apply the action of the request to one job.
 
     Raises:
-        ApiError: the job does not allow it.
+        ApiError: the job does not allow it, or the request is no longer for it.
     """
     given = (state.database, state.clock, caller)
     lifecycle, archive = JobLifecycle(*given), JobArchive(*given)
-    grace_s = state.settings.cancel_grace_s
-    calls: dict[JobAction, Callable[[], JobRow]] = {
-        JobAction.CANCEL: partial(lifecycle.cancel, job_id, accept_any, grace_s=grace_s),
-        JobAction.PAUSE: partial(lifecycle.pause, job_id, accept_any, grace_s=grace_s),
-        JobAction.RESUME: partial(lifecycle.resume, job_id, accept_any),
-        JobAction.ARCHIVE: partial(archive.archive, job_id, accept_any),
-        JobAction.UNARCHIVE: partial(archive.unarchive, job_id, accept_any),
-        JobAction.RETRY: partial(lifecycle.retry, job_id, accept_any),
-        JobAction.DELETE: partial(JobDeletion(*given).delete_job, job_id, accept_any),
+    grace_s, check = state.settings.cancel_grace_s, partial(_check_job, body)
+    calls: dict[JobAction, Callable[[str, CheckJob], JobRow]] = {
+        JobAction.CANCEL: partial(lifecycle.cancel, grace_s=grace_s),
+        JobAction.PAUSE: partial(lifecycle.pause, grace_s=grace_s),
+        JobAction.RESUME: lifecycle.resume,
+        JobAction.ARCHIVE: archive.archive,
+        JobAction.UNARCHIVE: archive.unarchive,
+        JobAction.RETRY: lifecycle.retry,
+        JobAction.DELETE: JobDeletion(*given).delete_job,
     }
     if body.resize is not None:
         least, most = body.resize.min, body.resize.max
-        calls[JobAction.RESIZE] = partial(lifecycle.resize, job_id, least, most, check=accept_any)
+        return lifecycle.resize(job_id, least, most, check=check)
     if body.change is not None:
         change = ListingChange(labels=body.change.labels, priority=body.change.priority)
-        calls[JobAction.CHANGE] = partial(
-            lifecycle.change_listing, job_id, change, check=accept_any
+        return lifecycle.change_listing(job_id, change, check=check)
+    return calls[body.action](job_id, check)
+
+
+def _check_job(body: BatchRequest, job: JobRow) -> None:
+    """Check on the locked row that the request is still for the job.
+
+    Raises:
+        Conflict: it was changed after the jobs were listed.
+    """
+    labels = stored_labels(job)
+    lost = [f"{key}:{value}" for key, value in body.labels.items() if labels.get(key) != value]
+    if lost:
+        named = f"label{'s' if len(lost) > 1 else ''} {' and '.join(lost)}"
+        raise Conflict(f"job {job.id} no longer has the {named}, and is left as it is")
+    if body.owner not in {None, job.owner}:
+        raise Conflict(f"job {job.id} no longer belongs to {body.owner}, and is left as it is")
+    is_for_archived = _CHANGEABLE[body.action].archived is not False
+    if job.archived and not is_for_archived and body.action != JobAction.ARCHIVE:
+        raise Conflict(
+            f"job {job.id} was archived meanwhile, and is left as it is; unarchive it, and try"
+            " again"
         )
-    return calls[body.action]()
 
 
 def _describe_job(row: JobRow, error: str | None = None) -> BatchItem:
     return BatchItem.model_validate(
-        {"id": row.id, "name": row.name, "status": row.status, "error": error}
+        {
+            "id": row.id,
+            "name": row.name,
+            "owner": row.owner,
+            "status": row.status,
+            "error": error,
+        }
     )

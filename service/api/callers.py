@@ -31,8 +31,17 @@ class RequiredScope:
         Raises:
             Forbidden: the caller's token does not have the scope.
         """
-        if self.scope not in caller.scopes:
-            raise Forbidden(describe_missing_scope(caller, self.scope))
+        check_scope(caller, self.scope)
+
+
+def check_scope(caller: Caller, scope: Scope) -> None:
+    """Check that the caller's token has a scope.
+
+    Raises:
+        Forbidden: it does not have it.
+    """
+    if scope not in caller.scopes:
+        raise Forbidden(describe_missing_scope(caller, scope))
 
 
 def require_scope(scope: Scope) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -17,6 +14,7 @@ from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, format_etag
+from service.api.cursors import format_cursor, parse_cursor
 from service.api.deps import (
     NO_QUERY,
     WRITES_ROWS,
@@ -110,7 +108,11 @@ class ListQuery(QueryParams):
         description="only jobs with all of these labels, given as `key:value`",
     )
     owner: str | None = Field(
-        default=None, max_length=63, pattern=PLAIN, description="only jobs of this user"
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=PLAIN,
+        description="only jobs of this user",
     )
     name_prefix: str | None = Field(
         default=None,
@@ -300,7 +302,7 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: Call
         cloned_from=query.cloned_from,
         archived=_ARCHIVED[query.archived],
         visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
-        before=_from_cursor(query.cursor),
+        before=parse_cursor(query.cursor, "query/cursor"),
         limit=query.limit + 1,
     )
     rows = state.repository.jobs(wanted)
@@ -308,7 +310,7 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: Call
     first = state.repository.first_without_capacity(page)
     return JobPage(
         items=[job_view(row, first) for row in page],
-        next_cursor=_to_cursor(page[-1]) if len(rows) > len(page) else None,
+        next_cursor=format_cursor(page[-1]) if len(rows) > len(page) else None,
     )
 
 
@@ -470,22 +472,3 @@ def _parse_label(text: str, index: int) -> tuple[str, str]:
 
 def _to_seconds(time: datetime | None) -> float | None:
     return None if time is None else time.timestamp()
-
-
-def _to_cursor(row: JobRow) -> str:
-    return base64.urlsafe_b64encode(f"{row.created_at!r} {row.id}".encode()).decode()
-
-
-def _from_cursor(cursor: str | None) -> tuple[float, str] | None:
-    if cursor is None:
-        return None
-    try:
-        created_at, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
-        before = float(created_at)
-    except (ValueError, binascii.Error):
-        before, job_id = math.nan, ""
-    if not (math.isfinite(before) and job_id.isprintable()):
-        raise Invalid(
-            f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged", "query/cursor"
-        )
-    return before, job_id

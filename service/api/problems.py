@@ -88,14 +88,16 @@ def api_error_response(scope: Any, error: ApiError) -> Response:
 
 def crash_response(scope: Any, error: Exception) -> Response:
     """Build the response to an unexpected error; the traceback goes only to the log."""
-    _log.error("crash", path=scope["path"], exc_info=error)
     request_id = scope.get("state", {}).get("request_id", "")
     return problem_response(
-        scope,
-        500,
-        f"the service failed; see its log for request {request_id}",
-        code="internal",
+        scope, 500, explain_crash(scope["path"], request_id, error), code="internal"
     )
+
+
+def explain_crash(path: str, request_id: str, error: Exception) -> str:
+    """Log an unexpected error and return what users may know of it."""
+    _log.error("crash", path=path, exc_info=error)
+    return f"the service failed; see its log for request {request_id}"
 
 
 def install_problems(app: FastAPI) -> None:
@@ -157,13 +159,22 @@ def _database_error(request: Request, error: Exception) -> Response:
 
 def database_problem(scope: Scope, error: Exception) -> Response:
     """Build the response to a database error: 503 if the database takes nothing now, else 500."""
+    detail = explain_database_error(error)
+    if detail is None:
+        return crash_response(scope, error)
+    return problem_response(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
+
+
+def explain_database_error(error: Exception) -> str | None:
+    """Log a database error and return what to do about it; None if a mistake of the service caused
+    it.
+    """
     kind = classify_error(error)
     # SQLite raises the same error for an invalid statement as for a file that it cannot open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     away = isinstance(error, OperationalError | PoolTimeout) and code != sqlite3.SQLITE_ERROR
     broke_off = isinstance(error, InternalError) and error.connection_invalidated
     if kind in {None, ErrorKind.OTHER} and not (away or broke_off):
-        return crash_response(scope, error)
+        return None
     _log.error("database", error=str(error))
-    detail = _DATABASE_SENTENCES.get(kind, "the database does not respond; try again in a moment")
-    return problem_response(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
+    return _DATABASE_SENTENCES.get(kind, "the database does not respond; try again in a moment")

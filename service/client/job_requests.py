@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 UPLOAD_TIMEOUT_S = 120.0
 """Timeout of an upload, which is unpacked once before the response."""
+BATCH_TIMEOUT_S = 60.0
+"""Timeout of an action on several jobs: the service ends one after 20 s, or after the wait of up to
+30 s for its database.
+"""
 PAGE_JOBS = 200
 """Maximum number of jobs per page."""
 MAX_NAME = 63
@@ -286,10 +290,13 @@ class JobRequests(RequestSender):
         owner: str | None = None,
         change: Mapping[str, Any] | None = None,
         resize: tuple[int, int] | None = None,
+        ids: Sequence[str] = (),
         dry_run: bool = False,
+        cursor: str | None = None,
     ) -> BatchView:
         """Cancel, pause, resume or resize all unfinished jobs with these labels; archive, unarchive
-        or delete the ended ones; retry those that failed or were cancelled; or change all.
+        or delete the ended ones; retry those that failed or were cancelled; or change all. One call
+        is for at most 200 jobs, the newest first, and for 20 s.
 
         Args:
             action: `cancel`, `pause`, `resume`, `resize`, `archive`, `unarchive`, `delete`, `retry`
@@ -299,17 +306,21 @@ class JobRequests(RequestSender):
             change: for `change`: the new `priority`, and `labels` by key, of which None removes
                 one.
             resize: for `resize`: fewest and most workers.
+            ids: only these jobs of those with the labels, at most 200; empty for all.
             dry_run: list the jobs, and change nothing.
+            cursor: `next_cursor` of the previous answer, to go on after its jobs.
         """
         from service.api.batch_schemas import BatchView
 
         body: dict[str, Any] = {"action": action, "labels": dict(labels), "owner": owner}
-        body["dry_run"] = dry_run
+        body |= {"ids": list(ids), "dry_run": dry_run, "cursor": cursor}
         if change is not None:
             body["change"] = dict(change)
         if resize is not None:
             body["resize"] = {"min": resize[0], "max": resize[1]}
-        return await self._request(BatchView, "POST", "/job-actions", json=body)
+        return await self._request(
+            BatchView, "POST", "/job-actions", json=body, timeout=BATCH_TIMEOUT_S
+        )
 
 
 def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,5 +328,5 @@ def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value.isoformat() if isinstance(value, datetime) else value
         for name, value in params.items()
-        if value not in (None, "", [])
+        if value not in (None, [])
     }

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.commands.batch_actions import (
+    Batch,
+    BatchOwnerOption,
     DryRunOption,
     EndedLabelsOption,
     OptionalJob,
-    act_on_labels,
-    choose_jobs,
+    act_on_batch,
+    choose_batch,
+    read_batch,
 )
 from service.commands.cli_support import JsonOption, UrlOption, connect_client, print_json
 
@@ -27,6 +31,7 @@ def delete(
     job: OptionalJob = None,
     *,
     labels: EndedLabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")] = False,
     url: UrlOption = "",
@@ -35,14 +40,14 @@ def delete(
     """Delete an ended job, or all with some labels, with history, logs and checkpoints. This cannot
     be undone.
     """
-    chosen = choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         if isinstance(chosen, str):
             _delete_one(client, chosen, yes=yes, json=json)
             return
         if not yes and not dry_run:
-            _confirm_all(client, chosen)
-        act_on_labels(client, "delete", chosen, dry_run=dry_run, json=json)
+            chosen = replace(chosen, ids=_confirm_all(client, chosen))
+        act_on_batch(client, "delete", chosen, dry_run=dry_run, json=json)
 
 
 def _delete_one(client: Client, job: str, *, yes: bool, json: bool) -> None:
@@ -61,14 +66,20 @@ def _delete_one(client: Client, job: str, *, yes: bool, json: bool) -> None:
         typer.echo(f"deleted {deleted.name} ({deleted.id})")
 
 
-def _confirm_all(client: Client, labels: dict[str, str]) -> None:
-    """Ask the user whether to delete all jobs with these labels; without any, nobody is asked."""
-    planned = client.act_on_jobs("delete", labels, dry_run=True)
-    if planned.items:
-        shown = ", ".join(job.name for job in planned.items[:_SHOWN_JOBS])
-        more = ", ..." if len(planned.items) > _SHOWN_JOBS else ""
-        count = f"{len(planned.items)} job{'s' if len(planned.items) > 1 else ''}"
-        _confirm(f"{count} ({shown}{more})", "history and checkpoints")
+def _confirm_all(client: Client, batch: Batch) -> list[str]:
+    """Ask the user whether to delete the jobs of a batch; without any, nobody is asked. Return
+    their IDs: jobs that match later are not deleted.
+    """
+    views = read_batch(client, "delete", batch, dry_run=True)
+    planned = [job for view in views for job in view.items]
+    if planned:
+        shown = ", ".join(job.name for job in planned[:_SHOWN_JOBS])
+        more = ", ..." if len(planned) > _SHOWN_JOBS else ""
+        count = f"{len(planned)} job{'s' if len(planned) > 1 else ''}"
+        owners = sorted({job.owner or "nobody" for job in planned})
+        whose = f" of {', '.join(owners)}" if len(owners) > 1 else ""
+        _confirm(f"{count}{whose} ({shown}{more})", "history and checkpoints")
+    return [job.id for job in planned]
 
 
 def _confirm(what: str, contents: str) -> None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.batch_actions import (
+    Batch,
+    BatchOwnerOption,
     DryRunOption,
     LabelsOption,
     OptionalJob,
-    act_on_labels,
-    choose_jobs,
+    act_on_batch,
+    choose_batch,
 )
 from service.commands.cli_support import (
     FAILED,
@@ -174,6 +176,7 @@ def resize(
     ],
     *,
     labels: LabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -188,11 +191,11 @@ def resize(
     *jobs, least, most = _parse_limits(places)
     if len(jobs) > 1:
         raise typer.BadParameter(f"give at most one JOB, not {len(jobs)}")
-    chosen = choose_jobs(str(jobs[0]) if jobs else None, labels, dry_run=dry_run)
+    chosen = choose_batch(str(jobs[0]) if jobs else None, labels, owner, dry_run=dry_run)
     limits = int(least), int(most)
     with connect_client(url) as client:
         if not isinstance(chosen, str):
-            act_on_labels(client, "resize", chosen, dry_run=dry_run, json=json, resize=limits)
+            act_on_batch(client, "resize", chosen, dry_run=dry_run, json=json, resize=limits)
             return
         found = client.resize(client.find(chosen).id, *limits)
     if json:
@@ -247,6 +250,7 @@ def change(
             autocompletion=complete_label,
         ),
     ] = None,
+    owner: BatchOwnerOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="with --with-label, list the jobs and change nothing")
     ] = False,
@@ -261,13 +265,13 @@ def change(
     changed = dict(_parse_label(text) for text in labels or [])
     if name is None and priority is None and not changed:
         raise typer.BadParameter("nothing to change; give --name, --priority or --label")
-    chosen = choose_jobs(job, chosen_labels, dry_run=dry_run, option="--with-label")
+    chosen = choose_batch(job, chosen_labels, owner, dry_run=dry_run, option="--with-label")
     with connect_client(url) as client:
-        if isinstance(chosen, dict):
+        if isinstance(chosen, Batch):
             if name is not None:
                 raise typer.BadParameter("--name is for one job; give JOB")
             values = {"labels": changed, "priority": priority}
-            act_on_labels(client, "change", chosen, dry_run=dry_run, json=json, change=values)
+            act_on_batch(client, "change", chosen, dry_run=dry_run, json=json, change=values)
             return
         found = client.change(client.find(chosen).id, name=name, labels=changed, priority=priority)
     if json:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.batch_actions import (
+    Batch,
+    BatchOwnerOption,
     DryRunOption,
     EndedLabelsOption,
     LabelsOption,
     OptionalJob,
-    act_on_labels,
-    choose_jobs,
+    act_on_batch,
+    choose_batch,
 )
 from service.commands.cli_support import (
     JsonOption,
@@ -42,6 +44,7 @@ def cancel(
     job: OptionalJob = None,
     *,
     labels: LabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -49,7 +52,7 @@ def cancel(
     """Cancel a job, or all with some labels: the workers save a checkpoint and stop. A LOST guest
     run ends at once.
     """
-    chosen = choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.cancel, chosen, dry_run=dry_run, json=json)
 
@@ -58,6 +61,7 @@ def pause(
     job: OptionalJob = None,
     *,
     labels: LabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -65,7 +69,7 @@ def pause(
     """Pause a job, or all with some labels: the workers save a checkpoint and stop; 'accordion
     resume' continues them.
     """
-    chosen = choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.pause, chosen, dry_run=dry_run, json=json)
 
@@ -74,6 +78,7 @@ def resume(
     job: OptionalJob = None,
     *,
     labels: LabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -81,7 +86,7 @@ def resume(
     """Resume a paused job, or all with some labels, from the checkpoint as soon as there is
     capacity.
     """
-    chosen = choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.resume, chosen, dry_run=dry_run, json=json)
 
@@ -99,6 +104,7 @@ def retry(
             autocompletion=complete_label,
         ),
     ] = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -106,7 +112,7 @@ def retry(
     """Retry a job that failed or was cancelled, or all with some labels, from the newest
     checkpoint.
     """
-    chosen = choose_jobs(job, labels, dry_run=dry_run)
+    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.retry, chosen, dry_run=dry_run, json=json)
 
@@ -115,6 +121,7 @@ def archive(
     jobs: _OptionalJobs = None,
     *,
     labels: EndedLabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -122,9 +129,9 @@ def archive(
     """Archive ended jobs, or all with some labels: 'accordion list' leaves them out. They are kept
     until ACCORDION_JOB_RETENTION_S deletes them.
     """
-    chosen = _choose_several(jobs, labels, dry_run=dry_run)
+    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, dict):
+        if isinstance(chosen, Batch):
             _act_on_chosen(client, client.archive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job) for job in chosen]
@@ -135,14 +142,15 @@ def unarchive(
     jobs: _OptionalJobs = None,
     *,
     labels: EndedLabelsOption = None,
+    owner: BatchOwnerOption = None,
     dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """Unarchive jobs, or all with some labels: 'accordion list' shows them again."""
-    chosen = _choose_several(jobs, labels, dry_run=dry_run)
+    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, dict):
+        if isinstance(chosen, Batch):
             _act_on_chosen(client, client.unarchive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job, archived=True) for job in chosen]
@@ -150,23 +158,23 @@ def unarchive(
 
 
 def _choose_several(
-    jobs: list[str] | None, labels: list[str] | None, *, dry_run: bool
-) -> list[str] | dict[str, str]:
-    """Return the jobs, or the labels of the jobs, that a command is for.
+    jobs: list[str] | None, labels: list[str] | None, owner: str | None, *, dry_run: bool
+) -> list[str] | Batch:
+    """Return the jobs that a command is for.
 
     Raises:
-        BadParameter: neither or both are given, or a dry run is asked for named jobs.
+        BadParameter: neither or both are given, or a dry run or an owner is given for named jobs.
         SettingsError: a label has another form.
     """
     first = jobs[0] if jobs else None
-    chosen = choose_jobs(first, labels, dry_run=dry_run)
-    return chosen if isinstance(chosen, dict) else list(jobs or [])
+    chosen = choose_batch(first, labels, owner, dry_run=dry_run)
+    return chosen if isinstance(chosen, Batch) else list(jobs or [])
 
 
 def _act_on_chosen(
     client: Client,
     act: Callable[[str], JobView],
-    chosen: str | dict[str, str],
+    chosen: str | Batch,
     *,
     dry_run: bool,
     json: bool,
@@ -175,7 +183,7 @@ def _act_on_chosen(
     if isinstance(chosen, str):
         _print_job(act(client.find(chosen).id), json=json)
     else:
-        act_on_labels(client, act.__name__, chosen, dry_run=dry_run, json=json)
+        act_on_batch(client, act.__name__, chosen, dry_run=dry_run, json=json)
 
 
 def _act_on_each(act: Callable[[str], JobView], jobs: list[JobView], *, json: bool) -> None:

@@ -160,19 +160,23 @@ def list_jobs(
         ),
     ] = None,
     created_after: Annotated[
-        str, _time_option("--created-after", "were submitted at this time or later")
-    ] = "",
+        str | None, _time_option("--created-after", "were submitted at this time or later")
+    ] = None,
     created_before: Annotated[
-        str, _time_option("--created-before", "were submitted before this time")
-    ] = "",
+        str | None, _time_option("--created-before", "were submitted before this time")
+    ] = None,
     started_after: Annotated[
-        str, _time_option("--started-after", "started at this time or later")
-    ] = "",
+        str | None, _time_option("--started-after", "started at this time or later")
+    ] = None,
     started_before: Annotated[
-        str, _time_option("--started-before", "started before this time")
-    ] = "",
-    ended_after: Annotated[str, _time_option("--ended-after", "ended at this time or later")] = "",
-    ended_before: Annotated[str, _time_option("--ended-before", "ended before this time")] = "",
+        str | None, _time_option("--started-before", "started before this time")
+    ] = None,
+    ended_after: Annotated[
+        str | None, _time_option("--ended-after", "ended at this time or later")
+    ] = None,
+    ended_before: Annotated[
+        str | None, _time_option("--ended-before", "ended before this time")
+    ] = None,
     archived: Annotated[
         bool, typer.Option("--archived", help="only archived jobs, which are left out otherwise")
     ] = False,
@@ -212,8 +216,10 @@ def list_jobs(
         "method": method,
         "policy": policy,
         "archived": None if all_ else archived,
-        **{name: _parse_time(name, text) for name, text in times.items() if text},
+        "cloned_from": cloned_from,
+        **{name: _parse_time(name, text) for name, text in times.items() if text is not None},
     }
+    _refuse_empty(chosen)
     with connect_client(url) as client:
         if cloned_from is not None:
             chosen["cloned_from"] = _find_id(client, cloned_from)
@@ -223,6 +229,19 @@ def list_jobs(
             cursor=cursor,
         )
         _print_jobs(found, json=json)
+
+
+def _refuse_empty(chosen: dict[str, Any]) -> None:
+    """Check that no filter is empty, as with a variable of the shell that is not set.
+
+    Raises:
+        BadParameter: one is.
+    """
+    options = {"name": "exact-name", "name_prefix": "name", "id_prefix": "id"}
+    for name, value in chosen.items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            option = options.get(name, name.replace("_", "-"))
+            raise typer.BadParameter(f"--{option} is empty; leave it out to list all jobs")
 
 
 def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:
@@ -306,7 +325,7 @@ def _list_cells(job: JobView) -> dict[str, str]:
         "WORKERS": _format_workers(job),
         "LOSS": format_number(now.loss) if now else "-",
         "METRICS": format_metrics(job.metrics),
-        "CREATED": f"{job.created_at:%Y-%m-%d %H:%M}",
+        "CREATED": f"{job.created_at.astimezone():%Y-%m-%d %H:%M}",
         "WHY": job.message or job.reason.value,
     }
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import RepositoryDep
+from service.api.jobs import ListQuery
 from service.api.login_schemas import CHALLENGE
 from service.api.schemas import PLAIN
 from service.api.views import job_view
@@ -62,7 +63,8 @@ CHARTS = (
 def show_jobs(request: Request, caller: CallerDep) -> Response:
     """Show the list of jobs."""
     sees_all = Scope.READ_ALL in caller.scopes
-    return render_page(request, "jobs.html", page="jobs", sees_all=sees_all)
+    filters = " ".join(sorted(ListQuery.model_fields.keys() - {"limit", "cursor"}))
+    return render_page(request, "jobs.html", page="jobs", sees_all=sees_all, filters=filters)
 
 
 @router.get("/jobs/{job_id}", dependencies=[_READS])

@@ -12,8 +12,8 @@ from service.store.table_base import Base
 class JobLabelRow(Base):
     """One label of a job; `job_labels.py` writes it when the job's row is written.
 
-    The index has all columns by which lists are ordered and filtered, except the status, which
-    changes often. SQLite keeps the rows themselves in the order of the primary key.
+    The index has the columns by which lists are ordered and most often filtered. SQLite keeps the
+    rows themselves in the order of the primary key.
     """
 
     __tablename__ = "job_labels"

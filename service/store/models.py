@@ -36,21 +36,23 @@ def _job_key() -> Mapped[str]:
     return mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
 
 
+_LISTED = (
+    *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired", "priority"),
+    *("workers", "task", "method", "policy", "cloned_from", "started_at", "ended_at"),
+)
+"""Columns by which lists of jobs are ordered and filtered."""
+
+
 class JobRow(Base):
     """One job."""
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index(
-            "ix_jobs_list",
-            *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired"),
-            *("priority", "workers", "task", "method", "policy", "cloned_from", "started_at"),
-            "ended_at",
-        ),
-        Index(None, "status", "archived", "created_at", "id"),
-        Index(None, "name", "archived", "created_at", "id"),
+        Index("ix_jobs_list", *_LISTED),
+        Index("ix_jobs_status_list", "status", *_LISTED),
+        Index("ix_jobs_name_list", "name", "archived", "created_at", "id", "status"),
         Index(None, "ended_at", "archived"),
-        Index(None, "owner", "archived", "created_at", "id"),
+        Index("ix_jobs_owner_list", "owner", "archived", "created_at", "id", "status"),
         Index(None, "kind", "status"),
         Index(
             "ix_jobs_checkpoints", "ended_at", sqlite_where=_KEEPS_ALL, postgresql_where=_KEEPS_ALL

@@ -122,8 +122,11 @@ class NodeStore:
             ids = session.scalars(jobs).all()
             if not is_newest_token(session, token):
                 return
-            new = {"orders_version": JobRow.orders_version + 1, "version": JobRow.version + 1}
-            session.execute(update(JobRow).where(JobRow.id.in_(ids)).values(new))
+            session.execute(
+                update(JobRow)
+                .where(JobRow.id.in_(ids))
+                .values(orders_version=JobRow.orders_version + 1, version=JobRow.version + 1)
+            )
 
     def cordon(self, caller: Caller, name: str, reason: str) -> None:
         """Keep workers from a node until it is restored. Repeating has no effect."""

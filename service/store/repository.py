@@ -19,7 +19,7 @@ from service.domain.jobs import Kind, Reason, Status
 from service.domain.quotas import Quota, QuotaTable
 from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.database import Database
-from service.store.job_list import JobFilter, read_page
+from service.store.job_list import JobFilter, count_listed, read_page
 from service.store.models import (
     AckRow,
     AttemptRow,
@@ -198,6 +198,17 @@ class Repository:
             found = session.execute(query).all()
         return {status.value: 0 for status in Status} | {
             str(status): int(count) for status, count in found
+        }
+
+    def count_listed(self, visible_to: str | None) -> dict[Kind, dict[str, int]]:
+        """Count jobs and guest runs by status, without archived ones and those that are not visible
+        to a user; None for all. A status without any is 0.
+        """
+        with self.database.read() as session:
+            found = count_listed(session, visible_to)
+        return {
+            kind: {status.value: found.get((kind.value, status.value), 0) for status in Status}
+            for kind in Kind
         }
 
     def newest_attempts(self, job_ids: Collection[str]) -> dict[str, AttemptRow]:

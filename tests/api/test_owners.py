@@ -74,6 +74,22 @@ def test_a_job_of_another_user_is_not_there(team: Team) -> None:
     assert team.call(bob, "GET", JOBS, params={"owner": "ada"}).json()["items"] == []
 
 
+def test_jobs_are_counted_as_far_as_they_are_visible(team: Team) -> None:
+    ada, bob, eve = team.user("ada"), team.user("bob"), team.user("eve", Role.VIEWER)
+    kept, archived = team.submit(ada), team.submit(ada)
+    team.submit(bob)
+    for job_id in (kept, archived):
+        team.call(ada, "POST", f"{JOBS}/{job_id}/cancel")
+    team.call(ada, "POST", f"{JOBS}/{archived}/archive")
+    counts = {
+        name: team.call(token, "GET", "/api/v1/job-counts").json()
+        for name, token in (("ada", ada), ("bob", bob), ("eve", eve))
+    }
+    found = {name: (n["jobs"]["QUEUED"], n["jobs"]["CANCELLED"]) for name, n in counts.items()}
+    assert found == {"ada": (0, 1), "bob": (1, 0), "eve": (1, 1)}
+    assert [sum(n["guests"].values()) for n in counts.values()] == [0, 0, 0]
+
+
 def test_a_viewer_sees_all_jobs_and_an_operator_changes_them(team: Team) -> None:
     ada, eve = team.user("ada"), team.user("eve", Role.VIEWER)
     oscar = team.user("oscar", Role.OPERATOR)

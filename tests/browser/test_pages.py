@@ -230,6 +230,32 @@ def test_a_filter_that_is_not_applied_yet_goes_before_the_page_of_older_jobs(pag
     assert [path for path in reads if "cursor" in path or path == "cluster"] == []
 
 
+def test_jobs_are_counted_that_the_page_does_not_list(page, service):
+    for job_id in [service.submit(f"counted-{n}", epochs=1) for n in range(2)]:
+        service.wait_for_end(job_id)
+    page.route(
+        "**/api/v1/jobs?**",
+        lambda route: route.continue_(url=route.request.url.replace("limit=50", "limit=1")),
+    )
+    num_ended = service.client.get("/api/v1/job-counts").json()["jobs"]["SUCCEEDED"]
+    page.goto("/")
+    expect(page.locator("#tiles")).to_contain_text(f"Succeeded{num_ended}")
+    expect(page.locator("#rows tr")).to_have_count(1)
+    assert num_ended >= 2
+
+
+def test_filters_of_the_address_that_have_no_field_are_kept(page, service):
+    service.wait_for_end(service.submit("without-topk", epochs=1))
+    page.goto("/?method=topk&name_prefix=without")
+    expect(page.locator("#none")).to_be_visible()
+    expect(page.locator("#hidden")).to_contain_text("Also filtered by method topk.")
+    page.get_by_label("State", exact=True).select_option("SUCCEEDED")
+    expect(page).to_have_url(re.compile(r"name_prefix=without&status=SUCCEEDED&method=topk$"))
+    page.get_by_role("link", name="Show all").click()
+    expect(page).to_have_url(re.compile(r"/$"))
+    expect(page.locator("#hidden")).to_be_hidden()
+
+
 def test_a_row_keeps_the_focus_while_the_list_is_read_again(page, running):
     page.goto("/")
     link = page.locator(f'#rows a[href="/jobs/{running}"]')

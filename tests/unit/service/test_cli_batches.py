@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
+import typer
 
+from service.api import batch_schemas
+from service.client import Client
+from service.client.errors import ClientError, Refused
+from service.commands.batch_actions import Batch, act_on_batch, read_batch
 from tests.unit.service.conftest import LONG, Accordion
 
 
@@ -61,6 +73,118 @@ def test_jobs_with_a_label_are_changed_resized_retried_and_deleted(
     assert accordion("list", *chosen, "--all", "--json").json()["items"] == []
 
 
+def test_a_list_shows_times_as_its_filters_take_them(
+    accordion: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(accordion, spec, "times")
+    monkeypatch.setenv("TZ", "XYZ-05:45")
+    time.tzset()
+    try:
+        chosen = ("list", "--label", "sweep:times")
+        columns = accordion(*chosen).out.splitlines()
+        shown = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", columns[1])
+        assert shown is not None
+        begin = datetime.fromisoformat(shown[0])
+        bounds = ("--created-after", begin, "--created-before", begin + timedelta(minutes=1))
+        found = accordion(*chosen, *bounds, "--json").json()["items"]
+        assert [job["id"] for job in found] == [job_id]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_an_empty_filter_of_a_client_is_no_list_of_all_jobs(accordion: Accordion) -> None:
+    with Client(os.environ["ACCORDION_URL"]) as client, pytest.raises(Refused, match="owner"):
+        client.jobs(owner="")
+
+
+def test_a_batch_is_for_the_jobs_of_one_owner(accordion: Accordion, spec: Path) -> None:
+    job_id = submit(accordion, spec, "owned")
+    said = accordion("cancel", "--label", "sweep:owned", "--owner", "ada")
+    assert (said.code, said.out) == (0, "")
+    assert said.err == "accordion: no job of ada has the label sweep:owned\n"
+    said = accordion("cancel", "--label", "sweep:owned", "--owner", "admin")
+    assert f"({job_id}) is " in said.out
+
+
+@dataclass
+class Answers:
+    """A service whose batches have these answers, which it gives one by one."""
+
+    pages: list[list[dict[str, Any]]]
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        self.bodies.append(body)
+        if not self.pages:
+            return httpx2.Response(500, json={})
+        items, left = self.pages.pop(0), bool(self.pages)
+        cursor = f"c{len(self.bodies)}" if left and not body["ids"] else None
+        return httpx2.Response(200, json={"items": items, "more": left, "next_cursor": cursor})
+
+    def client(self) -> Client:
+        return Client("http://service", transport=httpx2.MockTransport(self))
+
+
+def item(name: str, owner: str, error: str | None = None) -> dict[str, Any]:
+    about = {"status": "CANCELLED", "owner": owner, "error": error}
+    return {"id": f"id-of-{name}", "name": name, **about}
+
+
+def test_a_batch_goes_on_until_no_job_is_left_and_names_several_owners(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers = Answers([[item("a", "ada")], [item("b", "bob", "no"), item("c", "ada")]])
+    with answers.client() as client, pytest.raises(typer.Exit):
+        act_on_batch(client, "cancel", Batch(labels={"a": "b"}), dry_run=False, json=False)
+    assert [body["cursor"] for body in answers.bodies] == [None, "c1"]
+    assert capsys.readouterr().out.splitlines() == [
+        "a (id-of-a) is CANCELLED",
+        "b (id-of-b, of bob) is CANCELLED: no",
+        "c (id-of-c, of ada) is CANCELLED",
+    ]
+
+
+def test_a_confirmed_batch_is_for_the_confirmed_jobs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch_schemas, "MAX_JOBS", 2)
+    ids = ("1", "2", "3")
+    answers = Answers([[item("a", "ada")], [item("b", "bob")]])
+    with answers.client() as client:
+        act_on_batch(client, "delete", Batch(labels={"a": "b"}, ids=ids), dry_run=False, json=True)
+    assert [body["ids"] for body in answers.bodies] == [["1", "2"], ["3"]]
+    assert [job["name"] for job in json.loads(capsys.readouterr().out)["items"]] == ["a", "b"]
+
+
+def test_a_batch_whose_confirmed_jobs_are_none_deletes_none(
+    accordion: Accordion, spec: Path
+) -> None:
+    job_id = submit(accordion, spec, "ended-later")
+    with Client(os.environ["ACCORDION_URL"]) as client:
+        batch = Batch(labels={"sweep": "ended-later"})
+        planned = [
+            job for view in read_batch(client, "delete", batch, dry_run=True) for job in view.items
+        ]
+        assert planned == []
+        cancel_all(accordion, ("--label", "sweep:ended-later"), 1)
+        act_on_batch(client, "delete", replace(batch, ids=[]), dry_run=False, json=False)
+        assert client.job(job_id).status == "CANCELLED"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_batch_prints_what_was_done_before_a_request_failed(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    answers = Answers([[item("a", "ada")], [item("b", "ada")]])
+    batch = Batch(labels={"a": "b"}, ids=[str(number) for number in range(500)])
+    with answers.client() as client, pytest.raises(ClientError):
+        act_on_batch(client, "delete", batch, dry_run=False, json=as_json)
+    printed = capsys.readouterr().out
+    assert ("id-of-a" in printed, "id-of-b" in printed) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "detail"),
     [
@@ -69,6 +193,11 @@ def test_jobs_with_a_label_are_changed_resized_retried_and_deleted(
         (("resize", "1", "2"), "give either JOB or --label"),
         (("change", "--with-label", "a:b", "--name", "n"), "--name is for one job"),
         (("change", "--priority", "1"), "give either JOB or --with-label"),
+        (("list", "--owner", ""), "--owner is empty; leave it out to list all jobs"),
+        (("list", "--id", ""), "--id is empty"),
+        (("list", "--reason", ""), "--reason is empty"),
+        (("list", "--cloned-from", ""), "--cloned-from is empty"),
+        (("list", "--created-after", ""), "--created-after is ''"),
         (("list", "--ended-after", "noon"), "--ended-after is 'noon'"),
     ],
 )
@@ -86,6 +215,8 @@ def test_arguments_that_say_nothing_are_refused(
         ([], "give either JOB or --label"),
         (["a-job", "--label", "a:b"], "give either JOB or --label"),
         (["a-job", "--dry-run"], "--dry-run is for --label"),
+        (["a-job", "--owner", "ada"], "--owner is for --label"),
+        (["--label", "a:b", "--owner", ""], "--owner is empty; leave it out"),
         (["--label", "a"], "--label 'a' is not of the form key:value"),
         (["--label", "a:b", "--label", "a:c"], "--label a is given twice"),
     ],

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, insert, select
 from service import allocator
 from service.metrics import metrics_response
 from service.store import job_list
-from service.store.job_list import JobFilter
+from service.store.job_list import JobFilter, ListingState
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
 from tests.api.world import World
@@ -109,6 +109,8 @@ def test_a_submission_writes_each_of_its_rows_once(world: World) -> None:
         lambda repository: repository.jobs(JobFilter(archived=True)),
         lambda repository: repository.shown(1.0),
         lambda repository: repository.count_by_status(),
+        lambda repository: repository.count_listed(None),
+        lambda repository: repository.count_listed("ada"),
     ],
 )
 def test_a_list_reads_no_more_rows_than_it_shows(
@@ -145,10 +147,20 @@ _BY_AGE = "ix_jobs_list (archived=?"
         ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
         (
             {"statuses": ["FAILED"], "method": "topk"},
-            "ix_jobs_status_archived_created_at_id (status=? AND archived=?",
+            "ix_jobs_status_list (status=? AND archived=?",
         ),
-        ({"name": "n"}, "ix_jobs_name_archived_created_at_id (name=? AND archived=?"),
-        ({"owner": "ada"}, "ix_jobs_owner_archived_created_at_id (owner=? AND archived=?"),
+        (
+            {"statuses": ["FAILED"], "name": "n", "owner": "ada"},
+            "ix_jobs_status_list (status=? AND archived=?",
+        ),
+        ({"statuses": ["FAILED"], "name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
+        ({"statuses": ["FAILED"], "owner": "ada"}, "ix_jobs_owner_list (owner=? AND archived=?"),
+        (
+            {"statuses": ["FAILED"], "id_prefix": "01a2"},
+            "sqlite_autoindex_jobs_1 (id>? AND id<?",
+        ),
+        ({"name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
+        ({"owner": "ada"}, "ix_jobs_owner_list (owner=? AND archived=?"),
         ({"visible_to": "ada", "workers": 0}, _BY_AGE),
         ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
     ],
@@ -226,7 +238,7 @@ def test_a_label_that_many_jobs_have_is_looked_up_for_the_jobs_of_a_status(
     with selects(world) as found:
         world.repository.jobs(JobFilter(labels=[_TEAM], statuses=statuses))
     steps = steps_of(world, found[-1])[1:]
-    jobs = [step for step in steps if "ix_jobs_status_archived_created_at_id (status=?" in step]
+    jobs = [step for step in steps if "ix_jobs_status_list (status=?" in step]
     assert len(jobs) == len(statuses)
     assert sum("PRIMARY KEY (job_id=? AND key=?)" in step for step in steps) == len(statuses)
     assert len(steps) == 2 * len(statuses)
@@ -280,7 +292,19 @@ def test_a_list_is_read_in_the_order_of_an_index(
         {"cloned_from": "c", "workers": 7},
         {"reasons": ["LOST"], "desired": ["PAUSE"]},
         {"started_after": 1.0, "ended_before": 9.0},
+        {"statuses": ["FAILED", "RUNNING"], "method": "topk", "priority": 99},
+        {"statuses": ["FAILED"], "ended_after": 1.0},
+        {"statuses": ["FAILED"], "name_prefix": "n", "kind": "job"},
+        {"statuses": ["FAILED"], "visible_to": "ada"},
+        {"statuses": ["FAILED"], "name": "n"},
+        {"statuses": ["FAILED"], "owner": "ada", "visible_to": "ada"},
+        {"statuses": ["FAILED"], "owner": "ada", "name": "n"},
+        {"statuses": ["FAILED"], "owner": "ada", "task": "t"},
+        {"labels": [_TEAM], "method": "topk", "priority": 99},
+        {"labels": [_TEAM], "ended_after": 1.0, "owner": "ada"},
+        {"labels": [_TEAM], "unlike": ListingState(priority=1)},
     ],
+    ids=str,
 )
 def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[str, Any]) -> None:
     with selects(world) as found:
@@ -291,6 +315,13 @@ def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[s
         steps = [step[3] for step in plan if "archived=?" in step[3]]
     assert steps
     assert all("USING COVERING INDEX" in step for step in steps)
+
+
+@pytest.mark.parametrize("visible_to", [None, "ada"])
+def test_jobs_are_counted_by_an_index_alone(world: World, visible_to: str | None) -> None:
+    with selects(world) as found:
+        world.repository.count_listed(visible_to)
+    assert steps_of(world, found[0]) == ["SCAN jobs USING COVERING INDEX ix_jobs_status_list"]
 
 
 def test_a_turn_changes_no_indexed_column_of_a_training_job(world: World) -> None:

@@ -191,6 +191,35 @@ def test_labels_of_the_jobs_that_are_there_fill_their_table(empty_url: str) -> N
     database.close()
 
 
+@pytest.mark.parametrize(
+    ("spec", "copied"),
+    [
+        ({"task": {"name": "t"}, "compression": {"method": "m"}}, ("t", "m", None)),
+        ({"task": {"name": 7}, "policy": {"name": "p"}}, (None, None, "p")),
+        ({"task": "t", "compression": [], "policy": None}, (None, None, None)),
+        ([], (None, None, None)),
+    ],
+    ids=str,
+)
+def test_values_of_old_specs_fill_their_columns_as_far_as_there_are_any(
+    empty_url: str, spec: Any, copied: tuple[str | None, ...]
+) -> None:
+    database = Database(empty_url)
+    with database.connect_writer() as connection:
+        migrate(connection, "0026")
+        tables = MetaData()
+        tables.reflect(connection)
+        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
+        job |= {"id": "j", "status": "FAILED", "kind": "job", "spec": spec}
+        documents = {"labels": {}, "tally": {}, "metrics": {}}
+        connection.execute(tables.tables["jobs"].insert(), {**job, **documents})
+    upgrade(empty_url)
+    with database.engine.connect() as connection:
+        [row] = connection.execute(text("SELECT task, method, policy FROM jobs"))
+    assert tuple(row) == copied
+    database.close()
+
+
 def migrate(
     connection: Connection, revision: str, direction: Callable[..., None] = command.upgrade
 ) -> None:
@@ -199,7 +228,7 @@ def migrate(
     direction(config, revision)
 
 
-def test_a_document_of_labels_that_is_not_json_does_not_stop_the_migration(tmp_path: Path) -> None:
+def test_documents_that_are_not_json_do_not_stop_the_migration(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/damaged.db"
     database = Database(url)
     with database.connect_writer() as connection:
@@ -208,9 +237,11 @@ def test_a_document_of_labels_that_is_not_json_does_not_stop_the_migration(tmp_p
         tables.reflect(connection)
         job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
         connection.execute(tables.tables["jobs"].insert(), {**job, "id": "j"})
-        connection.execute(text("UPDATE jobs SET labels = '{\"team\": '"))
+        connection.execute(text("UPDATE jobs SET labels = '{\"team\": ', spec = '{'"))
     upgrade(url)
     assert listed_labels(database) == set()
+    with database.engine.connect() as connection:
+        assert connection.execute(text("SELECT task FROM jobs")).scalar_one() is None
     database.close()
 
 

@@ -35,33 +35,34 @@ function bar(job) {
   ];
 }
 
-function tiles(jobs, cluster) {
-  const count = (status) => String(jobs.filter((job) => job.status === status).length);
-  const active = jobs.filter((job) => isActive(job.status));
-  const guests = active.filter(isGuest).length;
+function tiles(counts, cluster) {
+  const active = (numbers) => Object.keys(numbers).filter(isActive).reduce((sum, status) => sum + numbers[status], 0);
+  const count = (status) => counts.jobs[status] + counts.guests[status];
+  const guests = active(counts.guests);
   const cpus = `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`;
   return [
-    ["Running", String(active.length), guests ? `including ${counted(guests, "guest run")}` : "", true],
-    ["Queued", count("QUEUED"), `${count("PAUSED")} paused`],
-    ["Succeeded", count("SUCCEEDED")],
-    ["Failed", count("FAILED")],
+    ["Running", String(active(counts.jobs) + guests), guests ? `including ${counted(guests, "guest run")}` : "", true],
+    ["Queued", String(count("QUEUED")), `${count("PAUSED")} paused`],
+    ["Succeeded", String(count("SUCCEEDED"))],
+    ["Failed", String(count("FAILED"))],
     ["CPUs in use", cpus, cluster.reachable ? usedByOthers(cluster, "cpus") || counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster unreachable"],
   ];
 }
 
-// The tiles, for which the cluster is read, are shown only above the whole list.
+// The tiles, for which jobs are counted and the cluster is read, are shown only above the whole list.
 async function load(query) {
-  const [page, cluster] = await Promise.all([get(`/jobs?limit=${PAGE_SIZE}&${query}`), query === "" ? get("/cluster") : null]);
-  return { page, cluster };
+  const isPart = query !== "";
+  const [page, counts, cluster] = await Promise.all([get(`/jobs?limit=${PAGE_SIZE}&${query}`), isPart ? null : get("/job-counts"), isPart ? null : get("/cluster")]);
+  return { page, counts, cluster };
 }
 
-function draw({ page, cluster }, isPart) {
+function draw({ page, counts, cluster }, isPart) {
   const isEmpty = page.items.length === 0;
   fillRows(page.items.map(row));
   at("empty").hidden = isPart || !isEmpty;
   at("none").hidden = !isPart || !isEmpty;
   at("tiles").hidden = isPart;
-  if (!isPart) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
+  if (!isPart) fill(at("tiles"), ...tiles(counts, cluster).map(tile));
 }
 
 followPages(REFRESH_MS, { load, draw });

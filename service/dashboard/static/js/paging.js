@@ -1,6 +1,6 @@
 // A list with filters and pages. The address has both, under the names of the REST API, so that they can be linked and reloaded.
 import { showLive, updateEvery } from "./api.js";
-import { fill } from "./format.js";
+import { element, fill } from "./format.js";
 
 // A part of a list is read less often than the whole list: it is looked at for longer, and changes less.
 const PART_MS = 10000;
@@ -13,12 +13,26 @@ const fields = () => [...at("filters").elements].filter((field) => field.name);
 // A field may take several values, separated by commas.
 const values = (field) => ("several" in field.dataset ? field.value.split(",") : [field.value]).map((text) => text.trim()).filter(Boolean);
 
-const chosen = () => new URLSearchParams(fields().flatMap((field) => values(field).map((value) => [field.name, value])));
+// Filters of the address that have no field; the page names them.
+const hidden = () => {
+  const named = new Set(fields().map((field) => field.name));
+  const known = (at("filters").dataset.filters ?? "").split(" ").filter((name) => name && !named.has(name));
+  return [...new URLSearchParams(location.search)].filter(([name]) => known.includes(name));
+};
+
+const chosen = () => new URLSearchParams([...fields().flatMap((field) => values(field).map((value) => [field.name, value])), ...hidden()]);
 
 // What the address asks for.
 function asked() {
-  const known = new Set(["cursor", ...fields().map((field) => field.name)]);
+  const known = new Set(["cursor", ...fields().map((field) => field.name), ...hidden().map(([name]) => name)]);
   return new URLSearchParams([...new URLSearchParams(location.search)].filter(([name]) => known.has(name)));
+}
+
+function showHidden() {
+  if (!at("hidden")) return;
+  const texts = hidden().map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+  at("hidden").hidden = texts.length === 0;
+  fill(at("hidden"), `Also filtered by ${texts.join(", ")}. `, element("a", { href: location.pathname }, "Show all"));
 }
 
 function fillFields() {
@@ -84,6 +98,7 @@ export function followPages(ms, { load, draw }) {
 
   // Until the page has come, there is no other one to go on to.
   function show() {
+    showHidden();
     next = null;
     at("older").hidden = at("newer").hidden = true;
     update().then(() => showLive("live"), () => showLive("lost"));
@@ -114,5 +129,6 @@ export function followPages(ms, { load, draw }) {
   at("newer").addEventListener("click", () => turn(trail().at(-1), trail().slice(0, -1)));
   addEventListener("popstate", () => { fillFields(); show(); });
   fillFields();
+  showHidden();
   updateEvery(ms, poll);
 }

@@ -66,7 +66,7 @@ def _fill(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _parse(document: str) -> dict[str, str]:
-    """Parse the labels of a job; none if one of them is no text."""
+    """Parse the labels of a job; none if one of them is not a string."""
     try:
         labels = json.loads(document)
     except ValueError:

@@ -51,7 +51,7 @@ def downgrade() -> None:
 
 
 def _fill_columns() -> None:
-    """Copy the values from the specs, of which an old one may be no JSON in SQLite."""
+    """Copy the values from the specs, an old one of which may not be valid JSON in SQLite."""
     is_postgres = op.get_context().dialect.name == "postgresql"
     values = []
     for column, (section, name) in _SPEC_VALUES.items():
