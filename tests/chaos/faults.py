@@ -51,6 +51,13 @@ class Faults:
             self.planted[fault] += 1
         self._next_at = time.monotonic() + self._draw.uniform(*self._seconds)
 
+    def describe(self) -> str:
+        """Return how many faults of each kind were planted, and which kinds are impossible."""
+        counts = ", ".join(f"{count} {fault}" for fault, count in sorted(self.planted.items()))
+        impossible = [fault for fault in FAULTS if fault not in self.planted]
+        named = f"; impossible with SQLite: {', '.join(impossible)}" if impossible else ""
+        return f"killed: {counts}{named}"
+
     def find_missing(self) -> list[str]:
         """Return a sentence for each possible kind of fault that was never planted."""
         return [f"no {fault} was killed" for fault, count in self.planted.items() if not count]

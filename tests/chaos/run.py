@@ -112,8 +112,7 @@ def _run(
                 if job.ended_at is None:
                     up.client.cancel(job.id)
     wait_for(lambda: not list_processes(up.home, "ray::Worker"))
-    planted = ", ".join(f"{count} {fault}" for fault, count in sorted(faults.planted.items()))
-    print(f"{len(jobs)} jobs in {took_s:.0f} s; killed: {planted}")
+    print(f"{len(jobs)} jobs in {took_s:.0f} s; {faults.describe()}")
     print("\n".join(violations) or "every job is where its owner wanted it; all laws hold")
     return 1 if violations else 0
 

@@ -41,9 +41,11 @@ def test_a_fault_that_finds_nothing_delays_no_other_and_is_missed() -> None:
     assert faults.find_missing() == []
 
 
-def test_without_a_database_server_its_faults_are_not_missed() -> None:
-    missing = {sentence.split()[1] for sentence in Scripted().find_missing()}
+def test_without_a_database_server_its_faults_are_named_and_not_missed() -> None:
+    faults = Scripted()
+    missing = {sentence.split()[1] for sentence in faults.find_missing()}
     assert missing == set(FAULTS) - SERVER_FAULTS
+    assert faults.describe().endswith("; impossible with SQLite: connection, database")
 
 
 @pytest.mark.parametrize("seed", range(5))
