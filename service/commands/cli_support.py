@@ -91,8 +91,8 @@ def find_to_read(client: Client, reference: str) -> JobView:
 
 
 def create_console() -> Console:
-    """Create a console whose colors and width follow the terminal; neither markup nor names of emoji
-    in texts are interpreted.
+    """Create a console whose colors and width follow the terminal; texts are printed as they are,
+    with markup and names of emoji.
     """
     from rich.console import Console
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands.cli_support import create_console
 from service.commands.format import format_metrics
 from service.commands.spec_file import parse_spec, set_value
 from service.demo import packaged_spec
@@ -212,13 +211,6 @@ def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
     metrics: dict[str, float], newest: str
 ) -> None:
     assert format_metrics(metrics) == newest
-
-
-def test_a_text_with_the_name_of_an_emoji_is_printed_as_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    create_console().print("stopped :warning: at [10:100:3]")
-    assert capsys.readouterr().out == "stopped :warning: at [10:100:3]\n"
 
 
 def test_logs_of_a_job_that_wrote_nothing_say_why(accordion: Accordion, spec: Path) -> None:

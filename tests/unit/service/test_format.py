@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from service.commands.cli_support import create_console
 from service.commands.format import format_milliseconds, format_rounded, format_sent_bytes
 
 
@@ -31,3 +32,10 @@ def test_short_times_are_in_milliseconds_and_long_ones_in_seconds(
     seconds: float, said: str
 ) -> None:
     assert format_milliseconds(seconds) == said
+
+
+def test_a_text_with_the_name_of_an_emoji_is_printed_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    create_console().print("stopped :warning: at [10:100:3]")
+    assert capsys.readouterr().out == "stopped :warning: at [10:100:3]\n"
