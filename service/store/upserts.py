@@ -49,4 +49,5 @@ def _build_statement(entity: type[Base], *, is_postgresql: bool) -> Insert:
     keys = [column.name for column in table.primary_key]
     query = (postgresql if is_postgresql else sqlite).insert(table)
     others = {name: query.excluded[name] for name in _empty_row(entity) if name not in keys}
-    return query.on_conflict_do_update(index_elements=keys, set_=others)
+    statement: Insert = query.on_conflict_do_update(index_elements=keys, set_=others)
+    return statement

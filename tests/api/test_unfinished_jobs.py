@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
 import pytest
 from sqlalchemy import inspect
@@ -18,11 +18,12 @@ from tests.api.world import World
 LONG = {"training": {"epochs": 4000}}
 
 
-def loaded_values(row: JobRow) -> dict[str, Any]:
+def loaded_values(row: JobRow) -> dict[str, str]:
     """Columns of a row, except those that are loaded when they are needed."""
     state = inspect(row)
     names = {column.key for column in state.mapper.column_attrs} - state.unloaded
-    return {name: getattr(row, name) for name in names}
+    # As JSON: what was stored may hold tuples, which are read as lists.
+    return {name: json.dumps(getattr(row, name)) for name in names}
 
 
 @pytest.fixture
