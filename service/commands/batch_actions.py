@@ -57,7 +57,7 @@ DryRunOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class JobBatch:
     """The jobs that a command is for."""
 
     labels: dict[str, str]
@@ -75,7 +75,7 @@ def choose_batch(
     *,
     dry_run: bool,
     option: str = "--label",
-) -> str | Batch:
+) -> str | JobBatch:
     """Return the job or jobs that a command is for; `option` gave the labels.
 
     Raises:
@@ -88,7 +88,7 @@ def choose_batch(
     if owner == "":
         raise typer.BadParameter("--owner is empty; leave it out for the jobs of all users")
     if job is None:
-        return Batch(labels=_parse_labels(labels or [], option), owner=owner)
+        return JobBatch(labels=_parse_labels(labels or [], option), owner=owner)
     if dry_run:
         raise typer.BadParameter(f"--dry-run is for {option}; 'accordion show' shows one job")
     if owner is not None:
@@ -107,7 +107,7 @@ def _parse_labels(texts: list[str], option: str) -> dict[str, str]:
     return labels
 
 
-def read_batch(client: Client, action: str, batch: Batch, **more: Any) -> Iterator[BatchView]:
+def read_batch(client: Client, action: str, batch: JobBatch, **more: Any) -> Iterator[BatchView]:
     """Apply an action to the jobs of a batch, and iterate over the answers of the service."""
     from service.api.batch_schemas import MAX_JOBS
 
@@ -131,7 +131,7 @@ def read_batch(client: Client, action: str, batch: Batch, **more: Any) -> Iterat
 
 
 def act_on_batch(
-    client: Client, action: str, batch: Batch, *, dry_run: bool, json: bool, **values: Any
+    client: Client, action: str, batch: JobBatch, *, dry_run: bool, json: bool, **values: Any
 ) -> None:
     """Apply an action to the jobs of a batch, or list them, and print each, also if a later request
     fails.
@@ -172,7 +172,7 @@ def _describe_done(job: BatchItem, named: str, action: str) -> str:
     return f"{named} is {state}{f': {job.error}' if job.error else ''}"
 
 
-def _report_none(client: Client, batch: Batch, action: str) -> None:
+def _report_none(client: Client, batch: JobBatch, action: str) -> None:
     """Print why a batch has no job: a label that no job has may be mistyped."""
     texts = [f"{key}:{value}" for key, value in batch.labels.items()]
     named = f"label{'s' if len(texts) > 1 else ''} {' and '.join(texts)}"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.commands.batch_actions import (
-    Batch,
     BatchOwnerOption,
     DryRunOption,
     EndedLabelsOption,
+    JobBatch,
     OptionalJob,
     act_on_batch,
     choose_batch,
@@ -66,7 +66,7 @@ def _delete_one(client: Client, job: str, *, yes: bool, json: bool) -> None:
         typer.echo(f"deleted {deleted.name} ({deleted.id})")
 
 
-def _confirm_all(client: Client, batch: Batch) -> list[str]:
+def _confirm_all(client: Client, batch: JobBatch) -> list[str]:
     """Ask the user whether to delete the jobs of a batch; without any, nobody is asked. Return
     their IDs: jobs that match later are not deleted.
     """

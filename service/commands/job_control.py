@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.batch_actions import (
-    Batch,
     BatchOwnerOption,
     DryRunOption,
+    JobBatch,
     LabelsOption,
     OptionalJob,
     act_on_batch,
@@ -267,7 +267,7 @@ def change(
         raise typer.BadParameter("nothing to change; give --name, --priority or --label")
     chosen = choose_batch(job, chosen_labels, owner, dry_run=dry_run, option="--with-label")
     with connect_client(url) as client:
-        if isinstance(chosen, Batch):
+        if isinstance(chosen, JobBatch):
             if name is not None:
                 raise typer.BadParameter("--name is for one job; give JOB")
             values = {"labels": changed, "priority": priority}

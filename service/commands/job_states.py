@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.commands.batch_actions import (
-    Batch,
     BatchOwnerOption,
     DryRunOption,
     EndedLabelsOption,
+    JobBatch,
     LabelsOption,
     OptionalJob,
     act_on_batch,
@@ -131,7 +131,7 @@ def archive(
     """
     chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, Batch):
+        if isinstance(chosen, JobBatch):
             _act_on_chosen(client, client.archive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job) for job in chosen]
@@ -150,7 +150,7 @@ def unarchive(
     """Unarchive jobs, or all with some labels: 'accordion list' shows them again."""
     chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
-        if isinstance(chosen, Batch):
+        if isinstance(chosen, JobBatch):
             _act_on_chosen(client, client.unarchive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job, archived=True) for job in chosen]
@@ -159,7 +159,7 @@ def unarchive(
 
 def _choose_several(
     jobs: list[str] | None, labels: list[str] | None, owner: str | None, *, dry_run: bool
-) -> list[str] | Batch:
+) -> list[str] | JobBatch:
     """Return the jobs that a command is for.
 
     Raises:
@@ -168,13 +168,13 @@ def _choose_several(
     """
     first = jobs[0] if jobs else None
     chosen = choose_batch(first, labels, owner, dry_run=dry_run)
-    return chosen if isinstance(chosen, Batch) else list(jobs or [])
+    return chosen if isinstance(chosen, JobBatch) else list(jobs or [])
 
 
 def _act_on_chosen(
     client: Client,
     act: Callable[[str], JobView],
-    chosen: str | Batch,
+    chosen: str | JobBatch,
     *,
     dry_run: bool,
     json: bool,

@@ -1,4 +1,4 @@
-"""Column types that clean texts and tolerate unreadable JSON documents."""
+"""Column types that clean texts and tolerate unreadable JSON, and the columns of lists."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from sqlalchemy.types import TypeDecorator
 
 from workers.plain_text import clean_text, clean_texts
 
+LISTED_COLUMNS = (
+    *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired", "priority"),
+    *("workers", "task", "method", "policy", "cloned_from", "started_at", "ended_at"),
+)
+"""Columns by which lists of jobs are ordered and filtered, except the status."""
 _REFUSED_ESCAPE = re.compile(r"\\u(0000|[dD][89a-fA-F])")
 """JSON escapes of NUL and of surrogates, including valid surrogate pairs."""
 _NUMBER = "$number"

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.domain.jobs import Kind
 from service.store.checkpoint_table import CheckpointRow as CheckpointRow
-from service.store.columns import LongPlainText, PlainText
+from service.store.columns import LISTED_COLUMNS, LongPlainText, PlainText
 from service.store.job_label_table import JobLabelRow as JobLabelRow
 from service.store.logger_table import LoggerRow as LoggerRow
 from service.store.login_code_table import LoginCodeRow as LoginCodeRow
@@ -36,20 +36,13 @@ def _job_key() -> Mapped[str]:
     return mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
 
 
-_LISTED = (
-    *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired", "priority"),
-    *("workers", "task", "method", "policy", "cloned_from", "started_at", "ended_at"),
-)
-"""Columns by which lists of jobs are ordered and filtered."""
-
-
 class JobRow(Base):
     """One job."""
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index("ix_jobs_list", *_LISTED),
-        Index("ix_jobs_status_list", "status", *_LISTED),
+        Index("ix_jobs_list", *LISTED_COLUMNS),
+        Index("ix_jobs_status_list", "status", *LISTED_COLUMNS),
         Index("ix_jobs_name_list", "name", "archived", "created_at", "id", "status"),
         Index(None, "ended_at", "archived"),
         Index("ix_jobs_owner_list", "owner", "archived", "created_at", "id", "status"),

@@ -18,7 +18,7 @@ import typer
 from service.api import batch_schemas
 from service.client import Client
 from service.client.errors import ClientError, Refused
-from service.commands.batch_actions import Batch, act_on_batch, read_batch
+from service.commands.batch_actions import JobBatch, act_on_batch, read_batch
 from tests.unit.service.conftest import LONG, Accordion
 
 
@@ -137,7 +137,7 @@ def test_a_batch_goes_on_until_no_job_is_left_and_names_several_owners(
 ) -> None:
     answers = Answers([[item("a", "ada")], [item("b", "bob", "no"), item("c", "ada")]])
     with answers.client() as client, pytest.raises(typer.Exit):
-        act_on_batch(client, "cancel", Batch(labels={"a": "b"}), dry_run=False, json=False)
+        act_on_batch(client, "cancel", JobBatch(labels={"a": "b"}), dry_run=False, json=False)
     assert [body["cursor"] for body in answers.bodies] == [None, "c1"]
     assert capsys.readouterr().out.splitlines() == [
         "a (id-of-a) is CANCELLED",
@@ -153,7 +153,9 @@ def test_a_confirmed_batch_is_for_the_confirmed_jobs(
     ids = ("1", "2", "3")
     answers = Answers([[item("a", "ada")], [item("b", "bob")]])
     with answers.client() as client:
-        act_on_batch(client, "delete", Batch(labels={"a": "b"}, ids=ids), dry_run=False, json=True)
+        act_on_batch(
+            client, "delete", JobBatch(labels={"a": "b"}, ids=ids), dry_run=False, json=True
+        )
     assert [body["ids"] for body in answers.bodies] == [["1", "2"], ["3"]]
     assert [job["name"] for job in json.loads(capsys.readouterr().out)["items"]] == ["a", "b"]
 
@@ -163,7 +165,7 @@ def test_a_batch_whose_confirmed_jobs_are_none_deletes_none(
 ) -> None:
     job_id = submit(accordion, spec, "ended-later")
     with Client(os.environ["ACCORDION_URL"]) as client:
-        batch = Batch(labels={"sweep": "ended-later"})
+        batch = JobBatch(labels={"sweep": "ended-later"})
         planned = [
             job for view in read_batch(client, "delete", batch, dry_run=True) for job in view.items
         ]
@@ -178,7 +180,7 @@ def test_a_batch_prints_what_was_done_before_a_request_failed(
     capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     answers = Answers([[item("a", "ada")], [item("b", "ada")]])
-    batch = Batch(labels={"a": "b"}, ids=[str(number) for number in range(500)])
+    batch = JobBatch(labels={"a": "b"}, ids=[str(number) for number in range(500)])
     with answers.client() as client, pytest.raises(ClientError):
         act_on_batch(client, "delete", batch, dry_run=False, json=as_json)
     printed = capsys.readouterr().out
