@@ -7,6 +7,7 @@ import {
   barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint,
   packagesText, storageText, swatch, tile, times, words,
 } from "./format.js";
+import { hasLoggers, showLoggers } from "./loggers.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
 import { QUEUE_MS, readQueue, showWait } from "./queue.js";
@@ -16,6 +17,7 @@ import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js"
 const CHARTS_MS = 1000;
 const RETRY_MS = 2000;
 const WHY_MS = 5000;
+const LOGGERS_MS = 10000;
 const MAX_ROWS = 300;
 // Items per request, on opening and for each click on "older": a long job has more than a browser can show.
 const PAGE = 200;
@@ -194,6 +196,7 @@ const load = {
   overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
   schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
   why: async () => { showWhy(await get(`${PATH}/why`)); },
+  loggers: loadLoggers,
 };
 
 const byGroup = (a, b) => a.attempt - b.attempt || a.generation - b.generation;
@@ -246,6 +249,14 @@ async function loadWait() {
     showWait(queue.items.find(({ id }) => id === ID), queue);
   }
   queueTimer = setTimeout(() => again("wait"), QUEUE_MS);
+}
+
+// No event tells what loggers send, which they do some time after each epoch and after the end of the job.
+let loggersTimer;
+async function loadLoggers() {
+  clearTimeout(loggersTimer);
+  if (!hasLoggers()) return;
+  if (document.hidden || showLoggers((await get(`${PATH}/loggers`)).items)) loggersTimer = setTimeout(() => again("loggers"), LOGGERS_MS);
 }
 
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
@@ -311,7 +322,7 @@ const REACT = {
   packages: () => again("job"),
   archive: () => again("job"),
   change: () => again("job"),
-  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints"); },
+  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints", "loggers"); },
 };
 
 function close() {
@@ -397,7 +408,7 @@ function showLogs() {
 
 // A browser opens at most six streams to one service, so hidden pages close theirs.
 function follow() {
-  if (!document.hidden) again("wait");
+  if (!document.hidden) again("wait", "loggers");
   for (const [name, source] of streams) {
     source?.close();
     if (document.hidden) streams.set(name, null);
