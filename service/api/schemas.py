@@ -18,7 +18,7 @@ from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
 from workers.plain_text import check_texts
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse
-from workers.spec_types import MAX_PRIORITY, Label
+from workers.spec_types import MAX_PRIORITY, MAX_SAMPLES, Label
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""
@@ -358,6 +358,10 @@ class BatchSchedule(Answer):
     """Samples per step at level `low`."""
     high: int
     """Samples per step at level `high`."""
+    min: int = 1
+    """Fewest samples per step that an override can set, so that every worker gets a part."""
+    max: int = MAX_SAMPLES
+    """Most samples per step that an override can set."""
     said_by: str
     """Source of the batch: `policy`, or the ID of an override."""
 

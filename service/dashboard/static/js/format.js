@@ -159,3 +159,10 @@ export const levelText = (level) => {
   if (typeof level !== "object") return String(level);
   return Object.entries(level).map(([key, value]) => `${key}=${value}`).join(", ");
 };
+
+// What an override sets, without the names of layers.
+export const overrideLevel = ({ target, level }) => `${target === "batch" ? "batch " : ""}${levelText(level)}`;
+
+const layerNames = ({ target, layers }) => (target === "batch" || layers.length === 0 ? "" : ` for ${layers.join(", ")}`);
+
+export const overrideText = (row) => `${overrideLevel(row)}${layerNames(row)}`;

@@ -4,12 +4,12 @@ import { showAttempts, showCheckpoints } from "./attempts.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint,
+  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, overrideLevel, quality, rayText, repaint,
   packagesText, storageText, swatch, tile, times, words,
 } from "./format.js";
 import { hasLoggers, showLoggers } from "./loggers.js";
 import { marksOf } from "./marks.js";
-import { closeForm, openForm, showOverrides } from "./override.js";
+import { closeForm, openForm, showBatch, showOverrides } from "./override.js";
 import { QUEUE_MS, readQueue, showWait } from "./queue.js";
 import { showWhy } from "./why.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
@@ -132,8 +132,11 @@ function showSchedule() {
   fill(at("schedule"), ...schedule.layers.map((row) => element("tr", {},
     cell("mono", row.layer), cell("mono", row.shape.join("×")), cell("", swatch(row.regime, row.regime)),
     cell("", swatch(levelClass(row.level), row.level)), cell("", `${row.method} ${levelText(row.options)}`),
-    cell("", row.said_by === "policy" ? "policy" : overrideName(row.said_by)), cell("", row.policy_level))));
+    cell("", sayer(row)), cell("", row.policy_level))));
+  showBatch(schedule.batch, schedule.batch && sayer(schedule.batch));
 }
+
+const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));
 
 const findOverride = (id) => seen.overrides.find((override) => override.id.startsWith(id));
 
@@ -298,7 +301,7 @@ const TELL = {
   status: (data) => `${data.status.toLowerCase()}${byUser(data)}: ${data.message}`,
   epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: ${[`loss ${number(loss)}`, quality(metrics)].filter(Boolean).join(", ")}`,
   decision: ({ decision }) => named(decision.reason),
-  override: ({ number: place, level, state, message, requested_by: by }) => `override ${place} (${levelText(level)})${byUser({ by })}: ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
+  override: (data) => `override ${data.number} (${overrideLevel(data)})${byUser({ by: data.requested_by })}: ${data.state.toLowerCase()}${data.message ? `; ${data.message}` : ""}`,
   workers: tellWorkers,
   checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; resumes at epoch ${epoch}`,
   packages: packagesText,
