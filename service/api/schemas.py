@@ -161,6 +161,10 @@ class JobView(Answer):
     """Why the job is in this state, in one sentence, with a remedy if there is one."""
     trained_s: float = 0.0
     """Seconds of training in the attempts that have ended."""
+    times_out_at: datetime | None = None
+    """Time at which the job fails as `TIMED_OUT` if it has not ended (`limits.total_seconds`); null
+    without that limit.
+    """
     spec: dict[str, Any]
     """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that
     stored it.

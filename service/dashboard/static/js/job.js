@@ -4,7 +4,7 @@ import { showAttempts, showCheckpoints } from "./attempts.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, overrideLevel, quality, rayText, repaint,
+  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, moment, number, overrideLevel, quality, rayText, repaint,
   packagesText, storageText, swatch, tile, times, words,
 } from "./format.js";
 import { hasLoggers, showLoggers } from "./loggers.js";
@@ -40,6 +40,8 @@ function showHead() {
   document.title = `${job.name} · ${job.status.toLowerCase()} · Accordion`;
   at("message").textContent = job.message;
   at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
+  at("time-out").hidden = !job.times_out_at || hasEnded(job.status);
+  if (job.times_out_at) at("time-out").textContent = `Fails at ${moment(job.times_out_at)} if it has not ended by then (limits.total_seconds)`;
   at("storage").hidden = !job.storage;
   at("model").hidden = !job.storage || !job.progress?.epoch;
   if (job.storage) at("storage").textContent = storageText(job.storage);
