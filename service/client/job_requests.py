@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from service.api.batch_schemas import BatchView
 from service.api.schemas import CodeView, JobPage, JobView
 from service.client.errors import AmbiguousJob, NotFound
+from service.client.query_params import format_params
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.domain.job_status import UNFINISHED
@@ -154,7 +155,7 @@ class JobRequests(RequestSender):
             "limit": limit,
             "cursor": cursor,
         }
-        given = {**_format_params(params), **_ARCHIVED[archived]}
+        given = {**format_params(params), **_ARCHIVED[archived]}
         return await self._request(JobPage, "GET", "/jobs", params=given)
 
     @shared_iterator
@@ -308,12 +309,3 @@ class JobRequests(RequestSender):
         if resize is not None:
             body["resize"] = {"min": resize[0], "max": resize[1]}
         return await self._request(BatchView, "POST", "/job-actions", json=body)
-
-
-def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are given, with times as text."""
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in params.items()
-        if value not in (None, "", [])
-    }

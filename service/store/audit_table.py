@@ -15,7 +15,14 @@ class AuditRow(Base):
     """One change that a user made; written in the transaction of the change."""
 
     __tablename__ = "audit"
-    __table_args__ = (Index(None, "subject", "id"), Index(None, "user_name", "id"))
+    __table_args__ = (
+        Index(None, "subject", "time", "id"),
+        Index(None, "user_name", "time", "id"),
+        Index(None, "action", "time", "id"),
+        Index(None, "token_id", "time", "id"),
+        Index(None, "request_id", "time", "id"),
+        Index(None, "time", "id"),
+    )
 
     id: Mapped[int] = mapped_column(
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
