@@ -122,7 +122,7 @@ def resolve_batch(
     if not isinstance(level, int) or isinstance(level, bool) or level < 1:
         raise OverrideError(
             f"unknown level {level!r} of the batch; known are low ({batch.low} samples), high"
-            f" ({batch.high}), or a number of samples from 1 on",
+            f" ({batch.high}), or a number of samples from {minimum} on",
             "level",
         )
     if level < minimum:

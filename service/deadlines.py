@@ -1,4 +1,4 @@
-"""Deadlines of jobs on the monotonic clock, unaffected by changes of the wall clock."""
+"""Times of jobs on the monotonic clock, unaffected by changes of the wall clock."""
 
 from __future__ import annotations
 
@@ -10,42 +10,55 @@ from service.store.models import JobRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Anchor:
-    """A stored deadline and its time on the monotonic clock."""
+    """A stored time and the same one on the monotonic clock."""
 
     stored: float
-    """Deadline in the row, on the wall clock."""
-    ends_at: float
-    """Deadline on the monotonic clock."""
+    """Time in the row, on the wall clock."""
+    comes_at: float
+    """Time on the monotonic clock."""
 
 
-class Deadlines:
-    """Converts deadlines of rows from the wall clock to the monotonic clock.
+class StoredTimes:
+    """Converts times of rows from the wall clock to the monotonic clock.
 
-    Each deadline is converted once, when this process first reads it. One that is further away than
-    `longest_s` was written before the clock was set back, and is limited to that.
+    Each time is converted once, when this process first reads it. One that is further away than it
+    can be was written before the clock was set back, and is limited to that.
     """
+
+    def __init__(self, *, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._anchors: dict[str, _Anchor] = {}
+
+    def convert(self, job_id: str, stored: float, longest_s: float) -> float:
+        """Return the stored time of a job on the monotonic clock; it comes in at most `longest_s`
+        seconds.
+        """
+        anchor = self._anchors.get(job_id)
+        if anchor is None or anchor.stored != stored:
+            left_s = min(stored - self._clock(), longest_s)
+            anchor = _Anchor(stored=stored, comes_at=self._monotonic() + left_s)
+            self._anchors[job_id] = anchor
+        return anchor.comes_at
+
+    def keep_only(self, job_ids: Container[str]) -> None:
+        """Drop the times of all other jobs."""
+        self._anchors = {
+            job_id: anchor for job_id, anchor in self._anchors.items() if job_id in job_ids
+        }
+
+
+class Deadlines(StoredTimes):
+    """Deadlines of rows, which come in at most `longest_s` seconds."""
 
     def __init__(
         self, *, clock: Callable[[], float], monotonic: Callable[[], float], longest_s: float
     ) -> None:
-        self._clock = clock
-        self._monotonic = monotonic
+        super().__init__(clock=clock, monotonic=monotonic)
         self._longest_s = longest_s
-        self._anchors: dict[str, _Anchor] = {}
 
     def get(self, job: JobRow) -> float | None:
         """When the job's start counts as failed, or its stop is forced; monotonic clock."""
         if job.deadline is None:
             return None
-        anchor = self._anchors.get(job.id)
-        if anchor is None or anchor.stored != job.deadline:
-            left_s = min(job.deadline - self._clock(), self._longest_s)
-            anchor = _Anchor(stored=job.deadline, ends_at=self._monotonic() + left_s)
-            self._anchors[job.id] = anchor
-        return anchor.ends_at
-
-    def keep_only(self, job_ids: Container[str]) -> None:
-        """Drop the deadlines of all other jobs."""
-        self._anchors = {
-            job_id: anchor for job_id, anchor in self._anchors.items() if job_id in job_ids
-        }
+        return self.convert(job.id, job.deadline, self._longest_s)

@@ -114,7 +114,7 @@ class Scheduler:
         self._scaling = Autoscaling(database, runtime, settings, counts=self._counts, clock=clock)
         self._orders = OrderDelivery(runtime, self._writes)
         self._times = TimeLimits(
-            self._repository, self._writes, clock, grace_s=settings.cancel_grace_s
+            self._repository, self._writes, settings, clock=clock, monotonic=monotonic
         )
         self._guests = GuestRuns(
             self._repository,
@@ -253,6 +253,7 @@ class Scheduler:
 
     def _record_unreachable(self, token: int, message: str) -> None:
         self._writes.record_cluster(token, nodes=None, message=message)
+        self._times.stop_unreachable(token)
         # The message changes every turn: the cluster row has the newest one, jobs keep the first.
         for job in self._repository.queue():
             if job.reason != Reason.CLUSTER_UNREACHABLE:

@@ -1,17 +1,19 @@
 """Enforces the times in specs: queues jobs at `start_at`, and stops those that reach
-`limits.training_seconds`.
+`limits.training_seconds` or `limits.total_seconds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
+from service.deadlines import StoredTimes
 from service.domain.job_status import STATUS_TABLE, Phase
 from service.domain.jobs import Kind, Status
+from service.settings import Settings
+from service.store.job_time import total_limit, trained_seconds, training_limit
 from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
-from service.store.training_time import time_limit, trained_seconds
 
 
 class TimeLimits:
@@ -21,29 +23,59 @@ class TimeLimits:
         self,
         repository: Repository,
         writes: SchedulerWrites,
-        clock: Callable[[], float],
+        settings: Settings,
         *,
-        grace_s: float,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
     ) -> None:
         self._repository = repository
         self._writes = writes
+        self._grace_s = settings.cancel_grace_s
         self._clock = clock
-        self._grace_s = grace_s
+        self._monotonic = monotonic
+        self._ends = StoredTimes(clock=clock, monotonic=monotonic)
 
     def queue_due(self, token: int) -> None:
         """Queue the jobs whose `start_at` has come."""
         for job in self._repository.due(self._clock()):
             self._writes.queue_scheduled(job, token)
 
-    def stop_overdue(self, jobs: Iterable[JobRow], token: int) -> None:
-        """Stop the jobs that have trained for `limits.training_seconds`."""
-        limited = [job for job in jobs if time_limit(job) and _is_training(job)]
+    def stop_overdue(self, jobs: Sequence[JobRow], token: int) -> None:
+        """Stop those of the unfinished jobs that have reached a limit."""
+        for job in jobs:
+            if job.status == Status.STOPPING and job.deadline is None:
+                self._writes.begin_grace(job, token, grace_s=self._grace_s)
+        self._stop_expired(jobs, token, grace_s=self._grace_s)
+        self._stop_trained(jobs, token)
+
+    def stop_unreachable(self, token: int) -> None:
+        """Stop the jobs that have reached their total limit while the cluster does not respond.
+
+        Their workers have the whole time to save from the moment at which it responds.
+        """
+        self._stop_expired(self._repository.unfinished(), token, grace_s=None)
+
+    def _stop_expired(self, jobs: Sequence[JobRow], token: int, *, grace_s: float | None) -> None:
+        self._ends.keep_only({job.id for job in jobs})
+        for job in jobs:
+            if job.status != Status.STOPPING and self._has_expired(job):
+                self._writes.time_out(job, token, is_total=True, grace_s=grace_s)
+
+    def _has_expired(self, job: JobRow) -> bool:
+        if job.times_out_at is None:
+            return False
+        until_start_s = max(0.0, (job.start_at or 0.0) - self._clock())
+        longest_s = until_start_s + total_limit(job)
+        return self._monotonic() >= self._ends.convert(job.id, job.times_out_at, longest_s)
+
+    def _stop_trained(self, jobs: Sequence[JobRow], token: int) -> None:
+        limited = [job for job in jobs if training_limit(job) and _is_training(job)]
         attempts = self._repository.newest_attempts([job.id for job in limited])
         for job in limited:
             attempt = attempts.get(job.id)
             trained_s = job.trained_s + (trained_seconds(job, attempt) if attempt else 0.0)
-            if trained_s >= time_limit(job):
-                self._writes.time_out(job, token, grace_s=self._grace_s)
+            if trained_s >= training_limit(job):
+                self._writes.time_out(job, token, is_total=False, grace_s=self._grace_s)
 
 
 def _is_training(job: JobRow) -> bool:

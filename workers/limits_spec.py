@@ -17,6 +17,11 @@ class LimitsSpec(Strict):
     """Seconds of training, over all attempts, after which the job saves a checkpoint, stops and
     fails as `TIMED_OUT`; time in the queue, paused or starting does not count. Null: no limit.
     """
+    total_seconds: Number | None = Field(default=None, gt=0, le=1_000_000_000)
+    """Seconds from the submission, or from `start_at` if that is later, or from the newest retry,
+    after which a job that has not ended saves a checkpoint if it trains, stops and fails as
+    `TIMED_OUT`; all time counts, also in the queue and paused. Null: no limit.
+    """
     start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
     """Seconds to load the task and its data, then a checkpoint, while the process responds."""
     step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)

@@ -21,7 +21,14 @@ from service.api.account_schemas import (
     UserView,
 )
 from service.api.callers import CallerDep, require_scope
-from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
+from service.api.deps import (
+    NO_QUERY,
+    WRITES_ROWS,
+    QueryParams,
+    QueryTime,
+    StateDep,
+    to_seconds,
+)
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
 from service.domain.access import USER_NAME, Scope, describe_missing_scope
@@ -48,7 +55,7 @@ class _TokenQuery(QueryParams):
     )
 
 
-class _AuditQuery(QueryParams):
+class AuditQuery(QueryParams):
     """Query parameters of the audit log."""
 
     user: str | None = Field(
@@ -63,6 +70,24 @@ class _AuditQuery(QueryParams):
     )
     action: str | None = Field(
         default=None, max_length=32, pattern=PLAIN, description="only this action"
+    )
+    token_id: str | None = Field(
+        default=None,
+        max_length=16,
+        pattern=PLAIN,
+        description="only changes with the token that has this ID",
+    )
+    request_id: str | None = Field(
+        default=None,
+        max_length=64,
+        pattern=PLAIN,
+        description="only changes by the request with this ID, as in the service's log",
+    )
+    time_after: QueryTime | None = Field(
+        default=None, description="only changes made at this time or later, with a time zone"
+    )
+    time_before: QueryTime | None = Field(
+        default=None, description="only changes made before this time, with a time zone"
     )
     limit: int = Field(default=50, ge=1, le=200, description="entries per page (default 50)")
     cursor: int | None = Field(
@@ -161,14 +186,18 @@ def change_user(
 
 
 @router.get("/audit", dependencies=[require_scope(Scope.AUDIT)])
-def get_audit(query: Annotated[_AuditQuery, Query()], state: StateDep) -> AuditPage:
-    """List the changes that users made, newest first, in pages. Pass `next_cursor` as `cursor` to
-    get the next page.
+def get_audit(query: Annotated[AuditQuery, Query()], state: StateDep) -> AuditPage:
+    """List the changes that users made and that match all filters, newest first, in pages. Pass
+    `next_cursor` as `cursor` to get the next page.
     """
     wanted = AuditFilter(
         user=query.user,
         subject=query.subject,
         action=query.action,
+        token_id=query.token_id,
+        request_id=query.request_id,
+        time_after=to_seconds(query.time_after),
+        time_before=to_seconds(query.time_before),
         before_id=query.cursor,
         limit=query.limit + 1,
     )

@@ -6,6 +6,7 @@ Dependencies that do not block are `async`: a plain function would occupy a thre
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request
@@ -28,6 +29,11 @@ def _refuse_number(given: Any) -> Any:
 
 
 QueryTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number)]
+
+
+def to_seconds(time: datetime | None) -> float | None:
+    """Return a time in seconds since 1970."""
+    return None if time is None else time.timestamp()
 
 
 class QueryParams(BaseModel):

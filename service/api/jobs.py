@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from service.api.deps import (
     QueryTime,
     RepositoryDep,
     StateDep,
+    to_seconds,
 )
 from service.api.logger_checks import check_loggers
 from service.api.priorities import check_priority
@@ -286,12 +286,12 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: Call
         owner=query.owner,
         name_prefix=query.name_prefix,
         kind=query.kind,
-        created_after=_to_seconds(query.created_after),
-        created_before=_to_seconds(query.created_before),
-        started_after=_to_seconds(query.started_after),
-        started_before=_to_seconds(query.started_before),
-        ended_after=_to_seconds(query.ended_after),
-        ended_before=_to_seconds(query.ended_before),
+        created_after=to_seconds(query.created_after),
+        created_before=to_seconds(query.created_before),
+        started_after=to_seconds(query.started_after),
+        started_before=to_seconds(query.started_before),
+        ended_after=to_seconds(query.ended_after),
+        ended_before=to_seconds(query.ended_before),
         reasons=[reason.value for reason in query.reason],
         desired=[desired.value for desired in query.desired],
         priority=query.priority,
@@ -468,7 +468,3 @@ def _parse_label(text: str, index: int) -> tuple[str, str]:
     if not (key and colon and value):
         raise Invalid(f"label is {text!r}; give it as key:value", f"query/label/{index}")
     return key, value
-
-
-def _to_seconds(time: datetime | None) -> float | None:
-    return None if time is None else time.timestamp()

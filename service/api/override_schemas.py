@@ -74,7 +74,7 @@ class OverrideView(Answer):
     level: str | int | dict[str, OptionValue]
     """Requested level: a name, an index, options, or a number of samples per step."""
     layers: list[str]
-    """Names of layers, with wildcards; empty for the batch."""
+    """Names of layers, with wildcards; for the batch, which has no layers, only `*`."""
     apply_at: str | int
     """When it starts: `next_step`, `next_epoch`, or an epoch counted from 0."""
     until: int | None

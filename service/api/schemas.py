@@ -18,7 +18,7 @@ from service.domain.jobs import Desired, Kind, Reason, Status
 from workers.described_models import DescribedModel
 from workers.plain_text import check_texts
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse
-from workers.spec_types import MAX_PRIORITY, Label
+from workers.spec_types import MAX_PRIORITY, MAX_SAMPLES, Label
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""
@@ -155,6 +155,10 @@ class JobView(Answer):
     """Why the job is in this state, in one sentence, with a remedy if there is one."""
     trained_s: float = 0.0
     """Seconds of training in the attempts that have ended."""
+    times_out_at: datetime | None = None
+    """Time at which the job fails as `TIMED_OUT` if it has not ended (`limits.total_seconds`); null
+    without that limit.
+    """
     spec: dict[str, Any]
     """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that
     stored it.
@@ -348,6 +352,10 @@ class BatchSchedule(Answer):
     """Samples per step at level `low`."""
     high: int
     """Samples per step at level `high`."""
+    min: int = 1
+    """Fewest samples per step that an override can set, so that every worker gets a part."""
+    max: int = MAX_SAMPLES
+    """Most samples per step that an override can set."""
     said_by: str
     """Source of the batch: `policy`, or the ID of an override."""
 

@@ -55,10 +55,11 @@ from service.store.stored_documents import (
 from service.store.stored_spec import (
     UnreadableSpec,
     resource_request,
+    spec_of,
     spec_value,
     stored_spec,
-    submitted_spec,
 )
+from workers.contract import JobSpec
 
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""
@@ -215,7 +216,8 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
     detector's start.
     """
     decision = _decision_of(newest) if newest else None
-    config = _config_of(job)
+    spec = _read_spec(job)
+    config = spec.config() if spec else None
     progress = progress_view(job)
     is_known = config is not None and (newest is None or decision is not None)
     names = layer_names(job)
@@ -231,20 +233,20 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
         epoch=progress.epoch if progress else 0,
         step=progress.step if progress else 0,
         layers=layers,
-        batch=_batch_schedule(config, decision) if config else None,
+        batch=_batch_schedule(spec, decision) if spec else None,
     )
 
 
-def _config_of(job: JobRow) -> Config | None:
-    """Return the library's settings; None if this version rejects the stored spec."""
+def _read_spec(job: JobRow) -> JobSpec | None:
+    """Return the spec with the current limits on workers; None if this version rejects it."""
     try:
-        return submitted_spec(job).config()
+        return spec_of(job)
     except UnreadableSpec:
         return None
 
 
-def _batch_schedule(config: Config, decision: Decision | None) -> BatchSchedule | None:
-    batch = config.batch
+def _batch_schedule(spec: JobSpec, decision: Decision | None) -> BatchSchedule | None:
+    batch = spec.config().batch
     if batch is None:
         return None
     size = decision.global_batch if decision and decision.global_batch else batch.low
@@ -255,6 +257,7 @@ def _batch_schedule(config: Config, decision: Decision | None) -> BatchSchedule 
         policy_level=(decision.policy_batch_level if decision else None) or level or "low",
         low=batch.low,
         high=batch.high,
+        min=spec.min_global_batch,
         said_by=(decision.batch_override if decision else None) or "policy",
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from service.client.answers import raise_for_status, translate_errors
+from service.client.query_params import format_params
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
 
@@ -180,12 +182,37 @@ class AccountRequests(RequestSender):
         user: str | None = None,
         subject: str | None = None,
         action: str | None = None,
+        token_id: str | None = None,
+        request_id: str | None = None,
+        time_after: datetime | None = None,
+        time_before: datetime | None = None,
         limit: int = 50,
         cursor: int | None = None,
     ) -> AuditPage:
-        """Get one page of the changes that users made, newest first."""
+        """Get one page of the changes that users made, newest first, that match all given filters.
+
+        Args:
+            user: user who made them.
+            subject: job, plan, token, user, secret, webhook, node, upload or quota.
+            action: what was done, such as `job.cancelled`.
+            token_id: ID of the token.
+            request_id: ID of the request, as in the service's log.
+            time_after: earliest time, with a time zone.
+            time_before: time before which they were made, with a time zone.
+            limit: most entries of the page.
+            cursor: `next_cursor` of the previous page.
+        """
         from service.api.account_schemas import AuditPage
 
-        asked = {"user": user, "subject": subject, "action": action, "cursor": cursor}
-        params = {"limit": limit} | {name: value for name, value in asked.items() if value}
-        return await self._request(AuditPage, "GET", "/audit", params=params)
+        params = {
+            "user": user,
+            "subject": subject,
+            "action": action,
+            "token_id": token_id,
+            "request_id": request_id,
+            "time_after": time_after,
+            "time_before": time_before,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return await self._request(AuditPage, "GET", "/audit", params=format_params(params))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.api.schemas import CodeView, JobPage, JobView
 from service.client.errors import AmbiguousJob, NotFound
+from service.client.query_params import format_params
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.domain.job_status import UNFINISHED
@@ -158,7 +159,7 @@ class JobRequests(RequestSender):
             "limit": limit,
             "cursor": cursor,
         }
-        given = {**_format_params(params), **_ARCHIVED[archived]}
+        given = {**format_params(params), **_ARCHIVED[archived]}
         return await self._request(JobPage, "GET", "/jobs", params=given)
 
     @shared_iterator
@@ -321,12 +322,3 @@ class JobRequests(RequestSender):
         return await self._request(
             BatchView, "POST", "/job-actions", json=body, timeout=BATCH_TIMEOUT_S
         )
-
-
-def _format_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are given, with times as text."""
-    return {
-        name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in params.items()
-        if value not in (None, [])
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ from service.commands.paging import (
     print_json_list,
     report_more,
 )
+from service.commands.time_options import create_time_option, parse_times
 from service.domain.access import Role, Scope
 
 if TYPE_CHECKING:
@@ -251,6 +252,27 @@ def audit(
         str | None,
         typer.Option("--action", metavar="ACTION", help="only this one, such as job.cancelled"),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="ID",
+            help="only changes with the token that has this ID",
+            autocompletion=complete_token,
+        ),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            "--request", metavar="ID", help="only changes by the request with this ID, as in logs"
+        ),
+    ] = None,
+    time_after: Annotated[
+        str, create_time_option("--time-after", "only changes made at this time or later")
+    ] = "",
+    time_before: Annotated[
+        str, create_time_option("--time-before", "only changes made before this time")
+    ] = "",
     limit: LimitOption = 50,
     cursor: Annotated[
         int | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)
@@ -258,12 +280,23 @@ def audit(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """List the changes that users made, newest first."""
+    """List the changes that users made, newest first, that match all filters.
+
+    Example: accordion audit --user ada --time-after 2027-01-31
+    """
     if job is not None and subject is not None:
         raise typer.BadParameter("give either --job or --subject")
+    chosen: dict[str, Any] = {
+        "user": user,
+        "subject": subject,
+        "action": action,
+        "token_id": token,
+        "request_id": request,
+        **parse_times({"time_after": time_after, "time_before": time_before}),
+    }
     with connect_client(url) as client:
-        subject = subject if job is None else find_to_read(client, job).id
-        chosen = {"user": user, "subject": subject, "action": action}
+        if job is not None:
+            chosen["subject"] = find_to_read(client, job).id
         found = PagedItems(
             lambda size, after: client.audit(**chosen, limit=size, cursor=after),
             limit=limit,

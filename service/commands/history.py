@@ -213,16 +213,25 @@ def _summarize_queueing(job: JobView) -> list[str]:
     """Return lines about the owner and the archive, and about when a job starts and how long it
     trains.
     """
-    from service.domain.documents import value_at
-
     labels = ", ".join(f"{key}:{value}" for key, value in job.labels.items())
     lines = [f"owner      {job.owner}"] if job.owner is not None else []
     lines.append(f"priority   {job.priority}{f', labels {labels}' if labels else ''}")
-    limit_s = value_at(job.spec, "limits.training_seconds", 0.0)
-    if limit_s:
-        lines.append(f"limit      {format_duration(limit_s)} of training")
+    lines += _summarize_limits(job)
     if job.archived:
         lines.append(f"archived   'accordion unarchive {job.id}' lists it again")
+    return lines
+
+
+def _summarize_limits(job: JobView) -> list[str]:
+    from service.domain.documents import value_at
+
+    training_s, total_s = (
+        value_at(job.spec, f"limits.{name}", 0.0) for name in ("training_seconds", "total_seconds")
+    )
+    lines = [f"limit      {format_duration(training_s)} of training"] if training_s else []
+    if total_s:
+        until = f", until {format_time(job.times_out_at)}" if job.times_out_at else ""
+        lines.append(f"limit      {format_duration(total_s)} in all{until}")
     return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +26,7 @@ from service.commands.paging import (
     print_json_list,
     report_more,
 )
+from service.commands.time_options import create_time_option, parse_times
 from service.domain.jobs import Desired, Kind, Reason, Status
 
 if TYPE_CHECKING:
@@ -51,13 +51,10 @@ _GAP = 2
 _MIN_WRAPPED_WIDTH = 40
 """Minimum width of the reason, in characters; columns are left out to make room for it."""
 _ID_LENGTH = 36
-_TIME_FORMAT = (
-    "a date or time such as 2027-01-31 or 2027-01-31T22:00:00+01:00; without a zone, yours"
-)
 
 
 def _time_option(name: str, what: str) -> Any:
-    return typer.Option(name, metavar="TIME", help=f"only jobs that {what}: {_TIME_FORMAT}")
+    return create_time_option(name, f"only jobs that {what}")
 
 
 def list_jobs(
@@ -217,7 +214,7 @@ def list_jobs(
         "policy": policy,
         "archived": None if all_ else archived,
         "cloned_from": cloned_from,
-        **{name: _parse_time(name, text) for name, text in times.items() if text is not None},
+        **parse_times(times),
     }
     _refuse_empty(chosen)
     with connect_client(url) as client:
@@ -255,19 +252,6 @@ def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:
 
 def _upper(words: list[str] | None) -> list[str]:
     return [word.upper() for word in words or []]
-
-
-def _parse_time(name: str, text: str) -> datetime:
-    """Parse a date or time; one without a zone is in the zone of this machine.
-
-    Raises:
-        BadParameter: it is neither.
-    """
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        option = f"--{name.replace('_', '-')}"
-        raise typer.BadParameter(f"{option} is {text!r}; give {_TIME_FORMAT}") from None
 
 
 def _find_id(client: Client, reference: str) -> str:

@@ -15,6 +15,7 @@ from service.api.app_state import AppState
 from service.dashboard.assets import compute_fingerprint
 from service.domain.access import Caller, Scope
 from service.domain.job_status import STATUS_TABLE
+from service.domain.logger_states import LOGGER_TABLE
 from service.domain.override_status import OVERRIDE_TABLE
 
 FRESH = {"Cache-Control": "no-store"}
@@ -26,6 +27,10 @@ STATUSES = {
 OVERRIDE_STATES = {
     state: {"tone": traits.tone, "isLive": traits.is_live}
     for state, traits in OVERRIDE_TABLE.items()
+}
+LOGGER_STATES = {
+    state: {"tone": traits.tone, "isFinal": traits.is_final}
+    for state, traits in LOGGER_TABLE.items()
 }
 
 
@@ -47,6 +52,7 @@ def render_page(
             provider=state.oidc.config.name if state.oidc else "",
             statuses=STATUSES,
             override_states=OVERRIDE_STATES,
+            logger_states=LOGGER_STATES,
             **values,
         )
     )

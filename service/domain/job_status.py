@@ -80,7 +80,7 @@ ALLOWED_TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.RECOVERING: frozenset({Status.RUNNING, Status.LOST}) | _EXITS,
     Status.LOST: frozenset({Status.RUNNING}) | ENDED,
     Status.PAUSING: frozenset({Status.PAUSED, Status.QUEUED, Status.STOPPING}) | ENDED,
-    Status.PAUSED: frozenset({Status.QUEUED, Status.CANCELLED}),
+    Status.PAUSED: frozenset({Status.QUEUED, Status.CANCELLED, Status.FAILED}),
     Status.STOPPING: ENDED,
     Status.SUCCEEDED: frozenset(),
     Status.FAILED: frozenset({Status.QUEUED}),

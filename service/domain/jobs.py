@@ -30,7 +30,7 @@ class Status(StrEnum):
     - `RECOVERING`: a worker group failed or was lost; another continues from the newest checkpoint.
     - `PAUSING`: the workers save a checkpoint; then the job is paused, or queued if it was resumed.
     - `PAUSED`: has no workers; once resumed, continues from its newest checkpoint if it has one.
-    - `STOPPING`: cancelled; the workers save a checkpoint and stop.
+    - `STOPPING`: cancelled, or at a time limit; the workers save a checkpoint and stop.
     - `LOST`: a guest run without a heartbeat for a while; RUNNING again with the next one.
     - `SUCCEEDED`, `FAILED`, `CANCELLED`: ended.
     """
@@ -95,8 +95,8 @@ class Reason(StrEnum):
     - `TASK_RAISED`: the task or script raised an exception.
     - `LOSS_NOT_FINITE`: the loss was infinite or no number.
     - `TOO_MANY_FAILURES`: the workers failed more often than `max_failures` allows.
-    - `TIMED_OUT`: it has trained for as long as its spec allows; its workers save a checkpoint, and
-      it fails.
+    - `TIMED_OUT`: it has reached a time limit of its spec; its workers save a checkpoint, and it
+      fails.
     - `NO_PROGRESS`: several worker groups failed without a new checkpoint or epoch.
     - `START_FAILED`: attempts did not start, or the stored spec cannot be used.
     - `LOST`: attempts or the guest run were lost.

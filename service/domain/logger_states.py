@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from service.domain.job_status import Tone
 from service.domain.jobs import Status
 
 MAX_DELAY_S = 3600.0
@@ -31,6 +32,25 @@ class LoggerState(StrEnum):
     """The job has ended, and everything is sent."""
     GIVEN_UP = "GIVEN_UP"
     """The job has ended, and no attempt succeeded for days."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerTraits:
+    """One row of the table."""
+
+    tone: Tone
+    is_final: bool = False
+    """Whether nothing more is sent, unless the job is retried."""
+
+
+LOGGER_TABLE: Mapping[LoggerState, LoggerTraits] = {
+    LoggerState.WAITING: LoggerTraits(tone="wait"),
+    LoggerState.SENDING: LoggerTraits(tone="run"),
+    LoggerState.FAILING: LoggerTraits(tone="bad"),
+    LoggerState.DONE: LoggerTraits(tone="good", is_final=True),
+    LoggerState.GIVEN_UP: LoggerTraits(tone="bad", is_final=True),
+}
+"""What each state of a logger means: the table that the pages read."""
 
 
 class RunStatus(StrEnum):

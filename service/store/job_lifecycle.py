@@ -20,6 +20,7 @@ from service.errors import Conflict, Forbidden, Invalid, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.events import append_end_event, append_event, reopen_history
+from service.store.job_time import describe_time_out, time_out_at
 from service.store.logger_rows import reopen_loggers
 from service.store.models import AttemptRow, JobRow
 from service.store.override_changes import load_override_statuses, store_override_status
@@ -181,7 +182,7 @@ class JobLifecycle:
 
     def retry(self, job_id: str, check: CheckJob) -> JobRow:
         """Queue a job that failed or was cancelled again; it continues from its newest checkpoint,
-        with its failure budget and time limit reset. It is no longer archived. A job that was
+        with its failure budget and time limits reset. It is no longer archived. A job that was
         retried and has not ended does not change.
 
         Raises:
@@ -207,6 +208,7 @@ class JobLifecycle:
             self._set_desired(job, Desired.RUN)
             job.retried_attempt = job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
+            job.times_out_at = time_out_at(job, now)
             job.checkpoints_removed_at = None
             if job.archived:
                 job.archived = False
@@ -271,7 +273,7 @@ class JobLifecycle:
             if job.status == Status.STOPPING:
                 raise Conflict(
                     f"job {job.id} has reached its time limit, is being stopped, and cannot be"
-                    f" {what} any more; clone it with a higher limits.training_seconds"
+                    f" {what} any more: {describe_time_out(job)}"
                 )
             if not is_asked(job):
                 raise_versions(job)

@@ -23,6 +23,7 @@ from service.store.database import Database
 from service.store.events import FIRST_EVENT, append_event
 from service.store.idempotency import Idempotency, find_replay, store_key
 from service.store.job_lifecycle import CheckJob, lock_job, raise_versions, refuse_ended
+from service.store.job_time import time_out_at
 from service.store.logger_rows import add_loggers
 from service.store.models import JobRow, OverrideRow
 from service.store.override_changes import (
@@ -198,7 +199,7 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
     start_at = None if spec.start_at is None else spec.start_at.timestamp()
     is_later = start_at is not None and start_at > now
     document = spec.model_dump(mode="json")
-    return JobRow(
+    job = JobRow(
         id=job_id,
         name=spec.name or f"{spec.task.name.rpartition(':')[2][:_MAX_TASK_IN_NAME]}-{job_id[-6:]}",
         owner=owner,
@@ -218,6 +219,8 @@ def _new_job(spec: JobSpec, owner: str, now: float) -> JobRow:
         event_seq=FIRST_EVENT,
         created_at=now,
     )
+    job.times_out_at = time_out_at(job, now)
+    return job
 
 
 def _check_override(job: JobRow, request: RequestedOverride) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, text
+from sqlalchemy import BigInteger, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.domain.jobs import Kind
+from service.store.audit_table import AuditRow as AuditRow
 from service.store.checkpoint_table import CheckpointRow as CheckpointRow
 from service.store.columns import LISTED_COLUMNS, LongPlainText, PlainText
 from service.store.job_label_table import JobLabelRow as JobLabelRow
@@ -105,6 +106,10 @@ class JobRow(Base):
     """
     trained_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds of training in the attempts that have ended."""
+    times_out_at: Mapped[float | None]
+    """When it fails if it has not ended (`limits.total_seconds`); None without that limit, and once
+    it has trained for as long as it may.
+    """
     event_seq: Mapped[int] = mapped_column(default=0)
     events_removed: Mapped[int] = mapped_column(default=0)
     """Events that are no longer kept: those numbered up to this."""
@@ -351,29 +356,6 @@ class TokenRow(Base):
     used_at: Mapped[float | None]
     """Newest use, to within a minute."""
     revoked_at: Mapped[float | None]
-
-
-class AuditRow(Base):
-    """One change that a user made; written in the transaction of the change."""
-
-    __tablename__ = "audit"
-    __table_args__ = (Index(None, "subject", "id"), Index(None, "user_name", "id"))
-
-    id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
-    time: Mapped[float]
-    user: Mapped[str] = mapped_column("user_name", _USER)
-    token_id: Mapped[str] = mapped_column(_TOKEN_ID)
-    request_id: Mapped[str] = mapped_column(PlainText(64))
-    action: Mapped[str] = mapped_column(PlainText(32))
-    """What was done, such as `job.cancelled`."""
-    subject: Mapped[str] = mapped_column(_NAME)
-    """ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of the
-    upload, or account of the quota.
-    """
-    before: Mapped[dict[str, Any] | None]
-    after: Mapped[dict[str, Any] | None]
 
 
 class QuotaRow(Base):

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from accordion.messages import Override
 from service.domain import overrides
 from service.domain.actions import MarkLost
-from service.domain.job_status import ENDED
+from service.domain.job_status import ENDED, HELD
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_status import ORDERED
 from service.domain.waiting_message import WAITS_FOR_SCHEDULER
@@ -27,17 +27,18 @@ from service.store.end_messages import describe_end, describe_pause
 from service.store.events import append_end_event, append_event
 from service.store.guest_rows import insert_guest, update_guest
 from service.store.history_limits import HistoryLimits, trim_history
+from service.store.job_time import describe_limit, describe_time_out, trained_seconds
 from service.store.leases import is_newest_token
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.record_ingest import ingest_records, mark_training, update_overrides
 from service.store.repository import Repository
 from service.store.status_changes import change_status
 from service.store.stored_documents import is_override_readable
-from service.store.training_time import describe_time_limit, trained_seconds
 from workers.contract import DesiredState, Drained, EndRecord, Guest, Size
 from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
+_SAVES = "saving a checkpoint"
 _WAITING_FOR_WORKERS = frozenset({Status.STARTING, Status.RESIZING, Status.RECOVERING})
 _STOPS: Mapping[Status, Literal["cancel", "pause"]] = {
     Status.STOPPING: "cancel",
@@ -139,7 +140,7 @@ class SchedulerWrites:
                 job,
                 Status.PAUSING,
                 reason=Reason.PREEMPTED,
-                message=f"saving a checkpoint: {why}",
+                message=f"{_SAVES}: {why}",
                 now=now,
             )
 
@@ -157,23 +158,35 @@ class SchedulerWrites:
 
         return self._write_if_unchanged(seen, token, change)
 
-    def time_out(self, seen: JobRow, token: int, *, grace_s: float) -> bool:
-        """Stop a job that has trained for as long as it may: its workers have `grace_s` seconds to
-        save.
+    def time_out(self, seen: JobRow, token: int, *, is_total: bool, grace_s: float | None) -> bool:
+        """Stop a job that has reached its total time limit, or the one for its training.
+
+        Its workers have `grace_s` seconds to save; None: all the time until `begin_grace`. A job
+        without workers fails at once.
         """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
+            if not is_total:
+                job.times_out_at = None
+            if job.status in HELD:
+                status, reason, message = _time_out_end(job)
+                _end_job(session, job, status, reason=reason, message=message, now=now)
+                return
             job.orders_version += 1
+            job.deadline = None if grace_s is None else now + grace_s
+            what = "stopping its workers" if job.status == Status.STARTING else _SAVES
+            message, reason = f"{what}: {describe_limit(job)}", Reason.TIMED_OUT
+            change_status(session, job, Status.STOPPING, reason=reason, message=message, now=now)
+
+        return self._write_if_unchanged(seen, token, change)
+
+    def begin_grace(self, seen: JobRow, token: int, *, grace_s: float) -> bool:
+        """Give the workers of a job that is being stopped `grace_s` seconds from now to save."""
+        now = self._clock()
+
+        def change(_: Session, job: JobRow) -> None:
             job.deadline = now + grace_s
-            change_status(
-                session,
-                job,
-                Status.STOPPING,
-                reason=Reason.TIMED_OUT,
-                message=f"saving a checkpoint: {describe_time_limit(job)}",
-                now=now,
-            )
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -436,8 +449,7 @@ def _close_attempt(
 
 
 def _time_out_end(job: JobRow) -> tuple[Status, Reason, str]:
-    then = "retry it to train for as long again, or clone it with a higher limit"
-    return Status.FAILED, Reason.TIMED_OUT, f"{describe_time_limit(job)}; {then}"
+    return Status.FAILED, Reason.TIMED_OUT, describe_time_out(job)
 
 
 def _end_job(

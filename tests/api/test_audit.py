@@ -12,6 +12,7 @@ from tests.api.team import (
     WRITES,
     Team,
     api_routes,
+    at,
     id_of,
 )
 from tests.api.test_code import GOOD, SHA
@@ -132,6 +133,43 @@ def test_the_audit_log_is_filtered_and_paged(team: Team) -> None:
     first = team.call(ADMIN, "GET", "/api/v1/audit", params={"user": "ada", "limit": 1}).json()
     rest = team.audit(user="ada", cursor=first["next_cursor"])
     assert [entry["subject"] for entry in rest] == [jobs[0]]
+
+
+def test_the_audit_log_is_filtered_by_token_and_request(team: Team) -> None:
+    ada = team.user("ada")
+    laptop = team.token(ada)
+    jobs = [
+        team.submit(token, headers={"X-Request-ID": f"by-{name}"})
+        for name, token in {"ada": ada, "laptop": laptop}.items()
+    ]
+    assert [entry["subject"] for entry in team.audit(token_id=id_of(laptop))] == [jobs[1]]
+    assert [entry["subject"] for entry in team.audit(request_id="by-ada")] == [jobs[0]]
+    assert team.audit(request_id="by-ada", token_id=id_of(laptop)) == []
+
+
+def test_the_audit_log_is_filtered_by_time_and_paged(team: Team) -> None:
+    ada, begin, jobs = team.user("ada"), team.clock.now + 60, []
+    for _ in range(4):
+        team.clock.now += 60
+        jobs.append(team.submit(ada))
+
+    def listed(**params: Any) -> list[str]:
+        return [entry["subject"] for entry in team.audit(action="job.submitted", **params)]
+
+    assert listed(time_after=at(begin + 60)) == jobs[:0:-1]
+    assert listed(time_before=at(begin + 60)) == jobs[:1]
+    middle = {"time_after": at(begin + 60), "time_before": at(begin + 180)}
+    assert listed(**middle) == [jobs[2], jobs[1]]
+    found = team.call(ADMIN, "GET", "/api/v1/audit", params={**middle, "limit": 1}).json()
+    rest = team.audit(**middle, limit=1, cursor=found["next_cursor"])
+    assert [entry["subject"] for entry in (*found["items"], *rest)] == [jobs[2], jobs[1]]
+
+
+def test_a_time_without_a_zone_is_refused_as_a_filter(team: Team) -> None:
+    params = {"time_after": "2027-01-31T22:00:00"}
+    answer = team.call(ADMIN, "GET", "/api/v1/audit", params=params)
+    assert answer.status_code == 422
+    assert "has no time zone" in answer.json()["detail"]
 
 
 def test_an_upload_is_recorded_by_its_digest(team: Team) -> None:

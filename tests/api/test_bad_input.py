@@ -100,7 +100,7 @@ WRONG_BATCHES = [
         "/level",
         "level is 16 samples; the batch needs at least 17, so that every worker",
     ),
-    ({"level": 0}, "/level", "or a number of samples from 1 on"),
+    ({"level": 0}, "/level", "or a number of samples from 17 on"),
     (
         {"level": "low", "layers": ["fc1*"]},
         "/layers",

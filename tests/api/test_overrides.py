@@ -6,6 +6,7 @@ from fastapi.testclient import TestClient
 
 from tests.api.fake_job import Saved
 from tests.api.world import World
+from workers.spec_types import MAX_SAMPLES
 
 LONG = {"training": {"epochs": 30}}
 
@@ -209,9 +210,29 @@ def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(
     assert (view["target"], view["level"], view["acks"]) == ("batch", "high", 2)
     batch = client.get(f"/api/v1/jobs/{job_id}/schedule").json()["batch"]
     said = {"level": "high", "global_batch": 512, "policy_level": "low", "said_by": made["id"]}
-    assert batch == {"low": 64, "high": 512, **said}
+    assert batch == {"low": 64, "high": 512, "min": 17, "max": MAX_SAMPLES, **said}
     world.turn(2)
     assert world.repository.epochs(job_id)[-1].record["global_batch"] == 512
+
+
+def test_the_schedule_says_which_batches_an_override_can_set(
+    world: World, client: TestClient
+) -> None:
+    job_id = world.submit(**LEVELS)
+    path = f"/api/v1/jobs/{job_id}"
+
+    def smallest() -> int:
+        return int(client.get(f"{path}/schedule").json()["batch"]["min"])
+
+    def override(size: int) -> int:
+        body = {"target": "batch", "level": size}
+        return client.post(f"{path}/overrides", json=body).status_code
+
+    assert [override(smallest() - 1), override(smallest())] == [422, 202]
+    before = smallest()
+    client.post(f"{path}/resize", json={"min": 1, "max": 4})
+    assert smallest() > before
+    assert [override(smallest() - 1), override(smallest())] == [422, 202]
 
 
 def test_a_batch_override_is_superseded_by_the_next_one_and_by_no_layer_override(

@@ -34,6 +34,16 @@ def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
     )
 
 
+def test_a_job_with_a_total_time_limit_says_when_it_fails(page, service):
+    waits = {"workers": {"min": 4, "max": 4, "cpus": 4}}
+    job_id = service.submit("limited", limits={"total_seconds": 86400}, **waits)
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#time-out")).to_contain_text("if it has not ended by then")
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    expect(page.locator("#status")).to_have_text("Cancelled")
+    expect(page.locator("#time-out")).to_be_hidden()
+
+
 def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
     job_id = service.submit("fails", task={"name": "synthetic", "options": {"raise_at_step": 0}})
     page.goto(f"/jobs/{job_id}")

@@ -128,6 +128,30 @@ def test_only_operators_and_admins_see_the_audit_page(open_as, ada, job):
     expect(page.get_by_text("this needs the scope 'audit'")).to_be_visible()
 
 
+def test_the_audit_page_filters_by_token_request_and_time(open_as, ada, admin, job):
+    token_id = ada[1].split("_")[1]
+    [entry] = admin.audit(action="job.submitted", subject=job.id).items
+    page = open_as(ADMIN)
+    page.goto("/audit")
+    rows, none = page.locator("#rows tr"), page.get_by_text("No such entries.")
+    page.get_by_label("Request").fill(entry.request_id)
+    page.get_by_label("Request").press("Enter")
+    expect(rows).to_have_count(1)
+    page.get_by_label("Token").fill(token_id)
+    page.get_by_label("Token").press("Enter")
+    expect(page).to_have_url(re.compile(f"token_id={token_id}&request_id={entry.request_id}$"))
+    expect(rows).to_have_count(1)
+    page.get_by_label("Before").fill("2020-01-31T22:00")
+    expect(none).to_be_visible()
+    expect(page).to_have_url(re.compile(r"time_before=2020-01-\d\dT\d\d%3A\d\d%3A00Z$"))
+    page.reload()
+    expect(page.get_by_label("Before")).to_have_value(re.compile("^2020-01-31T22:00"))
+    page.get_by_label("Before").fill("")
+    page.get_by_label("From").fill("2020-01-31T22:00")
+    expect(rows).to_have_count(1)
+    expect(page).to_have_url(re.compile("time_after="))
+
+
 def test_only_those_who_see_all_jobs_filter_them_by_owner(open_as, ada, job, admin):
     other = admin.submit({**LONG, "name": "not-hers", "workers": {"cpus": 999}})
     page = open_as(ADMIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,34 @@ def test_a_user_submits_with_a_token_and_is_named(
     [entry] = team("audit", "--subject", job["id"], "--json").json()["items"]
     assert by_name == [entry]
     assert (entry["user"], entry["after"]["name"]) == ("ada", job["name"])
+
+
+def test_the_audit_log_is_filtered_by_token_request_and_time(
+    team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = new_token(team, "tess")
+    monkeypatch.setenv("ACCORDION_TOKEN", token)
+    job = team("submit", spec, "--json").json()
+    monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+
+    def listed(*options: str) -> list[str]:
+        items = team("audit", *options, "--json").json()["items"]
+        return [entry["subject"] for entry in items]
+
+    by_token = ("--token", token.split("_")[1])
+    [entry] = team("audit", *by_token, "--json").json()["items"]
+    assert entry["subject"] == job["id"]
+    assert listed("--request", entry["request_id"]) == [job["id"]]
+    made_at = datetime.fromisoformat(entry["time"])
+    earlier, later = (str(made_at + timedelta(seconds=shift)) for shift in (-1, 1))
+    assert listed(*by_token, "--time-after", earlier, "--time-before", later) == [job["id"]]
+    assert listed(*by_token, "--time-after", later) == []
+    assert listed(*by_token, "--time-before", earlier) == []
+    assert listed("--time-after", "2999-01-01") == []
+    wrong = team("audit", "--time-after", "yesterday")
+    assert wrong.code == 2
+    said = " ".join(wrong.err.replace("│", " ").split())
+    assert "--time-after is 'yesterday'; give a date or time such as 2027-01-31" in said
 
 
 def test_a_token_is_read_from_a_file(

@@ -69,6 +69,17 @@ def test_the_queue_shows_why_jobs_wait_and_what_would_help(
     accordion("cancel", job["id"])
 
 
+def test_a_job_shows_its_time_limits(accordion: Accordion, spec: Path) -> None:
+    limits = ("limits.total_seconds=86400", "limits.training_seconds=7200")
+    options = [text for limit in limits for text in ("--set", limit)]
+    job = accordion("submit", spec, *LONG, *options, "--json").json()
+    lines = accordion("show", job["id"]).out.splitlines()
+    found = [line.removeprefix("limit      ") for line in lines if line.startswith("limit ")]
+    assert found[0] == "2 h 00 min of training"
+    assert found[1].startswith("24 h 00 min in all, until 20")
+    accordion("cancel", job["id"])
+
+
 def test_the_queue_names_the_jobs_that_another_one_waits_for(
     accordion: Accordion, spec: Path
 ) -> None:

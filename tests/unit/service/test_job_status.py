@@ -85,7 +85,7 @@ def test_a_stopping_job_only_ends() -> None:
 
 
 def test_paused_job_continues_only_through_the_queue() -> None:
-    assert ALLOWED_TRANSITIONS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
+    assert ALLOWED_TRANSITIONS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED, Status.FAILED}
     assert {old for old in Status if is_transition_allowed(old, Status.PAUSED)} == {
         Status.QUEUED,
         Status.PAUSING,

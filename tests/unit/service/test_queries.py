@@ -14,6 +14,7 @@ from sqlalchemy import Engine, event, insert, select
 from service import allocator
 from service.metrics import metrics_response
 from service.store import job_list
+from service.store.audit_log import AuditFilter, read_audit
 from service.store.job_list import JobFilter, ListingState
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
@@ -178,6 +179,33 @@ def test_a_filter_is_served_by_an_index(
     is_merged = archived is None and "id_prefix" not in filters
     assert len(used) == (2 if is_merged else 1), steps
     assert all(step.startswith("SEARCH jobs USING ") for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [
+        ({}, "ix_audit_time_id"),
+        ({"before_id": 1}, "ix_audit_time_id (time<?"),
+        ({"time_after": 1.0, "time_before": 2.0}, "ix_audit_time_id (time>? AND time<?"),
+        ({"user": "ada"}, "ix_audit_user_name_time_id (user_name=?"),
+        ({"subject": "j", "time_before": 2.0}, "ix_audit_subject_time_id (subject=? AND time<?"),
+        ({"action": "a", "before_id": 1}, "ix_audit_action_time_id (action=? AND time<?"),
+        ({"token_id": "t", "time_after": 1.0}, "ix_audit_token_id_time_id (token_id=? AND time>?"),
+        ({"request_id": "r"}, "ix_audit_request_id_time_id (request_id=?"),
+    ],
+    ids=str,
+)
+def test_a_page_of_the_audit_log_is_read_in_the_order_of_an_index(
+    world: World, filters: dict[str, Any], index: str
+) -> None:
+    world.submit()
+    with selects(world) as found:
+        read_audit(world.database, AuditFilter(**filters))
+    statement, values = found[-1]
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        [step] = [step[3] for step in plan]
+    assert index in step
 
 
 _LABEL = "job_labels USING COVERING INDEX ix_job_labels_list (key=? AND value=? AND archived=?"

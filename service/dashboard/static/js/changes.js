@@ -1,5 +1,5 @@
 // Changes of worker group and overrides of a job: read from its events, marked in its charts, listed in a table.
-import { byUser, cell, clock, counted, element, fill, isHeld, labelled, levelText } from "./format.js";
+import { byUser, cell, clock, counted, element, fill, isHeld, labelled, overrideText } from "./format.js";
 import { CAUSES, lost } from "./workers.js";
 
 const at = (id) => document.getElementById(id);
@@ -65,7 +65,7 @@ export function takeEvent(changes, { type, time, data }) {
 
 const byHand = (row) => ({
   kind: "override", done: true, time: row.applied_at, sign: SIGNS.override, epoch: row.epoch, step: row.step, id: row.id,
-  title: `Override ${row.number}: ${row.target === "batch" ? "batch " : ""}${levelText(row.level)}${row.layers.length ? ` for ${row.layers.join(", ")}` : ""}`,
+  title: `Override ${row.number}: ${overrideText(row)}`,
   words: [row.reason, row.requested_by && `by ${row.requested_by}`].filter(Boolean),
 });
 

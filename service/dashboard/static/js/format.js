@@ -64,10 +64,11 @@ export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: f
 
 export const moment = (text) => `${new Date(text).toLocaleDateString("en-CA")} ${clock(text)}`;
 
-// The server's tables: phase, tone and activity of each job status, and tone and activity of each override state.
+// The server's tables: phase, tone and activity of each job status, tone and activity of each override state, and tone and end of each logger state.
 const table = (name) => JSON.parse(document.documentElement.dataset[name]);
 const STATUSES = table("statuses");
 const OVERRIDE_STATES = table("overrideStates");
+const LOGGER_STATES = table("loggerStates");
 
 const tone = (status) => STATUSES[status]?.tone ?? "";
 
@@ -92,6 +93,10 @@ const pill = (name, text, title) => element("span", { className: `pill ${name}`,
 export const statusPill = (status, title = "") => pill(tone(status), status, title);
 
 export const overridePill = (state, title = "") => pill(OVERRIDE_STATES[state]?.tone ?? "", state, title);
+
+export const loggerPill = (state) => pill(LOGGER_STATES[state]?.tone ?? "", state);
+
+export const isFinal = (state) => LOGGER_STATES[state]?.isFinal ?? false;
 
 export const isLive = (state) => OVERRIDE_STATES[state]?.isLive ?? false;
 
@@ -154,3 +159,10 @@ export const levelText = (level) => {
   if (typeof level !== "object") return String(level);
   return Object.entries(level).map(([key, value]) => `${key}=${value}`).join(", ");
 };
+
+// What an override sets, without the names of layers.
+export const overrideLevel = ({ target, level }) => `${target === "batch" ? "batch " : ""}${levelText(level)}`;
+
+const layerNames = ({ target, layers }) => (target === "batch" || layers.length === 0 ? "" : ` for ${layers.join(", ")}`);
+
+export const overrideText = (row) => `${overrideLevel(row)}${layerNames(row)}`;

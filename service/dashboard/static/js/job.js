@@ -4,11 +4,12 @@ import { showAttempts, showCheckpoints } from "./attempts.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint,
+  barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, moment, number, overrideLevel, quality, rayText, repaint,
   packagesText, storageText, swatch, tile, times, words,
 } from "./format.js";
+import { hasLoggers, showLoggers } from "./loggers.js";
 import { marksOf } from "./marks.js";
-import { closeForm, openForm, showOverrides } from "./override.js";
+import { closeForm, openForm, showBatch, showOverrides } from "./override.js";
 import { QUEUE_MS, readQueue, showWait } from "./queue.js";
 import { showWhy } from "./why.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
@@ -16,6 +17,7 @@ import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js"
 const CHARTS_MS = 1000;
 const RETRY_MS = 2000;
 const WHY_MS = 5000;
+const LOGGERS_MS = 10000;
 const MAX_ROWS = 300;
 // Items per request, on opening and for each click on "older": a long job has more than a browser can show.
 const PAGE = 200;
@@ -38,6 +40,8 @@ function showHead() {
   document.title = `${job.name} · ${job.status.toLowerCase()} · Accordion`;
   at("message").textContent = job.message;
   at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
+  at("time-out").hidden = !job.times_out_at || hasEnded(job.status);
+  if (job.times_out_at) at("time-out").textContent = `Fails at ${moment(job.times_out_at)} if it has not ended by then (limits.total_seconds)`;
   at("storage").hidden = !job.storage;
   at("model").hidden = !job.storage || !job.progress?.epoch;
   if (job.storage) at("storage").textContent = storageText(job.storage);
@@ -130,8 +134,11 @@ function showSchedule() {
   fill(at("schedule"), ...schedule.layers.map((row) => element("tr", {},
     cell("mono", row.layer), cell("mono", row.shape.join("×")), cell("", swatch(row.regime, row.regime)),
     cell("", swatch(levelClass(row.level), row.level)), cell("", `${row.method} ${levelText(row.options)}`),
-    cell("", row.said_by === "policy" ? "policy" : overrideName(row.said_by)), cell("", row.policy_level))));
+    cell("", sayer(row)), cell("", row.policy_level))));
+  showBatch(schedule.batch, schedule.batch && sayer(schedule.batch));
 }
+
+const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));
 
 const findOverride = (id) => seen.overrides.find((override) => override.id.startsWith(id));
 
@@ -194,6 +201,7 @@ const load = {
   overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
   schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
   why: async () => { showWhy(await get(`${PATH}/why`)); },
+  loggers: loadLoggers,
 };
 
 const byGroup = (a, b) => a.attempt - b.attempt || a.generation - b.generation;
@@ -248,6 +256,14 @@ async function loadWait() {
   queueTimer = setTimeout(() => again("wait"), QUEUE_MS);
 }
 
+// No event tells what loggers send, which they do some time after each epoch and after the end of the job.
+let loggersTimer;
+async function loadLoggers() {
+  clearTimeout(loggersTimer);
+  if (!hasLoggers()) return;
+  if (document.hidden || showLoggers((await get(`${PATH}/loggers`)).items)) loggersTimer = setTimeout(() => again("loggers"), LOGGERS_MS);
+}
+
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
 
 // Lists and streams that failed to load.
@@ -287,7 +303,7 @@ const TELL = {
   status: (data) => `${data.status.toLowerCase()}${byUser(data)}: ${data.message}`,
   epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: ${[`loss ${number(loss)}`, quality(metrics)].filter(Boolean).join(", ")}`,
   decision: ({ decision }) => named(decision.reason),
-  override: ({ number: place, level, state, message, requested_by: by }) => `override ${place} (${levelText(level)})${byUser({ by })}: ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
+  override: (data) => `override ${data.number} (${overrideLevel(data)})${byUser({ by: data.requested_by })}: ${data.state.toLowerCase()}${data.message ? `; ${data.message}` : ""}`,
   workers: tellWorkers,
   checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; resumes at epoch ${epoch}`,
   packages: packagesText,
@@ -311,7 +327,7 @@ const REACT = {
   packages: () => again("job"),
   archive: () => again("job"),
   change: () => again("job"),
-  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints"); },
+  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints", "loggers"); },
 };
 
 function close() {
@@ -397,7 +413,7 @@ function showLogs() {
 
 // A browser opens at most six streams to one service, so hidden pages close theirs.
 function follow() {
-  if (!document.hidden) again("wait");
+  if (!document.hidden) again("wait", "loggers");
   for (const [name, source] of streams) {
     source?.close();
     if (document.hidden) streams.set(name, null);

@@ -16,8 +16,17 @@ function options(text) {
 
 const LEVELS = { low: () => "low", high: () => "high", none: () => ({ method: "none" }), options: () => options(at("options").value) };
 
+// Only the form of a job with batch levels has this choice.
+const isBatch = () => at("target")?.value === "batch";
+
+const isSize = () => isBatch() && at("batch").value === "samples";
+
+const batch = () => ({ target: "batch", level: isSize() ? Number(at("samples").value) : at("batch").value });
+
+const compression = () => ({ level: LEVELS[at("level").value](), layers: at("layers").value.split(",").map((glob) => glob.trim()).filter(Boolean) });
+
 function request() {
-  const body = { level: LEVELS[at("level").value](), layers: at("layers").value.split(",").map((glob) => glob.trim()).filter(Boolean) };
+  const body = isBatch() ? batch() : compression();
   body.apply_at = at("apply").value === "epoch" ? Number(at("from").value || 0) : at("apply").value;
   if (at("until").value !== "") body.until = Number(at("until").value);
   if (at("reason").value) body.reason = at("reason").value;
@@ -25,7 +34,10 @@ function request() {
 }
 
 function refresh(job) {
-  at("options-field").hidden = at("level").value !== "options";
+  at("level-field").hidden = at("layers-field").hidden = isBatch();
+  at("options-field").hidden = isBatch() || at("level").value !== "options";
+  if (at("target")) at("batch-field").hidden = !isBatch();
+  if (at("target")) at("samples-field").hidden = at("samples").disabled = !isSize();
   at("from-field").hidden = at("apply").value !== "epoch";
   at("call").textContent = `POST ${BASE}/jobs/${job}/overrides\n${JSON.stringify(request())}`;
 }
@@ -35,6 +47,17 @@ function say(tone, text) {
   said.hidden = false;
   said.className = `said ${tone}`;
   said.textContent = text;
+}
+
+// Shows which global batch is in force, and within which limits the form can set another one; null for a job without batch levels.
+export function showBatch(batch, saidBy) {
+  at("schedule-batch").hidden = batch === null;
+  if (batch === null || !at("target")) return;
+  const { low, high, min, max } = batch;
+  at("batch-hint").textContent = `samples per step; low: ${low}, high: ${high}`;
+  at("samples-hint").textContent = `${min} to ${max.toLocaleString("en")}, so that every worker gets a part`;
+  at("samples").max = max;
+  at("schedule-batch").textContent = `Global batch: ${batch.global_batch} samples per step (${batch.level ?? "custom size"}), decided by ${saidBy}; the policy would choose ${batch.policy_level}.`;
 }
 
 export function openForm(job, changed) {
@@ -87,7 +110,7 @@ export function showOverrides(job, rows, { ended, changed }) {
   const line = (row) => element("tr", {},
     cell("", overridePill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
     cell("", levelText(row.level)),
-    cell("mono", row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
+    cell(row.target === "batch" ? "" : "mono", row.target === "batch" ? "global batch" : row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
     cell("", span(row)),
     cell("", acknowledged(row)),
     cell("num", !ended && isLive(row.state) ? back(job, row, changed) : ""));

@@ -10,8 +10,20 @@ const at = (id) => document.getElementById(id);
 
 const fields = () => [...at("filters").elements].filter((field) => field.name);
 
-// A field may take several values, separated by commas.
-const values = (field) => ("several" in field.dataset ? field.value.split(",") : [field.value]).map((text) => text.trim()).filter(Boolean);
+const isTime = (field) => field.type === "datetime-local";
+
+// A field may take several values, separated by commas. One for a time has that of the browser's zone, the address that of UTC.
+function values(field) {
+  if (isTime(field)) return field.value ? [new Date(field.value).toISOString().replace(".000", "")] : [];
+  return ("several" in field.dataset ? field.value.split(",") : [field.value]).map((text) => text.trim()).filter(Boolean);
+}
+
+function localTime(text) {
+  const time = new Date(text);
+  if (Number.isNaN(time.getTime())) return "";
+  const local = new Date(time.getTime() - time.getTimezoneOffset() * 60000);
+  return local.toISOString().slice(0, 19);
+}
 
 // Filters of the address that have no field; the page names them.
 const hidden = () => {
@@ -38,7 +50,8 @@ function showHidden() {
 function fillFields() {
   const params = asked();
   for (const field of fields()) {
-    const value = params.getAll(field.name).join(", ");
+    const text = params.getAll(field.name).join(", ");
+    const value = isTime(field) ? localTime(text) : text;
     const isListed = field.tagName !== "SELECT" || [...field.options].some((option) => option.value === value);
     if (!isListed) field.add(new Option(value, value));
     field.value = value;
