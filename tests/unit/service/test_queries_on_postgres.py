@@ -21,7 +21,7 @@ from tests.unit.service.test_queries import selects
 
 OLD_JOBS = 8_000
 MOST_OF_A_LIST, MOST = 400, 100
-"""Most blocks of 8 kB that one query of a list, and any other one, may read. A page of 50 jobs takes
+"""Most blocks of 8 kB that one query of a list, and any other one, may read. A page of 50 jobs is
 150: two of the index and one of the table for each; the index of all filters has 300.
 """
 TEAM, RUN = ("team", "a"), ("run", "7")
