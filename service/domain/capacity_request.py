@@ -129,6 +129,8 @@ def list_within_quotas(
             usage.add(job.accounts, job.request, job.request.min)
             startable.append(job)
         elif not unused.list_exhausted(job.accounts, job.request):
+            if exhausted and awaited.isdisjoint(exhausted):
+                usage.add(job.accounts, job.request, job.request.min)  # of its other quotas
             awaited.update(exhausted)  # no later job of these quotas starts before it
     return startable
 

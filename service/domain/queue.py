@@ -7,7 +7,8 @@ so, then age.
     its quotas let it start, and no job waits ahead -> it starts with as many workers as fit
     only cordoned or avoided nodes are large enough -> it waits, and holds up no other job
     a quota is used up                              -> it waits, and later jobs of the same quota
-                                                       wait behind it; others do not
+                                                       wait behind it; others do not, but leave the
+                                                       first one its smallest group of other quotas
     a job waits for capacity ahead of it            -> it starts only on capacity that no job ahead
                                                        can use (`backfill.py`), or, if jobs may be
                                                        paused, that can be taken back from it
@@ -242,11 +243,18 @@ class _QueuePlan:
         unused = QuotaUsage(self._rules.quotas)
         if unused.list_exhausted(job.accounts, job.request):
             return  # it can never start
-        if self._awaited.isdisjoint(exhausted) and not self._lasting_usage.list_exhausted(
-            job.accounts, job.request
-        ):
-            self._block(job)  # it starts as soon as the leaving jobs are gone
+        if self._awaited.isdisjoint(exhausted):
+            self._reserve_for_first(job)
         self._awaited.update(exhausted)
+
+    def _reserve_for_first(self, job: PendingJob) -> None:
+        """Keep later jobs from what the first job needs that waits for some quotas."""
+        if not self._lasting_usage.list_exhausted(job.accounts, job.request):
+            self._block(job)  # it starts as soon as the leaving jobs are gone
+        else:
+            # Later jobs would use up its other quotas, one at a time, and it would never start.
+            for usage in (self._usage, self._lasting_usage):
+                usage.add(job.accounts, job.request, job.request.min)
 
     def _count_in_empty_cluster(self, size: Resources) -> int:
         if size not in self._most_by_size:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain.access import SCOPES_OF_ROLE, Role
+from service.domain.access import SCOPES_OF_ROLE, Role, Scope
 from tests.api.team import (
     ANY_TOKEN,
     EVERYBODY,
     JOBS,
     PLAN,
     RULES,
+    WRITES,
     Team,
     all_calls,
     all_routes,
@@ -20,6 +21,49 @@ from tests.api.team import (
 )
 from tests.api.world import DIGITS
 
+API = "/api/v1"
+WRITE_RULES = {
+    "POST /login": EVERYBODY,
+    "POST /login/code": EVERYBODY,
+    "POST /logout": EVERYBODY,
+    # It gives a browser what the token may do, and ends with it: every page needs `read`.
+    f"POST {API}/login-links": Scope.READ,
+    f"POST {API}/code": Scope.SUBMIT,
+    f"POST {API}/job-actions": Scope.SUBMIT,
+    f"POST {API}/jobs": Scope.SUBMIT,
+    f"PATCH {API}/jobs/{{job_id}}": Scope.SUBMIT,
+    f"DELETE {API}/jobs/{{job_id}}": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/archive": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/cancel": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/clone": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/pause": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/resize": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/resume": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/retry": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/unarchive": Scope.SUBMIT,
+    f"POST {API}/plans": Scope.SUBMIT,
+    f"DELETE {API}/plans/{{plan_id}}": Scope.SUBMIT,
+    f"PUT {API}/secrets/{{name}}": Scope.SUBMIT,
+    f"DELETE {API}/secrets/{{name}}": Scope.SUBMIT,
+    f"POST {API}/webhooks": Scope.SUBMIT,
+    f"DELETE {API}/webhooks/{{name}}": Scope.SUBMIT,
+    f"POST {API}/webhooks/{{name}}/deliveries/{{delivery_id}}/send": Scope.SUBMIT,
+    f"POST {API}/webhooks/{{name}}/secret": Scope.SUBMIT,
+    f"POST {API}/webhooks/{{name}}/test": Scope.SUBMIT,
+    f"POST {API}/jobs/{{job_id}}/overrides": Scope.OVERRIDE,
+    f"DELETE {API}/jobs/{{job_id}}/overrides/{{override_id}}": Scope.OVERRIDE,
+    f"POST {API}/nodes/{{node}}/cordon": Scope.WRITE_ALL,
+    f"POST {API}/nodes/{{node}}/restore": Scope.WRITE_ALL,
+    f"POST {API}/login-codes": Scope.TOKENS,
+    f"POST {API}/tokens": Scope.TOKENS,
+    f"DELETE {API}/tokens/{{token_id}}": Scope.TOKENS,
+    f"PUT {API}/quotas": Scope.ADMIN,
+    f"DELETE {API}/quotas": Scope.ADMIN,
+    f"POST {API}/users": Scope.ADMIN,
+    f"PATCH {API}/users/{{name}}": Scope.ADMIN,
+}
+"""Who may use each route that writes, written down apart from the routes themselves."""
+
 
 def test_every_route_has_one_rule(team: Team) -> None:
     assert len(api_routes(team.app)) > 25
@@ -27,6 +71,16 @@ def test_every_route_has_one_rule(team: Team) -> None:
         rules = rules_of(route)
         assert len(rules) == 1, f"{route.path} has the rules {rules}; give it require_scope(...)"
     assert RULES.keys() <= {route.path for route in all_routes(team.app)}
+
+
+def test_every_writing_route_has_the_rule_that_is_written_here(team: Team) -> None:
+    found = {
+        f"{method} {route.path}": rule
+        for route in all_routes(team.app)
+        for method in WRITES & (getattr(route, "methods", None) or set())
+        for rule in rules_of(route)
+    }
+    assert found == WRITE_RULES
 
 
 def test_a_route_without_a_rule_is_found(team: Team) -> None:

@@ -179,19 +179,10 @@ def test_waiting_for_an_override_of_a_paused_job_says_so(
             for event in client.events(running)
             if getattr(event, "data", {}).get("status") == "PAUSED"
         )
-
-        def cancel_what_waits() -> None:
-            while not client.overrides(running).items:
-                time.sleep(0.05)
-            time.sleep(
-                0.5
-            )  # the command line reads the job's state once more before it says what it waits for
-            client.cancel(running)
-
-        later = threading.Thread(target=cancel_what_waits)
-        later.start()
+        canceller = threading.Thread(target=cancel_once_overridden, args=(client, running))
+        canceller.start()
         said = accordion("override", running, "--level", "low", "--wait")
-        later.join()
+        canceller.join()
     assert (said.code, "EXPIRED (the job ended)" in said.out) == (1, True)
     assert re.search(
         "waiting until every rank has applied override #1; '.*' is paused; continue it with",

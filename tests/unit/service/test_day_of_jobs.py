@@ -1,9 +1,15 @@
-"""A simulated day of 10,000 jobs of a team: laws that hold whenever the scheduler looks."""
+"""A simulated day of 10,000 jobs of a team, and half an hour with more of them than the cluster can
+run: laws that hold whenever the scheduler looks.
+"""
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
+
+import pytest
 
 from service.domain.allocation import plan_allocations
 from service.domain.bin_packing import FreeCapacity, Packing, fits_beside
@@ -21,7 +27,9 @@ from service.domain.resources import ResourceRequest, Resources, worker_resource
 
 JOBS, TURN_MIN, DAY_MIN = 10_000, 3, 24 * 60
 NODES = [Resources(cpus=16, gpus=4 * (n % 2), node=f"node-{n}") for n in range(8)]
-POINTS_PER_HOUR = 20
+POINTS_PER_HOUR, LOWEST, HIGHEST = 20, 20, 80
+USED = 0.8
+"""Share of the CPUs that trains at least while jobs wait; the rest of some nodes is too small."""
 TABLE = QuotaTable(
     quotas={
         user_account("user-0"): Quota(workers=8),
@@ -76,13 +84,11 @@ class SimulatedJob:
         )
 
 
-def submit_jobs(seed: int) -> list[SimulatedJob]:
-    """The jobs of a day, by time of submission: many small ones, and a few wide or with GPUs."""
+def submit_jobs(seed: int, count: int, minutes: float) -> list[SimulatedJob]:
+    """Jobs, by time of submission: many small ones, and a few wide or with GPUs."""
     draw = random.Random(seed)
-    return [
-        submit_job(draw, number, minute)
-        for number, minute in enumerate(sorted(draw.uniform(0, DAY_MIN) for _ in range(JOBS)))
-    ]
+    times = sorted(draw.uniform(0, minutes) for _ in range(count))
+    return [submit_job(draw, number, minute) for number, minute in enumerate(times)]
 
 
 def submit_job(draw: random.Random, number: int, minute: float) -> SimulatedJob:
@@ -123,7 +129,13 @@ class Day:
         """Minute of the first start of each job."""
         self.ended: dict[str, float] = {}
         """Minute of the end of each job."""
-        self.num_paused = self.num_started_behind = 0
+        self.starts: Counter[str] = Counter()
+        """How often each job started: again after each pause."""
+        self.waited_min: Counter[str] = Counter()
+        """Minutes that each job waited, paused ones included."""
+        self.pauses: list[tuple[float, str]] = []
+        """When which job was told to pause."""
+        self.num_started_behind = 0
 
     def turn(self) -> None:
         self.minute += TURN_MIN
@@ -143,6 +155,7 @@ class Day:
         if self.waiting:
             self.admit()  # beside jobs whose nodes are known by now
         self.reallocate()
+        self.waited_min.update({job.id: TURN_MIN for job in self.waiting})
 
     def admit(self) -> None:
         admissions = self.plan_admissions()
@@ -160,6 +173,7 @@ class Day:
         self.waiting = [job for job in self.waiting if not job.placed]
         self.running += admitted
         self.started = {job.id: self.minute for job in admitted} | self.started
+        self.starts.update(job.id for job in admitted)
 
     def plan_admissions(self) -> dict[str, Admission]:
         before = [job.allocated() for job in self.running]
@@ -182,7 +196,7 @@ class Day:
             del job.placed[workers or len(job.placed) :]
         growing = [job for job in self.running if job.id in changes and not job.leaving]
         self.grow({job.id: changes[job.id].workers - len(job.placed) for job in growing}, growing)
-        self.num_paused += sum(change.workers == 0 for change in changes.values())
+        self.pauses += [(self.minute, id_) for id_, one in changes.items() if one.workers == 0]
 
     def grow(self, workers: dict[str, int], jobs: list[SimulatedJob]) -> None:
         self.place(workers, jobs)
@@ -224,12 +238,52 @@ def choose_node(size: Resources, free: list[FreeCapacity]) -> int:
     return index
 
 
-def test_a_day_of_jobs_ends_with_every_job_done() -> None:
-    day = Day(submit_jobs(seed=7))
+def longest_run(job: SimulatedJob) -> float:
+    """Minutes that it trains with its fewest workers, in whole turns."""
+    return math.ceil(job.left / job.request.min / TURN_MIN) * TURN_MIN
+
+
+def run(jobs: list[SimulatedJob]) -> Day:
+    day = Day([replace(job, placed=[]) for job in jobs])
     while day.later or day.waiting or day.running:
         day.turn()
         day.check()
         assert day.minute < 2 * DAY_MIN, "a job starves"
-    assert len(day.started) == JOBS
+    assert len(day.started) == len(jobs)
+    return day
+
+
+def ageing_min(job: SimulatedJob) -> float:
+    """Minutes after which no new job goes ahead of it."""
+    return (HIGHEST - job.priority) / job.points_per_hour * 60
+
+
+def test_a_job_of_a_day_waits_until_it_is_old_and_then_for_the_longest_run() -> None:
+    jobs = submit_jobs(7, JOBS, DAY_MIN)
+    longest_min = max(longest_run(job) for job in jobs)
+    day = run(jobs)
     assert day.num_started_behind > 0
-    assert 0 < day.num_paused < JOBS / 100, "no job is started and paused again and again"
+    assert 0 < len(day.pauses) < JOBS / 100, "no job is started and paused again and again"
+    late = [job for job in jobs if day.waited_min[job.id] > ageing_min(job) + longest_min]
+    assert late == []
+
+
+@pytest.mark.parametrize("seed", [8, 10])
+def test_ageing_bounds_each_wait_among_more_important_jobs_than_the_cluster_can_run(
+    seed: int,
+) -> None:
+    """A job starts before work that was submitted when it was old already."""
+    jobs = [
+        replace(job, priority=HIGHEST if number % 10 else LOWEST, points_per_hour=240)
+        for number, job in enumerate(submit_jobs(seed, 600, 30.0))
+        if user_account("user-0") not in job.accounts  # its quota is what it waits for
+    ]
+    longest_min, cpus = max(longest_run(job) for job in jobs), sum(node.cpus for node in NODES)
+    day = run(jobs)
+    assert max(day.started.values()) > 60, "the queue is long"
+    for job in jobs:
+        closed = job.submitted_min + ageing_min(job)
+        ahead = [other for other in jobs if other.submitted_min <= closed]
+        work = sum(longest_run(one) * one.request.min * one.request.cpus for one in ahead)
+        at_latest = max(closed, work / (USED * cpus)) + longest_min + TURN_MIN
+        assert day.started[job.id] <= at_latest

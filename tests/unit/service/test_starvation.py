@@ -2,12 +2,12 @@
 
 While a job waits, one that is ahead of it, or that ran before, keeps it from starting: those that
 start behind it take only what no job ahead can use. So it waits no longer than these run one after
-the other. Pausing is off here; `test_day_of_jobs.py` has it on.
+the other. With pausing, a job may start on capacity that is then taken back from it, which takes
+turns in which neither of the two trains.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from hypothesis import example, given, settings
@@ -15,15 +15,24 @@ from hypothesis import strategies as st
 
 from service.domain.bin_packing import count_fitting
 from service.domain.queue import Admission, QueueRules
+from service.domain.quotas import Quota, QuotaTable, QuotaUsage, label_account, user_account
 from service.domain.resources import Resources, worker_resources
 from tests.unit.service.test_backfill import NAMED_NODES
-from tests.unit.service.test_day_of_jobs import TURN_MIN, Day, SimulatedJob
+from tests.unit.service.test_day_of_jobs import (
+    HIGHEST,
+    LOWEST,
+    TURN_MIN,
+    Day,
+    SimulatedJob,
+    ageing_min,
+    longest_run,
+)
 from tests.unit.service.test_queue import ASKED, asked
 
-LOWEST, HIGHEST = 20, 80
 POINTS_PER_HOUR = 240
 """Ageing: the lowest priority is ahead of a new job of the highest one after 15 minutes."""
 ROUNDS, ROUND_MIN = 24, 2 * TURN_MIN
+LIMIT_MIN = 7 * 24 * 60
 NO_PAUSES = QueueRules(may_pause=False)
 CROWD = st.lists(
     st.builds(
@@ -79,23 +88,25 @@ def repeat(crowd: list[SimulatedJob], points_per_hour: float) -> list[SimulatedJ
     ]
 
 
-def run_all(jobs: list[SimulatedJob], nodes: list[Resources]) -> Day:
+def run_all(
+    jobs: list[SimulatedJob],
+    nodes: list[Resources],
+    rules: QueueRules = NO_PAUSES,
+    kind: type[Day] = OneByOne,
+) -> Day:
     """Turn until every job that the cluster can hold has ended."""
-    startable = [replace(job, placed=[]) for job in jobs if can_start(job, nodes)]
-    day = OneByOne(startable, nodes, NO_PAUSES)
+    startable = [replace(job, placed=[]) for job in jobs if can_start(job, nodes, rules)]
+    day = kind(startable, nodes, rules)
     while day.later or day.waiting or day.running:
         day.turn()
         day.check()
+        assert day.minute < LIMIT_MIN, "a job never ends"
     return day
 
 
-def can_start(job: SimulatedJob, nodes: list[Resources]) -> bool:
-    return count_fitting(worker_resources(job.request), nodes, ()) >= job.request.min
-
-
-def longest_run(job: SimulatedJob) -> float:
-    """Minutes that it trains with its fewest workers, in whole turns."""
-    return math.ceil(job.left / job.request.min / TURN_MIN) * TURN_MIN
+def can_start(job: SimulatedJob, nodes: list[Resources], rules: QueueRules) -> bool:
+    fits = count_fitting(worker_resources(job.request), nodes, ()) >= job.request.min
+    return fits and not QuotaUsage(rules.quotas).list_exhausted(job.accounts, job.request)
 
 
 def latest_start(job: SimulatedJob, jobs: list[SimulatedJob], day: Day, *, closed: float) -> float:
@@ -159,8 +170,7 @@ def test_with_ageing_every_job_starts_within_a_bound_of_its_priority(
     day = run_all(jobs, nodes)
     for job in jobs:
         if job.id in day.started:
-            ageing_min = (HIGHEST - job.priority) / POINTS_PER_HOUR * 60
-            latest = latest_start(job, jobs, day, closed=job.submitted_min + ageing_min)
+            latest = latest_start(job, jobs, day, closed=job.submitted_min + ageing_min(job))
             assert day.started[job.id] <= latest
 
 
@@ -172,3 +182,85 @@ def test_ageing_is_what_starts_a_job_behind_a_stream_of_more_important_ones() ->
         started[points] = run_all(jobs, nodes).started["1-0"]
     last = (ROUNDS - 1) * ROUND_MIN
     assert started[POINTS_PER_HOUR] < last < started[0.0]
+
+
+ADA, TEAM = user_account("ada"), label_account("team", "a")
+LIMITS = st.builds(
+    Quota,
+    jobs=st.sampled_from([None, 1, 2]),
+    workers=st.sampled_from([None, 2, 4]),
+    gpus=st.sampled_from([None, 1.0]),
+)
+PAUSING = st.builds(
+    lambda ada, team: QueueRules(quotas=QuotaTable(quotas={ADA: ada, TEAM: team}), may_pause=True),
+    LIMITS,
+    LIMITS,
+)
+CROWD_WITH_ACCOUNTS = st.lists(
+    st.builds(
+        SimulatedJob,
+        id=st.just(""),
+        request=st.builds(
+            lambda least, more, cpus, gpus: asked(least, least + more, cpus, gpus),
+            st.integers(1, 4),
+            st.integers(0, 4),
+            st.sampled_from([1.0, 2.0]),
+            st.sampled_from([0.0, 1.0]),
+        ),
+        priority=st.sampled_from([LOWEST, 50, HIGHEST]),
+        accounts=st.sampled_from([(), (ADA,), (TEAM,), (ADA, TEAM)]),
+        submitted_min=st.just(0.0),
+        left=st.integers(1, 16).map(float),
+    ),
+    min_size=1,
+    max_size=4,
+)
+FEW_NODES = st.lists(
+    st.builds(
+        Resources, cpus=st.sampled_from([2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda nodes: [replace(node, node=f"n{number}") for number, node in enumerate(nodes)])
+
+
+def test_a_job_with_two_quotas_starts_among_jobs_that_use_up_one_of_them_each() -> None:
+    """One of the two quotas is always in use, by jobs that were submitted later."""
+    quotas = QuotaTable(quotas={ADA: Quota(jobs=1), TEAM: Quota(jobs=1)})
+    one = replace(job_of(1, 2 * TURN_MIN), points_per_hour=0.0)
+    jobs = [
+        replace(
+            one,
+            id=f"{number}",
+            accounts=((ADA, TEAM)[number % 2],),
+            submitted_min=TURN_MIN * number + 1.0,
+        )
+        for number in range(ROUNDS)
+    ]
+    jobs.insert(1, replace(one, id="both", accounts=(ADA, TEAM), submitted_min=1.0))
+    day = run_all(jobs, [Resources(cpus=4.0, gpus=0.0, node="n")], QueueRules(quotas=quotas), Day)
+    latest = latest_start(jobs[1], jobs, day, closed=1.0)
+    assert day.started["both"] <= latest < max(day.started.values())
+
+
+@settings(max_examples=40)
+@given(CROWD_WITH_ACCOUNTS, FEW_NODES, PAUSING)
+@example(
+    [job_of(2, 18.0), job_of(2, 3.0, HIGHEST)],
+    [Resources(cpus=2.0, gpus=0.0, node="n0")],
+    QueueRules(may_pause=True),
+)
+def test_with_quotas_and_pauses_every_job_ends_within_a_bound_of_its_priority(
+    crowd: list[SimulatedJob], nodes: list[Resources], rules: QueueRules
+) -> None:
+    """Jobs grow here, and several start at once: these are the plans as the scheduler gets them."""
+    jobs = repeat(crowd, POINTS_PER_HOUR)
+    day = run_all(jobs, nodes, rules, Day)
+    for job in jobs:
+        if job.id in day.ended:
+            latest = latest_start(job, jobs, day, closed=job.submitted_min + ageing_min(job))
+            pauses = [at for at, _ in day.pauses if job.submitted_min <= at <= day.ended[job.id]]
+            assert day.ended[job.id] <= latest + longest_run(job) + 2 * TURN_MIN * len(pauses)
+            ahead = [one for one in jobs if one.rank >= job.rank and one.id != job.id]
+            starts_ahead = sum(day.starts[one.id] for one in ahead)
+            assert day.starts[job.id] <= 1 + starts_ahead, "it was paused, and nobody started"

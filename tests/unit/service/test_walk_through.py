@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from service.client import Client
 from tests.api.conftest import Live, serve_live
 from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
+from tests.api.team import ADMIN
 from tests.conftest import Require
 from tests.unit.service.conftest import Accordion, Printed, Said
 
@@ -23,9 +25,12 @@ ADDRESS = "https://accordion.example.org"
 """Address of the service in the text."""
 GROUPS = {"olga": "platform", "ada": "ml"}
 """Group of each user at the provider, which is also the user's subject there."""
-REPEATED = {"show", "queue"}
+REPEATED = {"show", "queue", "list"}
 """Commands that a reader repeats until they show what the text says."""
 ANYTHING = re.escape("...")
+ERROR = "accordion: "
+"""Beginning of what a refused command prints."""
+DONE, USAGE = 0, 2
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config")  # of the provider
 
 
@@ -38,10 +43,16 @@ class Step:
     printed: list[str] = field(default_factory=list)
     """Lines that it prints among others, in this order."""
 
+    @property
+    def code(self) -> int:
+        """Its exit code."""
+        return USAGE if any(line.startswith(ERROR) for line in self.printed) else DONE
+
     def matches(self, said: Said) -> bool:
         lines = iter((said.err + said.out).splitlines())
         patterns = [re.escape(line).replace(ANYTHING, ".*") for line in self.printed]
-        return all(any(re.search(pattern, line) for line in lines) for pattern in patterns)
+        is_printed = all(any(re.search(pattern, line) for line in lines) for pattern in patterns)
+        return said.code == self.code and is_printed
 
 
 def read_steps() -> list[Step]:
@@ -91,14 +102,20 @@ def run_as(
     return run
 
 
+def statuses(team: Live) -> dict[str, str]:
+    with Client(team.url, ADMIN) as client:
+        return {job.name: job.status for job in client.jobs().items}
+
+
 def test_the_walk_through_prints_what_is_written(
-    run_as: Callable[[Step], Said], provider: Provider, printed: Printed
+    run_as: Callable[[Step], Said], provider: Provider, printed: Printed, team: Live
 ) -> None:
     steps = read_steps()
     assert {step.who for step in steps} == GROUPS.keys()
     for step in steps:
         printed(log_in_through(provider, step.who))
         said = run_as(step)
-        while step.command[1] in REPEATED and not step.matches(said):
+        while step.command[1] in REPEATED and said.code == DONE and not step.matches(said):
             said = run_as(step)  # pytest's time limit ends it
         assert step.matches(said), f"{step.who}: {step.command}: {said}"
+    assert statuses(team) == dict.fromkeys(("first", "second", "third"), "CANCELLED")
