@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 
-def leave_out_loaded_objects() -> None:
-    """Leave out what is there by now of later collections: it stays, and looking through it again
-    would stop the process for 0.1 s.
+def freeze_loaded_objects() -> None:
+    """Exclude all objects that exist now from later collections: they stay, and looking through
+    them would stop the process for 0.1 s.
     """
     gc.collect()
     gc.freeze()

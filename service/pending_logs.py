@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 
 from workers.contract import Drained, LogLine
@@ -39,6 +39,11 @@ class PendingLogs:
         is lost, nobody learns whether it did.
         """
         self._chunks[job_id] = log_number
+
+    def drop_notes(self, job_ids: Iterable[str]) -> None:
+        """Drop the notes of a write whose outcome is known."""
+        for job_id in job_ids:
+            self._chunks.pop(job_id, None)
 
     def settle(self, job_id: str, log_number: int) -> None:
         """Forget the output of a write that seemed to fail if the database has a newer chunk."""

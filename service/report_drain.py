@@ -182,7 +182,12 @@ class ReportDrain:
     def _write(self, token: int, reports: Sequence[JobReport]) -> Set[str]:
         for job, _ in reports:
             self._unstored.note_write(job.id, job.log_number)
-        stored = self._writes.ingest(token, reports)
+        try:
+            stored = self._writes.ingest(token, reports)
+        except LeaseLost:
+            self._unstored.drop_notes(job.id for job, _ in reports)
+            raise
+        self._unstored.drop_notes(job.id for job, _ in reports)
         self._mark_stored(stored)
         return stored
 

@@ -253,7 +253,7 @@ class Scheduler:
 
     def _record_unreachable(self, token: int, message: str) -> None:
         self._writes.record_cluster(token, nodes=None, message=message)
-        self._times.stop_unreachable(token)
+        self._times.stop_unreachable(self._jobs.list_all(), token)
         # The message changes every turn: the cluster row has the newest one, jobs keep the first.
         for job in self._repository.queue():
             if job.reason != Reason.CLUSTER_UNREACHABLE:

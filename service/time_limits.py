@@ -48,12 +48,12 @@ class TimeLimits:
         self._stop_expired(jobs, token, grace_s=self._grace_s)
         self._stop_trained(jobs, token)
 
-    def stop_unreachable(self, token: int) -> None:
-        """Stop the jobs that have reached their total limit while the cluster does not respond.
+    def stop_unreachable(self, jobs: Sequence[JobRow], token: int) -> None:
+        """Stop those of the unfinished jobs that have reached their total limit while the cluster does not respond.
 
         Their workers have the whole time to save from the moment at which it responds.
         """
-        self._stop_expired(self._repository.unfinished(), token, grace_s=None)
+        self._stop_expired(jobs, token, grace_s=None)
 
     def _stop_expired(self, jobs: Sequence[JobRow], token: int, *, grace_s: float | None) -> None:
         self._ends.keep_only({job.id for job in jobs})

@@ -157,7 +157,7 @@ class JobView(Answer):
     """Seconds of training in the attempts that have ended."""
     times_out_at: datetime | None = None
     """Time at which the job fails as `TIMED_OUT` if it has not ended (`limits.total_seconds`); null
-    without that limit.
+    without that limit, and once `limits.training_seconds` has stopped it.
     """
     spec: dict[str, Any]
     """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that

@@ -21,6 +21,7 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
+from service.commands.filters import refuse_empty
 from service.commands.format import format_time
 from service.commands.paging import (
     CURSOR_HELP,
@@ -268,11 +269,11 @@ def audit(
         ),
     ] = None,
     time_after: Annotated[
-        str, create_time_option("--time-after", "only changes made at this time or later")
-    ] = "",
+        str | None, create_time_option("--time-after", "only changes made at this time or later")
+    ] = None,
     time_before: Annotated[
-        str, create_time_option("--time-before", "only changes made before this time")
-    ] = "",
+        str | None, create_time_option("--time-before", "only changes made before this time")
+    ] = None,
     limit: LimitOption = 50,
     cursor: Annotated[
         int | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)
@@ -294,6 +295,9 @@ def audit(
         "request_id": request,
         **parse_times({"time_after": time_after, "time_before": time_before}),
     }
+    refuse_empty(
+        chosen, {"token_id": "token", "request_id": "request"}, without="to list all changes"
+    )
     with connect_client(url) as client:
         if job is not None:
             chosen["subject"] = find_to_read(client, job).id

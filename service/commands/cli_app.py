@@ -76,7 +76,7 @@ def _build_command(name: str, found: str | CommandGroup) -> Any:
     if isinstance(found, CommandGroup):
         return _Group(found.places, name=name, help=found.help)
     module, _, function = found.partition(":")
-    # An application of one command is this command.
+    # Typer builds an application of one command as that command.
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     one.command(name, cls=Command)(getattr(import_module(f"service.commands.{module}"), function))
     return get_command(one)

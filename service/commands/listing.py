@@ -19,6 +19,7 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
+from service.commands.filters import refuse_empty
 from service.commands.paging import (
     CursorOption,
     LimitOption,
@@ -216,7 +217,8 @@ def list_jobs(
         "cloned_from": cloned_from,
         **parse_times(times),
     }
-    _refuse_empty(chosen)
+    options = {"name": "exact-name", "name_prefix": "name", "id_prefix": "id"}
+    refuse_empty(chosen, options, without="to list all jobs")
     with connect_client(url) as client:
         if cloned_from is not None:
             chosen["cloned_from"] = _find_id(client, cloned_from)
@@ -226,19 +228,6 @@ def list_jobs(
             cursor=cursor,
         )
         _print_jobs(found, json=json)
-
-
-def _refuse_empty(chosen: dict[str, Any]) -> None:
-    """Check that no filter is empty, as with a variable of the shell that is not set.
-
-    Raises:
-        BadParameter: one is.
-    """
-    options = {"name": "exact-name", "name_prefix": "name", "id_prefix": "id"}
-    for name, value in chosen.items():
-        if value == "" or (isinstance(value, list) and "" in value):
-            option = options.get(name, name.replace("_", "-"))
-            raise typer.BadParameter(f"--{option} is empty; leave it out to list all jobs")
 
 
 def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:

@@ -166,7 +166,7 @@ class _QueueView:
         alone = [node for node in closed if self._fits_with(request, [node], taken)]
         if alone:
             more = f"; {len(alone) - _NAMED_NODES} more would do" if alone[_NAMED_NODES:] else ""
-            named = [f"node {_name(node)} taking workers again" for node in alone[:_NAMED_NODES]]
+            named = [_reopen(node, request) for node in alone[:_NAMED_NODES]]
             return (*named[:-1], f"{named[-1]}{more}")
         if not closed or not self._fits_with(request, closed, taken):
             return ()
@@ -210,6 +210,14 @@ class _QueueView:
         return list_preempted(
             raised, self._nodes, self._allocated, foreign=self._foreign, rules=self._rules
         )
+
+
+def _reopen(node: Resources, request: ResourceRequest) -> str:
+    if node.unschedulable or node.node not in request.avoid:
+        return f"node {_name(node)} taking workers again"
+    return (
+        f"node {_name(node)} being tried again, 5 minutes after its workers could not start there"
+    )
 
 
 def _name(node: Resources) -> str:

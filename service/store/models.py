@@ -108,7 +108,7 @@ class JobRow(Base):
     """Seconds of training in the attempts that have ended."""
     times_out_at: Mapped[float | None]
     """When it fails if it has not ended (`limits.total_seconds`); None without that limit, and once
-    it has trained for as long as it may.
+    `limits.training_seconds` has stopped it.
     """
     event_seq: Mapped[int] = mapped_column(default=0)
     events_removed: Mapped[int] = mapped_column(default=0)

@@ -335,6 +335,8 @@ class SchedulerWrites:
             self._ingest(session, job, drained, now=now)
             message = describe_pause(drained)
             why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
+            if job.status == Status.STOPPING:
+                why_ended = Reason.TIMED_OUT
             _close_attempt(session, job, why_ended, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 status, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER

@@ -10,10 +10,10 @@ from service.store.database import Database
 from service.store.models import JobRow
 from service.store.repository import Repository
 
-_MANY = 1000
+MAX_IDS_PER_QUERY = 1000
 """Changed rows from which on all are read: a statement has a limited number of parameters."""
-_UNDECISIVE = (JobRow.layers, JobRow.storage, JobRow.ray_run, JobRow.tally)
-"""Columns of documents that are only shown, or that few reports need; these load them."""
+_DEFERRED = (JobRow.layers, JobRow.storage, JobRow.ray_run, JobRow.tally)
+"""Documents that are only shown, or that few reports need; an access loads them."""
 
 
 class UnfinishedJobs:
@@ -34,12 +34,12 @@ class UnfinishedJobs:
             known = {
                 job_id: row
                 for job_id, row in self._rows.items()
-                if _version(row) == versions.get(job_id)
+                if job_id in versions and _version(row) == versions[job_id]
             }
             changed = versions.keys() - known.keys()
             query = select(JobRow).where(is_unfinished)
-            query = query.options(*(defer(column) for column in _UNDECISIVE))
-            if len(changed) < _MANY:
+            query = query.options(*(defer(column) for column in _DEFERRED))
+            if len(changed) < MAX_IDS_PER_QUERY:
                 query = query.where(JobRow.id.in_(changed))
             read = session.scalars(query).all() if changed else ()
         self._rows = known | {row.id: row for row in read}

@@ -37,7 +37,7 @@ _WEBHOOKS_OF_ACCOUNTS = (
     .order_by(WebhookRow.id)
     .with_for_update(of=WebhookRow, key_share=True, read=True)
 )
-"""Every change of a status asks it; to build it takes as long as to run it."""
+"""Run at every change of a status; building it costs as much as running it."""
 
 
 def queue_status_messages(

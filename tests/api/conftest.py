@@ -23,7 +23,9 @@ from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import load_settings
 from service.store.database import Database
+from service.store.models import LeaseRow
 from service.store.postgres import SessionLimits
+from service.store.repository import SCHEDULER_LEASE
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
@@ -143,6 +145,7 @@ def serve_live(home: Path, **more: Any) -> Iterator[Live]:
     for thread in threads:
         thread.start()
     try:
+        _await_scheduler(app.state.accordion.database)
         yield Live(url=_address(server), runtime=runtime, draining=app.state.accordion.draining)
     finally:
         app.state.accordion.draining.set()
@@ -151,6 +154,16 @@ def serve_live(home: Path, **more: Any) -> Iterator[Live]:
         for thread in threads:
             thread.join(timeout=30)
         app.state.accordion.database.close()
+
+
+def _await_scheduler(database: Database) -> None:
+    """Wait until the scheduler has opened the database: the test did not, where it is shared."""
+    limit, has_begun = time.monotonic() + 30, False
+    while not has_begun:
+        assert time.monotonic() < limit, "the scheduler did not begin within 30 s"
+        time.sleep(0.01)
+        with database.read() as session:
+            has_begun = session.get(LeaseRow, SCHEDULER_LEASE) is not None
 
 
 def _address(server: uvicorn.Server) -> str:

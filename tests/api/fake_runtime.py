@@ -495,8 +495,5 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         job.journal.append(record)
 
     def _log(self, job: FakeJob, text: str) -> None:
-        lines = [
-            LogLine(attempt=job.attempt, rank=rank, time=self._clock(), text=text)
-            for rank in (None, 0)
-        ]
-        job.logs.extend(lines)
+        line = LogLine(attempt=job.attempt, rank=0, time=self._clock(), text=text)
+        job.logs.extend([line.model_copy(update={"rank": None}), line])

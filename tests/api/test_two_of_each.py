@@ -40,7 +40,7 @@ class Pairs:
 
     apis: list[Process]
     schedulers: dict[int, subprocess.Popen[bytes]]
-    """By process id."""
+    """The processes, by their process ID."""
     runtime: FakeRuntime
     database: Database
 

@@ -189,7 +189,9 @@ def follow_objective(
     if objective is None:
         return
     measured = {name for part in summaries for name in part.metric_totals}
-    if not measured and not is_evaluation_due(state.spec, epoch, is_last=is_last):
+    if objective.metric not in measured and not is_evaluation_due(
+        state.spec, epoch, is_last=is_last
+    ):
         state.objective = state.objective.after_unmeasured()
         return
     try:

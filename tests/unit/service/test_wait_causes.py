@@ -139,7 +139,9 @@ def test_nodes_that_are_enough_together_are_one_remedy() -> None:
 def test_a_node_on_which_its_workers_could_not_start_is_a_remedy() -> None:
     node = Resources(cpus=4, gpus=0, node="id-a", name="a")
     request = replace(asked(), avoid=frozenset({"id-a"}))
-    assert explain(request, nodes=[node]).remedies == ("node a taking workers again",)
+    assert explain(request, nodes=[node]).remedies == (
+        "node a being tried again, 5 minutes after its workers could not start there",
+    )
 
 
 def test_a_cordoned_node_with_room_is_a_remedy_of_the_head() -> None:

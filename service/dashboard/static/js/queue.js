@@ -42,7 +42,9 @@ export function showWait(entry, { items, names }) {
   at("wait").hidden = entry === undefined;
   at("why").hidden = entry !== undefined;
   if (entry === undefined) return;
-  at("wait-place").textContent = `position ${entry.position} of ${items.length} in the queue`;
+  const isScheduled = ({ reason }) => reason === "SCHEDULED";
+  const queued = items.filter((item) => !isScheduled(item)).length;
+  at("wait-place").textContent = isScheduled(entry) ? "not in the queue yet" : `position ${entry.position} of ${queued} in the queue`;
   at("wait-why").textContent = reasonText(entry);
   at("wait-for").hidden = entry.waits_for.length === 0;
   fill(at("wait-for"), "Waits for ", ...waitsFor(entry, names));
