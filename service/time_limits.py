@@ -49,7 +49,8 @@ class TimeLimits:
         self._stop_trained(jobs, token)
 
     def stop_unreachable(self, jobs: Sequence[JobRow], token: int) -> None:
-        """Stop those of the unfinished jobs that have reached their total limit while the cluster does not respond.
+        """Stop those of the unfinished jobs that have reached their total limit while the cluster
+        does not respond.
 
         Their workers have the whole time to save from the moment at which it responds.
         """

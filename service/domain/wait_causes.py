@@ -215,9 +215,7 @@ class _QueueView:
 def _reopen(node: Resources, request: ResourceRequest) -> str:
     if node.unschedulable or node.node not in request.avoid:
         return f"node {_name(node)} taking workers again"
-    return (
-        f"node {_name(node)} being tried again, 5 minutes after its workers could not start there"
-    )
+    return f"node {_name(node)} being tried again, 5 minutes after the job could not start there"
 
 
 def _name(node: Resources) -> str:

@@ -140,7 +140,7 @@ def test_a_node_on_which_its_workers_could_not_start_is_a_remedy() -> None:
     node = Resources(cpus=4, gpus=0, node="id-a", name="a")
     request = replace(asked(), avoid=frozenset({"id-a"}))
     assert explain(request, nodes=[node]).remedies == (
-        "node a being tried again, 5 minutes after its workers could not start there",
+        "node a being tried again, 5 minutes after the job could not start there",
     )
 
 
