@@ -64,11 +64,10 @@ export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: f
 
 export const moment = (text) => `${new Date(text).toLocaleDateString("en-CA")} ${clock(text)}`;
 
-// The server's tables: phase, tone and activity of each job status, tone and activity of each override state, and tone and end of each logger state.
-const table = (name) => JSON.parse(document.documentElement.dataset[name]);
+// The server's tables: phase, tone and activity of each job status, and tone and activity of each override state.
+export const table = (name) => JSON.parse(document.documentElement.dataset[name]);
 const STATUSES = table("statuses");
 const OVERRIDE_STATES = table("overrideStates");
-const LOGGER_STATES = table("loggerStates");
 
 const tone = (status) => STATUSES[status]?.tone ?? "";
 
@@ -88,15 +87,11 @@ export const words = (constant) => {
   return text.charAt(0).toUpperCase() + text.slice(1);
 };
 
-const pill = (name, text, title) => element("span", { className: `pill ${name}`, title }, words(text));
+export const pill = (name, text, title) => element("span", { className: `pill ${name}`, title }, words(text));
 
 export const statusPill = (status, title = "") => pill(tone(status), status, title);
 
 export const overridePill = (state, title = "") => pill(OVERRIDE_STATES[state]?.tone ?? "", state, title);
-
-export const loggerPill = (state) => pill(LOGGER_STATES[state]?.tone ?? "", state);
-
-export const isFinal = (state) => LOGGER_STATES[state]?.isFinal ?? false;
 
 export const isLive = (state) => OVERRIDE_STATES[state]?.isLive ?? false;
 

@@ -1,7 +1,9 @@
 // Loggers of a job: how far each is, where its run is, and why its last attempt failed.
-import { cell, counted, element, fill, isFinal, labelled, loggerPill, moment } from "./format.js";
+import { cell, counted, element, fill, labelled, moment, pill, table } from "./format.js";
 
 const NAMES = { tensorboard: "TensorBoard", mlflow: "MLflow", wandb: "Weights & Biases" };
+// The server's table: tone and end of each logger state.
+const STATES = table("loggerStates");
 const at = (id) => document.getElementById(id);
 
 export const hasLoggers = () => at("loggers") !== null;
@@ -16,11 +18,11 @@ const failure = ({ failures, message }) =>
   message && element("div", { className: "quiet small" }, `${counted(failures, "failed attempt")} in a row; newest: ${message}`);
 
 const line = (logger) => element("tr", {},
-  cell("", NAMES[logger.kind] ?? logger.kind), cell("", loggerPill(logger.state)), labelled("Epochs sent", String(logger.next_epoch)),
+  cell("", NAMES[logger.kind] ?? logger.kind), cell("", pill(STATES[logger.state]?.tone ?? "", logger.state)), labelled("Epochs sent", String(logger.next_epoch)),
   labelled("Last sent", logger.sent_at ? moment(logger.sent_at) : "–"), cell("long broken", place(logger.location), failure(logger)));
 
 // Returns whether more may be sent.
 export function showLoggers(loggers) {
   fill(at("loggers"), ...loggers.map(line));
-  return !loggers.every(({ state }) => isFinal(state));
+  return !loggers.every(({ state }) => STATES[state]?.isFinal);
 }
