@@ -39,25 +39,36 @@ PATIENT = SessionLimits(idle_in_transaction_s=120.0)
 refused_early = pytest.mark.sqlite_only(REFUSED_EARLY)
 
 
-@pytest.fixture(autouse=True)
-def check_databases(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that opens a database, and does not run on both kinds."""
+@pytest.fixture(scope="module", autouse=True)
+def opened_databases() -> Iterator[set[str]]:
+    """Kinds of databases that were opened since the last test ended, also by fixtures that the
+    tests of a file share.
+    """
     opened, open_database = set(), Database.__init__
-    statements: list[str] = []
 
     def note_and_open(database: Database, url: str, **more: Any) -> None:
         opened.add(make_url(url).get_backend_name())
         open_database(database, url, **{"limits": PATIENT, **more})
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "__init__", note_and_open)
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def check_databases(request: pytest.FixtureRequest, opened_databases: set[str]) -> Iterator[None]:
+    """Fail a test that opens a database, and does not run on both kinds."""
+    statements: list[str] = []
+
     def note_statement(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if threading.current_thread().name == API_THREAD:
             statements.append(statement)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Database, "__init__", note_and_open)
-        event.listen(Engine, "before_cursor_execute", note_statement)
-        yield
-        event.remove(Engine, "before_cursor_execute", note_statement)
+    event.listen(Engine, "before_cursor_execute", note_statement)
+    yield
+    event.remove(Engine, "before_cursor_execute", note_statement)
+    opened = opened_databases.copy()
+    opened_databases.clear()
     check_opened(request.node, opened)
     check_statements(request.node, statements)
 
@@ -77,13 +88,18 @@ def check_opened(item: pytest.Item, opened: set[str]) -> None:
     """
     kinds = getattr(item, "callspec", None)
     kind = kinds.params.get("database_url") if kinds else None
-    if kind == "postgresql" and kind not in opened:
-        pytest.fail("the test takes `database_url` and opens no database at that URL")
-    is_exempt = item.get_closest_marker("sqlite_only") or "shared_database_url" in item.fixturenames
+    shared = kinds.params.get("shared_database_url") if kinds else None
+    # What the tests of a file share is opened before the first of them only.
+    if (kind == "postgresql" and kind not in opened) or (shared, opened) == (
+        "postgresql",
+        {"sqlite"},
+    ):
+        pytest.fail("the test takes the URL of a database and opens no database at that URL")
+    is_exempt = item.get_closest_marker("sqlite_only") or shared
     if kind is None and "sqlite" in opened and not is_exempt:
         pytest.fail(
-            f"the test opens {sorted(opened)} and runs once: open the database at `database_url`,"
-            " which runs it on SQLite and on PostgreSQL"
+            f"the test opens {sorted(opened)} and runs once: open the database at `database_url`"
+            " or `shared_database_url`, which runs it on SQLite and on PostgreSQL"
         )
 
 

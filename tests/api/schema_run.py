@@ -16,12 +16,26 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Path(__file__).with_name("schemathesis.toml")
 SECONDS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """What belongs to somebody who makes no request."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Values that name it, by parameter, such as `path.job_id`; half of the requests get them."""
+    text: str | None = None
+    """What it contains, and no response may."""
+
+
+NOTHING = Foreign()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,17 +48,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_schemathesis(
-    url: str, tokens: Sequence[str], *options: str, capture: bool = False
+    url: str,
+    tokens: Sequence[str],
+    *options: str,
+    foreign: Foreign = NOTHING,
+    capture: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run schemathesis as the user of the first token; without one, as anybody."""
     with tempfile.TemporaryDirectory(prefix="schema-") as name:
         folder = Path(name)
         (folder / "openapi.json").write_bytes(_fetch_schema(url, tokens))
-        (folder / "settings.toml").write_text(_write_settings(folder, tokens))
+        settings = SETTINGS.read_text() + _list_users(folder, tokens) + _list_values(foreign)
+        (folder / "settings.toml").write_text(settings)
         command = [sys.executable, "-m", "schemathesis.cli"]
         command += ["--config-file", str(folder / "settings.toml"), "run"]
         command += [str(folder / "openapi.json"), "--url", url, "--no-color", *options]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # of the hooks
+        if foreign.text is not None:
+            environment["HIDDEN_TEXT"] = foreign.text
         return subprocess.run(
             command, cwd=folder, env=environment, check=False, text=True, capture_output=capture
         )
@@ -58,10 +79,10 @@ def _fetch_schema(url: str, tokens: Sequence[str]) -> bytes:
     return content
 
 
-def _write_settings(folder: Path, tokens: Sequence[str]) -> str:
-    """Return the settings with the tokens, which are in a file for the format's sake."""
+def _list_users(folder: Path, tokens: Sequence[str]) -> str:
+    """Return the settings of the users; their tokens are in a file for the format's sake."""
     if not tokens:
-        return SETTINGS.read_text()
+        return ""
     names = [f"user-{number}" for number in range(len(tokens))]
     users = [
         {"name": name, "fixedHeaders": [{"name": "Authorization", "value": f"Bearer {token}"}]}
@@ -70,7 +91,17 @@ def _write_settings(folder: Path, tokens: Sequence[str]) -> str:
     (folder / "users.json").write_text(json.dumps({"auth": users}))
     lines = ["", "[auth.wfc]", f'path = "{folder}/users.json"', f'user = "{names[0]}"']
     lines += [f"peers = {json.dumps(names)}"] if len(names) > 1 else []
-    return SETTINGS.read_text() + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _list_values(foreign: Foreign) -> str:
+    """Return the settings of the parameters that name what belongs to others."""
+    lines = ["", "[parameters]"]
+    for number, name in enumerate(foreign.parameters):
+        lines.append(f'"{name}" = {{dictionary = "foreign-{number}", probability = 0.5}}')
+    for number, value in enumerate(foreign.parameters.values()):
+        lines += [f"[dictionaries.foreign-{number}]", f"values = [{json.dumps(value)}]"]
+    return "\n".join(lines) + "\n" if foreign.parameters else ""
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

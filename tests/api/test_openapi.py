@@ -20,8 +20,9 @@ from workers.contract import JobSpec
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def document() -> str:
+    """The schema, which is made without a query of a database."""
     return openapi_text()
 
 

@@ -2,50 +2,113 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import schemathesis
 
 from tests.api.conftest import Live, serve_live
-from tests.api.schema_run import run_schemathesis
-from tests.api.team import ADMIN
+from tests.api.schema_run import NOTHING, Foreign, run_schemathesis
+from tests.api.team import ADMIN, PLAN, id_of
+from tests.api.world import DIGITS
+from tests.postgres import find_program
 
 FEW = ("--max-examples", "3", "--exclude-operation-id", "get_model")
 """Requests of each kind for each operation. Exports of models take seconds each, and have tests."""
-JSON = "application/json"
+LONGEST = "postgresql" if find_program("initdb") else "sqlite"
+"""Database of the longest run: what SQLite stores, PostgreSQL may refuse."""
+LINKS = re.compile(r"API Links: +(\d+) covered / \d+ selected")
+HIDDEN = "only-its-owner-sees-this"
+WAITING = {**DIGITS, "name": HIDDEN, "workers": {"cpus": 999}, "labels": {"hidden": HIDDEN}}
+"""A job that no cluster can run, so that only users change it."""
+JOBS, JSON = "/api/v1/jobs", "application/json"
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def guarded(tmp_path_factory: pytest.TempPathFactory, shared_database_url: str) -> Iterator[Live]:
     """A service with tokens and without a limit of requests."""
     limits = {"requests_per_second": 1e6, "request_burst": 1_000_000}
-    yield from serve_live(tmp_path_factory.mktemp("live"), admin_token=ADMIN, **limits)
+    home = tmp_path_factory.mktemp("live")
+    yield from serve_live(home, database_url=shared_database_url, admin_token=ADMIN, **limits)
 
 
-def add_token(live: Live, user: str, scopes: list[str]) -> str:
-    headers = {"Authorization": f"Bearer {ADMIN}"}
-    with live.client() as client:
-        client.post("/api/v1/users", json={"name": user}, headers=headers)
-        asked = {"user": user, "label": "test", "scopes": scopes}
-        return str(client.post("/api/v1/tokens", json=asked, headers=headers).json()["token"])
+@dataclass
+class User:
+    """A user with a token."""
+
+    live: Live
+    token: str
+
+    def call(self, method: str, path: str, **more: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        with self.live.client() as client:
+            return client.request(method, path, headers=headers, **more).raise_for_status()
 
 
-def check(live: Live, *tokens: str, phases: str) -> None:
-    found = run_schemathesis(live.url, tokens, *FEW, "--phases", phases, capture=True)
+def add_user(live: Live, user: str, scopes: list[str]) -> User:
+    admin, asked = User(live, ADMIN), {"user": user, "label": "test", "scopes": scopes}
+    admin.call("POST", "/api/v1/users", json={"name": user})
+    return User(live, admin.call("POST", "/api/v1/tokens", json=asked).json()["token"])
+
+
+def add_objects(user: User) -> Foreign:
+    job_id = user.call("POST", JOBS, json=WAITING).json()["id"]
+    asked = {"level": "low", "reason": HIDDEN}
+    override = user.call("POST", f"{JOBS}/{job_id}/overrides", json=asked).json()["id"]
+    plan = {**PLAN, "spec": {**PLAN["spec"], "name": HIDDEN}}
+    names = {
+        "job_id": job_id,
+        "override_id": override,
+        "plan_id": user.call("POST", "/api/v1/plans", json=plan).json()["id"],
+        "token_id": id_of(user.token),
+    }
+    return Foreign(text=HIDDEN, parameters={f"path.{one}": value for one, value in names.items()})
+
+
+def describe_objects(user: User) -> list[Any]:
+    """What users can change of the only job and its override, and of the token."""
+    [job] = user.call("GET", JOBS).json()["items"]
+    path = f"{JOBS}/{job['id']}"
+    overrides = user.call("GET", f"{path}/overrides").json()["items"]
+    tokens = user.call("GET", "/api/v1/tokens").json()["items"]
+    return [
+        user.call("GET", path).headers["etag"],
+        [job[name] for name in ("name", "labels", "status", "desired", "priority")],
+        [(one["id"], one["state"]) for one in overrides],
+        [(one["id"], one["revoked_at"]) for one in tokens],
+    ]
+
+
+def check(live: Live, *tokens: str, phases: str, foreign: Foreign = NOTHING) -> None:
+    found = run_schemathesis(
+        live.url, tokens, *FEW, "--phases", phases, foreign=foreign, capture=True
+    )
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "Stateful (in" in found.stdout
+    [covered] = LINKS.findall(found.stdout)
+    assert int(covered) > 0, "no link of the schema was followed"
 
 
 def test_schemathesis_finds_nothing_as_a_user_with_few_scopes(guarded: Live) -> None:
-    tokens = [add_token(guarded, user, ["read", "submit"]) for user in ("ada", "bob")]
+    tokens = [add_user(guarded, user, ["read", "submit"]).token for user in ("ada", "bob")]
     check(guarded, *tokens, phases="examples,stateful")
 
 
 @pytest.mark.timeout(600)
-def test_schemathesis_finds_nothing_as_an_admin(guarded: Live) -> None:
-    check(guarded, ADMIN, phases="coverage,fuzzing,stateful")
+def test_schemathesis_finds_nothing_as_an_admin(guarded: Live, shared_database_url: str) -> None:
+    phases = "coverage,fuzzing,stateful" if shared_database_url.startswith(LONGEST) else "stateful"
+    check(guarded, ADMIN, phases=phases)
+
+
+def test_nobody_sees_or_changes_what_belongs_to_another_user(guarded: Live) -> None:
+    scopes = ["read", "submit", "override", "tokens"]
+    eve, owner = add_user(guarded, "eve", scopes), add_user(guarded, "owner", scopes)
+    foreign = add_objects(owner)
+    before = describe_objects(owner)
+    check(guarded, eve.token, phases="fuzzing,stateful", foreign=foreign)
+    assert describe_objects(owner) == before
 
 
 def test_every_example_of_a_spec_in_the_schema_makes_a_job(shared_live: Live) -> None:

@@ -11,6 +11,7 @@ from tests.api.conftest import check_opened, check_statements, refused_early
 from tests.architecture.source import ROOT
 from tests.conftest import check_exception
 
+SHARED = "shared_database_url"
 SQLITE_FILE = '"sqlite:///'
 NAMES_A_FILE = {
     "tests/api/test_foreign_jobs.py": "copies the database of either kind",
@@ -49,12 +50,11 @@ def test_an_exception_without_a_reason_or_a_database_is_refused(
     check_exception("x", pytest.mark.sqlite_only("it damages a file").mark, ["database_url"])
 
 
-def item(kind: str | None = None, *marks: pytest.Mark, fixtures: tuple[str, ...] = ()) -> Any:
+def item(kind: str | None = None, *marks: pytest.Mark, fixture: str = "database_url") -> Any:
     """A test that runs on that kind of database."""
-    calls = SimpleNamespace(params={"database_url": kind}) if kind else None
+    calls = SimpleNamespace(params={fixture: kind}) if kind else None
     return SimpleNamespace(
         callspec=calls,
-        fixturenames=fixtures,
         get_closest_marker=lambda name: next((m for m in marks if m.name == name), None),
     )
 
@@ -63,6 +63,8 @@ def item(kind: str | None = None, *marks: pytest.Mark, fixtures: tuple[str, ...]
     ("test", "opened", "sentence"),
     [
         (item("postgresql"), {"sqlite"}, "opens no database at that URL"),
+        (item("postgresql"), set(), "opens no database at that URL"),
+        (item("postgresql", fixture=SHARED), {"sqlite"}, "opens no database at that URL"),
         (item(), {"sqlite"}, r"opens \['sqlite'\] and runs once"),
     ],
 )
@@ -80,7 +82,9 @@ def test_a_test_that_would_never_open_postgresql_fails(
         (item("sqlite"), {"sqlite"}),
         (item(), set()),
         (item(None, pytest.mark.sqlite_only("it damages a file").mark), {"sqlite"}),
-        (item(fixtures=("shared_database_url",)), {"sqlite"}),
+        (item("sqlite", fixture=SHARED), {"sqlite"}),
+        (item("postgresql", fixture=SHARED), {"postgresql"}),
+        (item("postgresql", fixture=SHARED), set()),
     ],
 )
 def test_other_tests_do_not_fail(test: Any, opened: set[str]) -> None:
