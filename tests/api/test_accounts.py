@@ -285,7 +285,7 @@ def test_a_token_that_asks_too_often_is_slowed_down(tmp_path: Path, database_url
         ada = team.user("ada")
         answers = [team.call(ada, "GET", JOBS) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-        assert answers[-1].headers["retry-after"] == "1000"
+        assert 900 < int(answers[-1].headers["retry-after"]) <= 1000
         assert answers[-1].json()["code"] == "too_many_requests"
         assert f"token {id_of(ada)} of user 'ada'" in answers[-1].json()["detail"]
         laptop = team.token(ADMIN, user="ada")
