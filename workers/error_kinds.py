@@ -50,7 +50,7 @@ def is_process_death(error: BaseException) -> bool:
     return not _SIGNS_OF_DEATH.isdisjoint(_ray_types(error))
 
 
-def _is_node_loss(error: BaseException) -> bool:
+def is_node_loss(error: BaseException) -> bool:
     """Whether a process is gone because its node is."""
     return "NodeDiedError" in _ray_types(error) or (
         is_process_death(error) and bool(_NODE_LOSS.search(str(error)))
@@ -64,7 +64,7 @@ def is_lone_process_death(error: BaseException) -> bool:
     died = not {"ActorDiedError", "WorkerCrashedError", "OutOfMemoryError"}.isdisjoint(
         _ray_types(error)
     )
-    return died and not _is_node_loss(error)
+    return died and not is_node_loss(error)
 
 
 def is_peer_loss(error: BaseException) -> bool:
@@ -121,7 +121,7 @@ def describe_death(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, ProcessLost):
         return f": {text}"
-    if _is_node_loss(error):
+    if is_node_loss(error):
         return ": its node is gone"
     if found := _EXIT_CODE.search(text):
         return f": it ended with exit code {found[1]}"

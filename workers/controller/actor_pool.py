@@ -24,7 +24,12 @@ from workers.controller.member import Member, Provision, list_provisions
 from workers.controller.ray_nodes import find_nodes, get_draining_nodes
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
-from workers.error_kinds import is_lone_process_death, is_process_death, is_storage_outage
+from workers.error_kinds import (
+    is_lone_process_death,
+    is_node_loss,
+    is_process_death,
+    is_storage_outage,
+)
 from workers.errors import (
     DataFetchError,
     PackagesError,
@@ -395,6 +400,9 @@ class ActorPool:
         self._ray.kill(member.actor)
         if member.training is not None:
             self._results[self._group.index(member.number)] = why
+        elif member.location is None and is_node_loss(why):
+            # Ray chose a node that was gone already; the process never ran.
+            log.info("a worker process is requested again: the node chosen for it is gone")
         elif member.ready_since is None:
             node, host = (
                 (member.location.node, member.location.host)

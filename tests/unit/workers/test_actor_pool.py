@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError
 
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from tests.unit.workers.pool_world import World, pool_of
@@ -25,6 +25,8 @@ from workers.worker.process import Heartbeat, ProcessLocation
 from workers.workers_spec import WorkersSpec
 
 HUNG_S = LimitsSpec().answer_seconds
+NODE_DIED = ActorDiedError()
+NODE_DIED.error_msg = "The actor died because its node has died. The actor never ran."
 NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
 
 
@@ -201,6 +203,21 @@ def test_a_process_that_is_lost_while_it_starts_is_a_failed_start_however_far_it
         here.poll()
         failed = [one.error for one in here.pool.take_failed_starts()]
         assert (here.numbers, failed, here.pool.take_failed_starts()) == ([], [DEAD], [])
+
+
+@pytest.mark.parametrize("error", [NODE_DIED, NodeDiedError("")])
+def test_a_process_whose_node_is_gone_before_it_ran_is_no_failed_start(
+    here: World, error: Exception
+) -> None:
+    here.starting(locate=error)
+    here.poll()
+    assert (here.numbers, here.pool.take_failed_starts()) == ([], [])
+
+
+def test_a_process_whose_node_is_gone_while_it_prepares_is_a_failed_start(here: World) -> None:
+    here.starting(prepare=NODE_DIED)
+    here.poll()
+    assert [one.error for one in here.pool.take_failed_starts()] == [NODE_DIED]
 
 
 def test_a_process_that_cannot_be_prepared_is_a_failed_start(here: World) -> None:
