@@ -42,28 +42,35 @@ def main(arguments: Sequence[str]) -> int:
     """Run once, and return the exit status."""
     options = _parse(arguments)
     tokens = os.environ.get("TOKENS", "").split()
-    limit = ["--max-examples", options.examples] if options.examples else []
-    limit += [] if options.examples else ["--max-time", options.seconds]
-    return run_schemathesis(options.url, tokens, *map(str, limit)).returncode
+    limit = [] if options.examples else ["--max-time", str(options.seconds)]
+    return run_schemathesis(options.url, tokens, *limit, examples=options.examples).returncode
 
 
 def run_schemathesis(
     url: str,
     tokens: Sequence[str],
     *options: str,
+    examples: int | None = None,
     foreign: Foreign = NOTHING,
     capture: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run schemathesis as the user of the first token; without one, as anybody."""
+    """Run schemathesis as the user of the first token; without one, as anybody.
+
+    `examples` are the requests of each kind for each operation; the number of sequences along the
+    links is a setting of its own.
+    """
     with tempfile.TemporaryDirectory(prefix="schema-") as name:
         folder = Path(name)
         (folder / "openapi.json").write_bytes(_fetch_schema(url, tokens))
         settings = SETTINGS.read_text() + _list_users(folder, tokens) + _list_values(foreign)
+        settings += f"\n[generation]\nmax-examples = {examples}\n" if examples else ""
         (folder / "settings.toml").write_text(settings)
         command = [sys.executable, "-m", "schemathesis.cli"]
         command += ["--config-file", str(folder / "settings.toml"), "run"]
         command += [str(folder / "openapi.json"), "--url", url, "--no-color", *options]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # of the hooks
+        if tokens:
+            environment["OWN_TOKEN_ID"] = tokens[0].partition("_")[2].partition("_")[0]
         if foreign.text is not None:
             environment["HIDDEN_TEXT"] = foreign.text
         return subprocess.run(
