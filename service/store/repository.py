@@ -40,7 +40,12 @@ from service.store.models import (
 
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
-"""Listed explicitly: an index serves `IN`, but not `NOT IN`."""
+_UNFINISHED_IDS = select(JobRow.id).where(JobRow.status.in_(UNFINISHED))
+"""The statuses are listed, because an index serves `IN`, but not `NOT IN`."""
+IS_UNFINISHED = JobRow.id.in_(_UNFINISHED_IDS)
+"""Whether a job has not ended. With the statuses alone, SQLite reads all jobs as soon as it has
+statistics, by which each status has many rows.
+"""
 _REPORTED = (
     JobRow.progress,
     JobRow.layers,
@@ -107,24 +112,18 @@ class Repository:
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
-        return self._all(
-            select(JobRow)
-            .where(JobRow.status.in_(UNFINISHED))
-            .order_by(JobRow.created_at, JobRow.id)
-        )
+        query = select(JobRow).where(IS_UNFINISHED)
+        return self._all(query.order_by(JobRow.created_at, JobRow.id))
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""
         with self.database.read() as session:
-            return set(session.scalars(select(JobRow.id).where(JobRow.status.in_(UNFINISHED))))
+            return set(session.scalars(_UNFINISHED_IDS))
 
     def shown(self, ended_after: float) -> list[JobRow]:
         """Jobs that have not ended, and those that ended at that time or later; oldest first."""
         # Each part has an index. With OR, or an order, SQLite would read all jobs.
-        ids = union(
-            select(JobRow.id).where(JobRow.status.in_(UNFINISHED)),
-            select(JobRow.id).where(JobRow.ended_at >= ended_after),
-        )
+        ids = union(_UNFINISHED_IDS, select(JobRow.id).where(JobRow.ended_at >= ended_after))
         found = self._all(select(JobRow).where(JobRow.id.in_(ids)))
         return sorted(found, key=lambda row: (row.created_at, row.id))
 
@@ -172,7 +171,7 @@ class Repository:
 
     def allocated(self) -> list[JobRow]:
         """Jobs that hold workers, in the order of priority and age, without what they reported."""
-        query = select(JobRow).where(JobRow.status.in_(UNFINISHED), JobRow.workers > 0)
+        query = select(JobRow).where(IS_UNFINISHED, JobRow.workers > 0)
         query = query.options(*(defer(column, raiseload=True) for column in _REPORTED))
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 

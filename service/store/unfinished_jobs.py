@@ -5,10 +5,9 @@ from __future__ import annotations
 from sqlalchemy import inspect, select
 from sqlalchemy.orm import defer
 
-from service.domain.job_status import UNFINISHED
 from service.store.database import Database
 from service.store.models import JobRow
-from service.store.repository import Repository
+from service.store.repository import IS_UNFINISHED, Repository
 
 MAX_IDS_PER_QUERY = 1000
 """Changed rows from which on all are read: a statement has a limited number of parameters."""
@@ -27,9 +26,8 @@ class UnfinishedJobs:
 
     def list_all(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
-        is_unfinished = JobRow.status.in_(UNFINISHED)
         with self.repository.database.read() as session:
-            found = session.execute(select(JobRow.id, JobRow.version).where(is_unfinished))
+            found = session.execute(select(JobRow.id, JobRow.version).where(IS_UNFINISHED))
             versions = dict(found.all())
             known = {
                 job_id: row
@@ -37,7 +35,7 @@ class UnfinishedJobs:
                 if job_id in versions and _version(row) == versions[job_id]
             }
             changed = versions.keys() - known.keys()
-            query = select(JobRow).where(is_unfinished)
+            query = select(JobRow).where(IS_UNFINISHED)
             query = query.options(*(defer(column) for column in _DEFERRED))
             if len(changed) < MAX_IDS_PER_QUERY:
                 query = query.where(JobRow.id.in_(changed))

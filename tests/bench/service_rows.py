@@ -21,7 +21,7 @@ from tests.bench.service_stage import Stage
 
 SUBMISSIONS = 200
 BURST_CLIENTS, BURST_S = 16, 20.0
-LIST_PAGES = 40
+LIST_PAGES = 200
 """Pages of each list that are read."""
 REQUESTS = 100
 COMMANDS = 5

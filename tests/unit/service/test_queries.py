@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +15,11 @@ from service import allocator
 from service.metrics import metrics_response
 from service.store import job_list
 from service.store.audit_log import AuditFilter, read_audit
+from service.store.database import Database
 from service.store.job_list import JobFilter, ListingState
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
+from service.store.unfinished_jobs import UnfinishedJobs
 from tests.api.world import World
 
 
@@ -122,7 +124,20 @@ def test_a_list_reads_no_more_rows_than_it_shows(
     assert full_scans(world, found) == []
 
 
-def test_a_scrape_reads_no_old_job_once_the_database_knows_its_statistics(world: World) -> None:
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda database: Repository(database).shown(1999.0), 3),
+        (lambda database: Repository(database).unfinished(), 1),
+        (lambda database: Repository(database).unfinished_ids(), 1),
+        (lambda database: Repository(database).allocated(), 0),
+        (lambda database: Repository(database).queue(), 1),
+        (lambda database: UnfinishedJobs(database).list_all(), 1),
+    ],
+)
+def test_no_old_job_is_read_once_the_database_knows_its_statistics(
+    world: World, read: Callable[[Database], Collection[Any]], expected: int
+) -> None:
     world.finish(world.submit())
     table = JobRow.__table__
     with world.database.connect_writer() as connection:
@@ -130,10 +145,11 @@ def test_a_scrape_reads_no_old_job_once_the_database_knows_its_statistics(world:
         old = [{**row, "id": f"{n:036}", "ended_at": float(n)} for n in range(2000)]
         connection.execute(insert(table), old)
         connection.exec_driver_sql("ANALYZE")
+    world.submit()
     # New connections read the statistics.
     world.database.close()
     with selects(world) as found:
-        assert len(world.repository.shown(1999.0)) == 2
+        assert len(read(world.database)) == expected
     assert full_scans(world, found) == []
 
 
