@@ -63,7 +63,9 @@ def add_ended_jobs(url: str, home: Path, number: int) -> None:
             if is_copied and "job_id" in table.primary_key.columns:
                 _copy_rows(connection, table, jobs, template)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("ANALYZE"))
+        # A history that has grown over months has statistics, and PostgreSQL has vacuumed it.
+        is_postgresql = connection.dialect.name == "postgresql"
+        connection.execute(text("VACUUM ANALYZE" if is_postgresql else "ANALYZE"))
     engine.dispose()
 
 
