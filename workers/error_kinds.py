@@ -22,10 +22,6 @@ _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)"
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"
 """Part of Ray's message for a process that was killed, crashed, or closed its connection to Ray."""
-_HARDWARE_FAULT = re.compile(
-    r"uncorrectable (ECC|NVLink) error|hardware failure|GPU has fallen off the bus|GPU is lost",
-    re.IGNORECASE,
-)
 _STORAGE_AWAY = frozenset(
     {
         errno.EDQUOT,
@@ -92,13 +88,6 @@ def is_storage_outage(error: BaseException) -> bool:
 def is_storage_error(error: BaseException) -> bool:
     """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
     return isinstance(error, OSError) and error.errno != errno.EBADF
-
-
-def is_hardware_fault(error: BaseException) -> bool:
-    """Whether a GPU is broken. Any other error of a GPU may be the fault of the code: a faulty
-    kernel reads outside its memory, asserts, or uses it up.
-    """
-    return bool(_HARDWARE_FAULT.search(str(error)))
 
 
 def may_be_killed(error: BaseException) -> bool:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Set
 
-from workers.error_kinds import is_hardware_fault, may_be_killed
+from workers.error_kinds import may_be_killed
 from workers.errors import PeerUnfit, StorageNotShared, WorkerError
+
+_HARDWARE_FAULT = re.compile(
+    r"uncorrectable (ECC|NVLink) error|hardware failure|GPU has fallen off the bus|GPU is lost",
+    re.IGNORECASE,
+)
 
 
 def find_failed_nodes(
@@ -25,7 +31,7 @@ def find_failed_nodes(
         return ()
     everywhere = set(node_by_rank.values())
     dead = {rank for rank, error in errors.items() if may_be_killed(error)}
-    broken = {rank for rank, error in errors.items() if is_hardware_fault(error)}
+    broken = {rank for rank, error in errors.items() if _is_hardware_fault(error)}
     found = _nodes_of(dead or broken, node_by_rank)
     if not found:
         blind = {rank for rank, error in errors.items() if isinstance(error, StorageNotShared)}
@@ -38,9 +44,16 @@ def find_failed_nodes(
 
 def _is_own_error(error: BaseException) -> bool:
     """Return whether an error is the job's own, and not that of a node or of a peer."""
-    if is_hardware_fault(error) or isinstance(error, PeerUnfit | StorageNotShared):
+    if _is_hardware_fault(error) or isinstance(error, PeerUnfit | StorageNotShared):
         return False
     return isinstance(error, WorkerError) and not may_be_killed(error)
+
+
+def _is_hardware_fault(error: BaseException) -> bool:
+    """Whether a GPU is broken. Any other error of a GPU may be the fault of the code: a faulty
+    kernel reads outside its memory, asserts, or uses it up.
+    """
+    return bool(_HARDWARE_FAULT.search(str(error)))
 
 
 def _nodes_of(ranks: Set[int], node_by_rank: Mapping[int, str]) -> set[str]:
