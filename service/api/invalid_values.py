@@ -49,6 +49,8 @@ def _json_pointer(loc: tuple[Any, ...], body: Any) -> str:
     for part in loc[1:]:
         if isinstance(body, dict) and part not in body and part == body.get("kind"):
             continue  # pydantic names the kind of the record, which is no place in the body
+        if part == "[key]" and not (isinstance(body, dict) and part in body):
+            continue  # pydantic says so of the name of a value; a pointer leads to the value
         parts.append("/" + str(part).replace("~", "~0").replace("/", "~1"))
         body = _value_in(body, part)
     return "".join(parts)

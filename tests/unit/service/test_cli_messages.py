@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from importlib.metadata import version
+
+import pytest
 
 from tests.unit.service.conftest import Accordion
 
@@ -11,3 +14,26 @@ def test_the_version_is_that_of_the_package(alone: Accordion) -> None:
     said = alone("--version")
     assert (said.code, said.out) == (0, f"accordion {version('accordion-train')}\n")
     assert "--version" in alone("--help").out
+
+
+WRONG_NAMES = [
+    (("secret", "set", "bad name"), "'bad name' is not the name of a secret; use letters, digits"),
+    (("secret", "remove", "a-"), "'a-' is not the name of a secret"),
+    (("list", "--id", "digits"), "'digits' is not the start of a job ID, which has digits, the"),
+    (("token", "revoke", "No"), "'No' is not the ID of a token; 'accordion token list' shows IDs"),
+    (("webhook", "remove", "No"), "'No' is not the name of a webhook; use lower-case letters"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG_NAMES)
+def test_a_wrong_name_is_refused_in_words(
+    accordion: Accordion,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("value"))
+    said = accordion(*arguments)
+    assert said.code == 2
+    assert sentence in said.err
+    assert "pattern" not in said.err
