@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from importlib.metadata import version
 
 import pytest
@@ -37,3 +38,14 @@ def test_a_wrong_name_is_refused_in_words(
     assert said.code == 2
     assert sentence in said.err
     assert "pattern" not in said.err
+
+
+def test_an_unknown_level_is_answered_with_the_levels_as_the_command_takes_them(
+    accordion: Accordion, running: str
+) -> None:
+    said = accordion("override", running, "--level", "lowest")
+    assert said.code == 2
+    assert "level: unknown level 'lowest'; known are low (0), high (1), or options" in said.err
+    option = re.search(r"options such as (\S+)", said.err)
+    assert option is not None
+    assert accordion("override", running, "--level", option[1]).code == 0
