@@ -71,7 +71,8 @@ def _describe_item(item: Mapping[str, Any], kind: Any) -> str:
     if item["type"] == "missing":
         return "is missing and has no default"
     inner = item["loc"][1:]
-    if getattr(kind, "model_config", {}).get("hide_input_in_errors"):
+    in_body = item["loc"][:1] == ("body",)
+    if in_body and getattr(kind, "model_config", {}).get("hide_input_in_errors"):
         return describe_hidden(item)
     known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
     if known:

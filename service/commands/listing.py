@@ -19,7 +19,7 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
-from service.commands.filters import refuse_empty
+from service.commands.filters import describe_unknown_user, refuse_empty
 from service.commands.paging import (
     CursorOption,
     LimitOption,
@@ -27,11 +27,12 @@ from service.commands.paging import (
     print_json_list,
     report_more,
 )
+from service.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
 from service.commands.time_options import create_time_option, parse_times
 from service.domain.jobs import Desired, Kind, Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from rich.table import Table
 
@@ -47,10 +48,6 @@ _COLUMNS = (
     "WHY",
 )
 _WRAPPED = "WHY"
-_GAP = 2
-"""Spaces between two columns."""
-_MIN_WRAPPED_WIDTH = 40
-"""Minimum width of the reason, in characters; columns are left out to make room for it."""
 _ID_LENGTH = 36
 
 
@@ -227,15 +224,16 @@ def list_jobs(
             limit=limit,
             cursor=cursor,
         )
-        _print_jobs(found, json=json)
-
-
-def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:
-    if json:
-        print_json_list(found)
+        if json:
+            print_json_list(found)
+            return
+        jobs = list(found)
+        absent = "" if jobs else describe_unknown_user(client, owner)
+    if not jobs:
+        typer.echo(f"no job matches{absent}")
         return
     out = create_console()
-    out.print(_job_table(found, out.width))
+    out.print(_job_table(jobs, out.width))
     report_more("jobs", found)
 
 
@@ -248,7 +246,7 @@ def _find_id(client: Client, reference: str) -> str:
     return reference if len(reference) == _ID_LENGTH else find_to_read(client, reference).id
 
 
-def _job_table(jobs: Iterable[JobView], width: int) -> Table:
+def _job_table(jobs: Sequence[JobView], width: int) -> Table:
     """Build the table of jobs, without the columns that a terminal of this width has no room for.
 
     Reasons, and names longer than half of a line, are wrapped rather than cut.
@@ -261,16 +259,14 @@ def _job_table(jobs: Iterable[JobView], width: int) -> Table:
         for column in _COLUMNS
         if _tells_jobs_apart(column, {row[column] for row in rows})
     }
-    shown[_WRAPPED] = min(shown[_WRAPPED], _MIN_WRAPPED_WIDTH)
-    for column in _LESS_IMPORTANT:
-        if sum(shown.values()) + _GAP * (len(shown) - 1) > width:
-            shown.pop(column, None)
+    shown[_WRAPPED] = min(shown[_WRAPPED], MIN_WRAPPED_WIDTH)
+    columns = drop_columns(shown, _LESS_IMPORTANT, width)
     wrapped = {_WRAPPED, *(["NAME"] if shown["NAME"] > width // 2 else [])}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in shown:
+    for column in columns:
         table.add_column(column, no_wrap=column not in wrapped, overflow="fold")
     for row in rows:
-        table.add_row(*(row[column] for column in shown))
+        table.add_row(*(row[column] for column in columns))
     return table
 
 

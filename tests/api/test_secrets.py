@@ -223,7 +223,7 @@ def test_a_plan_that_is_measured_needs_its_secrets_no_more(
         ("hf-token", {"value": "seen\0"}, "NUL"),
         ("hf-token", {"value": ["seen"]}, "should be a valid string"),
         ("hf-token", {"value": "x", "note": "seen"}, "unknown key 'note'"),
-        ("hf token", {"value": "x"}, "pattern"),
+        ("hf token", {"value": "x"}, "is not the name of a secret; use letters"),
         ("x" * 64, {"value": "x"}, "63"),
     ],
 )

@@ -21,7 +21,7 @@ WRONG_NAMES = [
     (("secret", "set", "bad name"), "'bad name' is not the name of a secret; use letters, digits"),
     (("secret", "remove", "a-"), "'a-' is not the name of a secret"),
     (("list", "--id", "digits"), "'digits' is not the start of a job ID, which has digits, the"),
-    (("token", "revoke", "No"), "'No' is not the ID of a token; 'accordion token list' shows IDs"),
+    (("token", "revoke", "No"), "neither the ID of a token nor a whole token"),
     (("webhook", "remove", "No"), "'No' is not the name of a webhook; use lower-case letters"),
 ]
 
