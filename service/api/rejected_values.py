@@ -12,6 +12,7 @@ from service.domain.access import TOKEN_ID, USER_NAME
 from service.domain.jobs import ID_PREFIX
 from workers.env_spec import ENV_NAME_PATTERN, SECRET_NAME_PATTERN
 from workers.spec_types import LABEL_PATTERN
+from workers.warm_start_spec import CHECKPOINT_NAME_PATTERN, JOB_ID_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""
@@ -45,6 +46,11 @@ _BY_PATTERN: Mapping[str, str] = {
     ),
     TOKEN_ID: "is not the ID of a token; 'accordion token list' shows IDs",
     ID_PREFIX: "is not the start of a job ID, which has digits, the letters a to f and -",
+    JOB_ID_PATTERN: (
+        "is not the ID of a job; 'accordion show' prints the ID of a job with that name, and"
+        " 'accordion submit' takes the name"
+    ),
+    CHECKPOINT_NAME_PATTERN: "is not the name of a checkpoint; 'accordion show' lists them",
     LABEL: "is not a label; give it as key:value, such as team:vision",
     LABEL_PATTERN: (
         "is not allowed; use letters, digits and ._/-, and start and end with a letter or digit"

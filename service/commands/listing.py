@@ -11,7 +11,7 @@ from service.commands.cli_support import (
     UrlOption,
     connect_client,
     create_console,
-    find_to_read,
+    find_job_id,
 )
 from service.commands.completion import (
     complete_job,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from service.api.schemas import JobView, ProgressView
-    from service.client import Client
 
 ID_SHOWN = 13
 """Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""
@@ -48,7 +47,6 @@ _COLUMNS = (
     "WHY",
 )
 _WRAPPED = "WHY"
-_ID_LENGTH = 36
 
 
 def _time_option(name: str, what: str) -> Any:
@@ -218,7 +216,7 @@ def list_jobs(
     refuse_empty(chosen, options, without="to list all jobs")
     with connect_client(url) as client:
         if cloned_from is not None:
-            chosen["cloned_from"] = _find_id(client, cloned_from)
+            chosen["cloned_from"] = find_job_id(client, cloned_from)
         found = PagedItems(
             lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
             limit=limit,
@@ -239,11 +237,6 @@ def list_jobs(
 
 def _upper(words: list[str] | None) -> list[str]:
     return [word.upper() for word in words or []]
-
-
-def _find_id(client: Client, reference: str) -> str:
-    """Return the ID of a job; a whole ID is taken as it is, because the job may be deleted."""
-    return reference if len(reference) == _ID_LENGTH else find_to_read(client, reference).id
 
 
 def _job_table(jobs: Sequence[JobView], width: int) -> Table:
