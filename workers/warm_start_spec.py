@@ -9,7 +9,6 @@ from pydantic import Field
 
 from workers.spec_types import Strict
 
-
 JOB_ID_PATTERN = r"^[0-9a-f-]+$"
 CHECKPOINT_NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
 

@@ -31,9 +31,9 @@ from service.api.deps import (
 )
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
-from service.domain.access import TOKEN_ID, USER_NAME, Scope, describe_missing_scope
+from service.domain.access import USER_NAME, Scope, describe_missing_scope
 from service.errors import Forbidden
-from service.security.tokens import DAY_S, new_token
+from service.security.tokens import DAY_S, TOKEN_ID, new_token
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.audit_log import AuditFilter, read_audit
 

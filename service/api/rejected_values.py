@@ -8,11 +8,16 @@ from typing import Any
 from service.api.quota_schemas import LABEL, USER_OR_ANY
 from service.api.schemas import PLAIN, PLAIN_LINES
 from service.api.webhook_schemas import WEBHOOK_NAME
-from service.domain.access import TOKEN_ID, USER_NAME
+from service.domain.access import USER_NAME
 from service.domain.jobs import ID_PREFIX
-from workers.env_spec import ENV_NAME_PATTERN, SECRET_NAME_PATTERN
+from service.security.tokens import TOKEN_ID
+from workers.contract import (
+    CHECKPOINT_NAME_PATTERN,
+    ENV_NAME_PATTERN,
+    JOB_ID_PATTERN,
+    SECRET_NAME_PATTERN,
+)
 from workers.spec_types import LABEL_PATTERN
-from workers.warm_start_spec import CHECKPOINT_NAME_PATTERN, JOB_ID_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""

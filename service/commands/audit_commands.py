@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from service.api.account_schemas import AuditEntry
+    from service.client import Client
 
 _LESS_IMPORTANT = ("REQUEST", "TOKEN")
 """Columns that a narrow terminal does without, the first of these first."""
@@ -131,10 +132,13 @@ def audit(
         if json:
             print_json_list(found)
             return
-        entries = list(found)
-        absent = "" if entries else describe_unknown_user(client, user)
+        _print_entries(client, found, user)
+
+
+def _print_entries(client: Client, found: PagedItems[AuditEntry], user: str | None) -> None:
+    entries = list(found)
     if not entries:
-        typer.echo(f"no change matches{absent}")
+        typer.echo(f"no change matches{describe_unknown_user(client, user)}")
         return
     out = create_console()
     out.print(_tabulate_entries(entries, out.width))

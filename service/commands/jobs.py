@@ -16,7 +16,7 @@ from service.commands.cli_support import (
     find_to_read,
     print_json,
 )
-from service.commands.warm_starts import resolve_warm_start
+from service.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
     from service.api.spec_schemas import DryRun

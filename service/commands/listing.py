@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from service.api.schemas import JobView, ProgressView
+    from service.client import Client
 
 ID_SHOWN = 13
 """Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""
@@ -222,13 +223,18 @@ def list_jobs(
             limit=limit,
             cursor=cursor,
         )
-        if json:
-            print_json_list(found)
-            return
-        jobs = list(found)
-        absent = "" if jobs else describe_unknown_user(client, owner)
+        _print_jobs(client, found, owner, json=json)
+
+
+def _print_jobs(
+    client: Client, found: PagedItems[JobView], owner: str | None, *, json: bool
+) -> None:
+    if json:
+        print_json_list(found)
+        return
+    jobs = list(found)
     if not jobs:
-        typer.echo(f"no job matches{absent}")
+        typer.echo(f"no job matches{describe_unknown_user(client, owner)}")
         return
     out = create_console()
     out.print(_job_table(jobs, out.width))

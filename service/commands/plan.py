@@ -20,7 +20,7 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.format import format_bytes, format_level, format_milliseconds, format_rounded
-from service.commands.warm_starts import resolve_warm_start
+from service.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
     from rich.table import Table

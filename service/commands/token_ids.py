@@ -6,8 +6,7 @@ import re
 
 import typer
 
-from service.domain.access import TOKEN_ID
-from service.security.tokens import parse_token
+from service.security.tokens import TOKEN_ID, parse_token
 
 _MAX_LENGTH = 16
 """Maximum characters of the ID of a token."""

@@ -8,8 +8,6 @@ from enum import StrEnum
 
 USER_NAME = r"^[a-z0-9][a-z0-9._@-]{0,62}$"
 """Names of users; an e-mail address is one, because some providers have no other name."""
-TOKEN_ID = r"^[a-z0-9]+$"
-"""IDs of tokens."""
 ADMIN_USER = "admin"
 """User of the admin token in the settings, and of a service without authentication."""
 
