@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -87,9 +88,11 @@ def resolve_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence
         if known_level.name == level:
             return known_level
     known = ", ".join(f"{one.name} ({index})" for index, one in enumerate(ladder))
-    options = dict(ladder[0].options) or {"method": "none"}
+    option, value = next(iter(dict(ladder[0].options).items()), ("method", "none"))
     raise OverrideError(
-        f"unknown level {level!r}; known are {known}, or options such as {options}", "level"
+        f"unknown level {level!r}; known are {known}, or options such as {option}={value}"
+        f" ({json.dumps({option: value})} in JSON)",
+        "level",
     )
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.domain.job_status import ENDED
+from service.domain.jobs import Status
 from service.errors import Conflict, NotFound
 from service.store.models import CheckpointRow
 from workers.contract import ObjectiveSpec
@@ -51,20 +53,30 @@ def find_kept(rows: Sequence[CheckpointRow], *, keep: int, mode: str) -> KeptChe
 
 
 def choose_checkpoints(
-    rows: Sequence[CheckpointRow], checkpoint: str | None, objective: ObjectiveSpec | None
+    rows: Sequence[CheckpointRow],
+    checkpoint: str | None,
+    objective: ObjectiveSpec | None,
+    *,
+    status: str,
 ) -> list[str]:
     """Return the names of the checkpoints to read, the preferred one first.
+
+    Args:
+        rows: the checkpoints that the job reported.
+        checkpoint: name of one of them, or `best`; None for the newest.
+        objective: objective of the job.
+        status: status of the job; one that has ended saves no more checkpoints.
 
     Raises:
         Conflict: the job has none, or none with an objective.
         NotFound: it has none of this name.
     """
     if not rows:
-        raise Conflict("the job has not saved a checkpoint yet; try again when it has")
+        raise Conflict(_describe_none(status))
     if checkpoint is None:
         return [row.name for row in _sort_newest_first(rows)]
     if checkpoint == BEST:
-        return _choose_best(rows, objective)
+        return _choose_best(rows, objective, has_ended=Status(status) in ENDED)
     if checkpoint not in {row.name for row in rows}:
         raise NotFound(
             f"the job has no checkpoint {checkpoint!r}; GET /api/v1/jobs/{rows[0].job_id}"
@@ -73,7 +85,19 @@ def choose_checkpoints(
     return [checkpoint]
 
 
-def _choose_best(rows: Sequence[CheckpointRow], objective: ObjectiveSpec | None) -> list[str]:
+def _describe_none(status: str) -> str:
+    """Say why a job has no checkpoint, and what to do."""
+    if Status(status) not in ENDED:
+        return "the job has not saved a checkpoint yet; try again when it has"
+    return (
+        f"the job is {status} and has saved no checkpoint, so there is no model of it; 'accordion"
+        " retry' or 'accordion clone' trains it again"
+    )
+
+
+def _choose_best(
+    rows: Sequence[CheckpointRow], objective: ObjectiveSpec | None, *, has_ended: bool
+) -> list[str]:
     """Return names, the best first.
 
     Raises:
@@ -86,7 +110,8 @@ def _choose_best(rows: Sequence[CheckpointRow], objective: ObjectiveSpec | None)
         )
     ranked = _rank_by_objective(rows, objective.mode)
     if not ranked:
-        raise Conflict("the job has not saved a checkpoint at the end of an epoch; try again later")
+        advice = "leave out 'checkpoint' for the newest one" if has_ended else "try again later"
+        raise Conflict(f"the job has not saved a checkpoint at the end of an epoch; {advice}")
     return ranked
 
 

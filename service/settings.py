@@ -448,14 +448,16 @@ def _read_secret(
     if value is None and path is None:
         return None
     text = value.get_secret_value() if value is not None else _read_file(path, name)
-    text = text.strip()
+    text, source = text.strip(), name if value is not None else f"{name}_FILE is {path}, which"
     if len(text) < shortest:
         raise SettingsError(
-            f"{name} has {len(text)} characters, at least {shortest} are needed; give a longer one"
+            f"{source} has {len(text)} characters, at least {shortest} are needed; give a longer"
+            " one"
         )
     if not (text.isascii() and text.isprintable()):
         raise SettingsError(
-            f"{name} holds characters other than letters, digits and signs of ASCII; use only these"
+            f"{source} holds characters other than letters, digits and signs of ASCII; use only"
+            " these"
         )
     return text
 

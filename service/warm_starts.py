@@ -68,7 +68,8 @@ def list_source_checkpoints(
             " job"
         )
     rows = repository.checkpoints(source.id)
-    return choose_checkpoints(rows, checkpoint, spec_of(source).objective)
+    objective = spec_of(source).objective
+    return choose_checkpoints(rows, checkpoint, objective, status=source.status)
 
 
 __all__ = ["find_initial_model", "list_source_checkpoints"]

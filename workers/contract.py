@@ -15,6 +15,7 @@ from pydantic import Field
 from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.data_spec import DataCache as DataCache
 from workers.data_spec import name_variable as name_variable
+from workers.env_spec import ENV_NAME_PATTERN as ENV_NAME_PATTERN
 from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
 from workers.env_spec import list_secret_names as list_secret_names
 from workers.env_spec import list_secret_values
@@ -31,6 +32,8 @@ from workers.requirement_spec import PackagesRecord as PackagesRecord
 from workers.requirement_spec import PipIndex as PipIndex
 from workers.spec import JobSpec as JobSpec
 from workers.spec_types import Label, Strict
+from workers.warm_start_spec import CHECKPOINT_NAME_PATTERN as CHECKPOINT_NAME_PATTERN
+from workers.warm_start_spec import JOB_ID_PATTERN as JOB_ID_PATTERN
 from workers.warm_start_spec import ModelSource as ModelSource
 from workers.warm_start_spec import WarmStartSpec as WarmStartSpec
 

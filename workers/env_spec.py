@@ -15,6 +15,7 @@ MAX_VARIABLES = 64
 MAX_NAME_LENGTH = 63
 """Maximum characters of the name of a secret."""
 SECRET_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"  # noqa: S105 - a pattern
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _RANK_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -75,7 +76,7 @@ def _check_reference(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return value
 
 
-_EnvName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_EnvName = Annotated[str, Field(max_length=128, pattern=ENV_NAME_PATTERN)]
 _EnvValue = Annotated[
     Annotated[str, Field(max_length=MAX_VALUE_LENGTH)] | SecretRef, BeforeValidator(_check_value)
 ]

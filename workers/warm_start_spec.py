@@ -9,17 +9,20 @@ from pydantic import Field
 
 from workers.spec_types import Strict
 
+JOB_ID_PATTERN = r"^[0-9a-f-]+$"
+CHECKPOINT_NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
+
 
 class WarmStartSpec(Strict):
     """The model of another job, with which training starts in place of a random one. Optimizer,
     epochs and compression start anew.
     """
 
-    job: str = Field(max_length=36, pattern=r"^[0-9a-f-]+$")
+    job: str = Field(max_length=36, pattern=JOB_ID_PATTERN)
     """ID of a job that has saved a checkpoint, and that you may see. Its model must have the same
     parameters and buffers.
     """
-    checkpoint: str | None = Field(default=None, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
+    checkpoint: str | None = Field(default=None, max_length=128, pattern=CHECKPOINT_NAME_PATTERN)
     """Name of one of its checkpoints, or `best` for the best one by its objective. Null: the newest
     one when the workers start.
     """
@@ -38,4 +41,4 @@ class ModelSource(Strict):
     """Names of checkpoints, the preferred one first; the first complete one is read."""
 
 
-__all__ = ["ModelSource", "WarmStartSpec"]
+__all__ = ["CHECKPOINT_NAME_PATTERN", "JOB_ID_PATTERN", "ModelSource", "WarmStartSpec"]

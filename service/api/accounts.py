@@ -33,14 +33,14 @@ from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
 from service.domain.access import USER_NAME, Scope, describe_missing_scope
 from service.errors import Forbidden
-from service.security.tokens import DAY_S, new_token
+from service.security.tokens import DAY_S, TOKEN_ID, new_token
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.audit_log import AuditFilter, read_audit
 
 router = APIRouter(tags=["accounts"], responses=describe_problems())
 _UserName = Annotated[str, Path(max_length=63, pattern=USER_NAME, description="name of the user")]
 _TokenId = Annotated[
-    str, Path(max_length=16, pattern=r"^[a-z0-9]+$", description="ID of the token, without `acc_`")
+    str, Path(max_length=16, pattern=TOKEN_ID, description="ID of the token, without `acc_`")
 ]
 
 

@@ -49,6 +49,8 @@ def _json_pointer(loc: tuple[Any, ...], body: Any) -> str:
     for part in loc[1:]:
         if isinstance(body, dict) and part not in body and part == body.get("kind"):
             continue  # pydantic names the kind of the record, which is no place in the body
+        if part == "[key]" and not (isinstance(body, dict) and part in body):
+            continue  # pydantic says so of the name of a value; a pointer leads to the value
         parts.append("/" + str(part).replace("~", "~0").replace("/", "~1"))
         body = _value_in(body, part)
     return "".join(parts)
@@ -69,7 +71,8 @@ def _describe_item(item: Mapping[str, Any], kind: Any) -> str:
     if item["type"] == "missing":
         return "is missing and has no default"
     inner = item["loc"][1:]
-    if getattr(kind, "model_config", {}).get("hide_input_in_errors"):
+    in_body = item["loc"][:1] == ("body",)
+    if in_body and getattr(kind, "model_config", {}).get("hide_input_in_errors"):
         return describe_hidden(item)
     known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
     if known:

@@ -39,7 +39,7 @@ from service.domain.cluster_snapshot import (
     read_cluster_snapshot,
     read_placements,
 )
-from service.domain.jobs import Desired, Kind, Reason, Status
+from service.domain.jobs import ID_PREFIX, Desired, Kind, Reason, Status
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, sort_custom
 from service.domain.wait_causes import list_preempted
@@ -99,7 +99,7 @@ class ListQuery(QueryParams):
     )
     id: str | None = Field(
         default=None,
-        pattern=r"^[0-9a-f-]{1,36}$",
+        pattern=ID_PREFIX,
         description="only jobs whose ID starts with this",
     )
     label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(

@@ -23,7 +23,9 @@ def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
     """Return keys of the object at a path inside a body of this type; empty if any are allowed."""
     models = list(_find_models(kind))
     if not path:
-        return [name for model in models for name in model.model_fields]
+        return list(dict.fromkeys(name for model in models for name in model.model_fields))
+    if isinstance(path[0], int):  # an item of a list
+        return known_keys(kind, path[1:])
     for model in models:
         if path[0] in model.model_fields:
             return known_keys(model.model_fields[path[0]].annotation, path[1:])

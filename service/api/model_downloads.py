@@ -97,7 +97,8 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
             f"job {job.id} is a guest run, whose checkpoints its own script keeps; read them there"
         )
     spec = spec_of(job)
-    names = choose_checkpoints(state.repository.checkpoints(job.id), checkpoint, spec.objective)
+    rows = state.repository.checkpoints(job.id)
+    names = choose_checkpoints(rows, checkpoint, spec.objective, status=job.status)
     url, folder = spec.checkpoint.storage, Path(state.settings.storage_of(job.id))
     if url is None and not folder.parent.is_dir():
         raise Unavailable(

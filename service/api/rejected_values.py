@@ -7,11 +7,22 @@ from typing import Any
 
 from service.api.quota_schemas import LABEL, USER_OR_ANY
 from service.api.schemas import PLAIN, PLAIN_LINES
+from service.api.webhook_schemas import WEBHOOK_NAME
 from service.domain.access import USER_NAME
+from service.domain.jobs import ID_PREFIX
+from service.security.tokens import TOKEN_ID
+from workers.contract import (
+    CHECKPOINT_NAME_PATTERN,
+    ENV_NAME_PATTERN,
+    JOB_ID_PATTERN,
+    SECRET_NAME_PATTERN,
+)
 from workers.spec_types import LABEL_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""
+_NO_LIST = frozenset({"list_type", "tuple_type"})
+"""Types of validation errors about a value where a list belongs."""
 _TIME = "2027-01-31T22:00:00+01:00"
 _BY_TYPE: Mapping[str, str] = {
     "timezone_aware": f"has no time zone; give one, as in {_TIME}, or end it with Z for UTC",
@@ -19,8 +30,32 @@ _BY_TYPE: Mapping[str, str] = {
     "datetime_from_date_parsing": f"is not a time; give date, time and time zone, as in {_TIME}",
 }
 """What is wrong and what to give, by type of the validation error."""
+_LISTS: Mapping[str, str] = {
+    "loggers": "loggers, such as [{kind: tensorboard}]",
+    "pip": "requirements, such as [einops==0.8.1]",
+}
+"""What a list has, by its name, with an example."""
+_ANY_LIST = "values, such as [first, second]"
 _NO_CONTROL_CHARACTERS = "has control characters; leave them out"
 _BY_PATTERN: Mapping[str, str] = {
+    SECRET_NAME_PATTERN: (
+        "is not the name of a secret; use letters, digits and ._-, and start and end with a letter"
+        " or digit"
+    ),
+    ENV_NAME_PATTERN: (
+        "is not the name of a variable; use letters, digits and _, and start with a letter or _"
+    ),
+    WEBHOOK_NAME: (
+        "is not the name of a webhook; use lower-case letters, digits and ._-, and start and end"
+        " with a letter or digit"
+    ),
+    TOKEN_ID: "is not the ID of a token; 'accordion token list' shows IDs",
+    ID_PREFIX: "is not the start of a job ID, which has digits, the letters a to f and -",
+    JOB_ID_PATTERN: (
+        "is not the ID of a job; 'accordion show' prints the ID of a job with that name, and"
+        " 'accordion submit' takes the name"
+    ),
+    CHECKPOINT_NAME_PATTERN: "is not the name of a checkpoint; 'accordion show' lists them",
     LABEL: "is not a label; give it as key:value, such as team:vision",
     LABEL_PATTERN: (
         "is not allowed; use letters, digits and ._/-, and start and end with a letter or digit"
@@ -39,6 +74,10 @@ def describe_rejected(item: Mapping[str, Any]) -> str:
     if item["type"] == "value_error":
         return message
     value = repr(item.get("input"))
+    if item["type"] in _NO_LIST:
+        place = str(item["loc"][-1]) if item["loc"] else ""
+        shown = value if len(value) <= _MAX_SHOWN else "the value"
+        return f"{shown} is not a list; give a list of {_LISTS.get(place, _ANY_LIST)}"
     known = _BY_TYPE.get(item["type"]) or _BY_PATTERN.get(item.get("ctx", {}).get("pattern", ""))
     if len(value) > _MAX_SHOWN:
         return f"the value {known}" if known else message

@@ -1,8 +1,8 @@
-"""`whoami`, `user`, `token` and `audit`: who may use the service, and who changed what."""
+"""`whoami`, `user` and `token`: who may use the service."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,29 +12,15 @@ from service.commands.cli_support import (
     connect_client,
     create_console,
     create_table,
-    find_to_read,
     print_json,
 )
-from service.commands.completion import (
-    complete_job,
-    complete_token,
-    complete_user,
-    complete_words,
-)
-from service.commands.filters import refuse_empty
+from service.commands.completion import complete_token, complete_user, complete_words
 from service.commands.format import format_time
-from service.commands.paging import (
-    CURSOR_HELP,
-    LimitOption,
-    PagedItems,
-    print_json_list,
-    report_more,
-)
-from service.commands.time_options import create_time_option, parse_times
+from service.commands.token_ids import find_token_id
 from service.domain.access import Role, Scope
 
 if TYPE_CHECKING:
-    from service.api.account_schemas import AuditEntry, TokenView
+    from service.api.account_schemas import TokenView
 
 _ROLES = "viewer, editor, operator or admin"
 _NAME_HELP = "name of the user"
@@ -184,6 +170,7 @@ def list_tokens(
     with connect_client(url) as client:
         users = [one.name for one in client.users().items] if everyone else [user]
         found = [token for name in users for token in client.tokens(name).items]
+        may_list_all = user is None and not everyone and Scope.ADMIN in client.caller().scopes
     if json:
         print_json({"items": [token.model_dump(mode="json") for token in found]})
         return
@@ -192,6 +179,8 @@ def list_tokens(
         scopes = ", ".join(token.scopes)
         table.add_row(token.user, token.id, token.label, scopes, *_format_times(token))
     create_console().print(table)
+    if may_list_all:
+        typer.echo("these are your tokens; --all lists those of all users, --user NAME one user's")
 
 
 def revoke_token(
@@ -210,123 +199,13 @@ def revoke_token(
     """Revoke a token, and those created with it: they are refused at once, also in browsers that
     they logged in; open streams end within seconds.
     """
-    # A whole token has its ID between the underscores.
-    token_id = token.split("_")[1] if token.count("_") >= 2 else token
+    token_id = find_token_id(token)
     with connect_client(url) as client:
         found = client.revoke_token(token_id)
     if json:
         print_json(found)
     else:
         typer.echo(f"token {found.id} of {found.user} ({found.label}) is revoked")
-
-
-def audit(
-    *,
-    user: Annotated[
-        str | None,
-        typer.Option(
-            "--user",
-            metavar="NAME",
-            help="only changes by this user",
-            autocompletion=complete_user,
-        ),
-    ] = None,
-    subject: Annotated[
-        str | None,
-        typer.Option(
-            "--subject",
-            metavar="ID",
-            help="only changes of this job, plan, token, user, secret, webhook, node or upload, or"
-            " of a quota, such as 'user ada' or 'label team:vision'",
-        ),
-    ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            "--job",
-            metavar="JOB",
-            help="only changes of this job",
-            autocompletion=complete_job,
-        ),
-    ] = None,
-    action: Annotated[
-        str | None,
-        typer.Option("--action", metavar="ACTION", help="only this one, such as job.cancelled"),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            metavar="ID",
-            help="only changes with the token that has this ID",
-            autocompletion=complete_token,
-        ),
-    ] = None,
-    request: Annotated[
-        str | None,
-        typer.Option(
-            "--request", metavar="ID", help="only changes by the request with this ID, as in logs"
-        ),
-    ] = None,
-    time_after: Annotated[
-        str | None, create_time_option("--time-after", "only changes made at this time or later")
-    ] = None,
-    time_before: Annotated[
-        str | None, create_time_option("--time-before", "only changes made before this time")
-    ] = None,
-    limit: LimitOption = 50,
-    cursor: Annotated[
-        int | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)
-    ] = None,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
-    """List the changes that users made, newest first, that match all filters.
-
-    Example: accordion audit --user ada --time-after 2027-01-31
-    """
-    if job is not None and subject is not None:
-        raise typer.BadParameter("give either --job or --subject")
-    chosen: dict[str, Any] = {
-        "user": user,
-        "subject": subject,
-        "action": action,
-        "token_id": token,
-        "request_id": request,
-        **parse_times({"time_after": time_after, "time_before": time_before}),
-    }
-    refuse_empty(
-        chosen, {"token_id": "token", "request_id": "request"}, without="to list all changes"
-    )
-    with connect_client(url) as client:
-        if job is not None:
-            chosen["subject"] = find_to_read(client, job).id
-        found = PagedItems(
-            lambda size, after: client.audit(**chosen, limit=size, cursor=after),
-            limit=limit,
-            cursor=cursor,
-        )
-        if json:
-            print_json_list(found)
-            return
-        table = create_table("TIME", "USER", "ACTION", "SUBJECT", "CHANGE")
-        for entry in found:
-            row = (format_time(entry.time), entry.user, entry.action, entry.subject)
-            table.add_row(*row, _describe_change(entry))
-    create_console().print(table)
-    report_more("entries", found)
-
-
-def _describe_change(entry: AuditEntry) -> str:
-    """Return what changed: values that are only before or after the change, or differ."""
-    before, after = entry.before or {}, entry.after or {}
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return ", ".join(
-        f"{name}: {before[name]} → {after[name]}"
-        if name in before and name in after
-        else f"{name}: {after.get(name, before.get(name))}"
-        for name in names
-    )
 
 
 def _format_times(token: TokenView) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ import sys
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,6 +16,7 @@ from typer.main import get_command, get_install_completion_arguments
 
 from service.commands.command_table import COMMANDS, CommandGroup
 
+_DISTRIBUTION = "accordion-train"
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED = 128 + int(signal.SIGINT)
 
@@ -89,10 +90,49 @@ def _hide_flag_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def _print_version(context: typer.Context, given: bool) -> None:
+    """Print the version of the package and end."""
+    if not given or context.resilient_parsing:  # the shell asks for completions
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    from service.errors import StartError
+
+    try:
+        typer.echo(f"accordion {version(_DISTRIBUTION)}")
+    except PackageNotFoundError as error:
+        raise StartError(
+            f"{_DISTRIBUTION} is not installed; pip install '{_DISTRIBUTION}[service]'"
+        ) from error
+    raise typer.Exit
+
+
+def _list_options() -> list[Any]:
+    """Return the options of `accordion` itself; typer builds them from a signature."""
+
+    def take_options(
+        *,
+        _version: Annotated[
+            bool,
+            typer.Option(
+                "--version",
+                help="Show the version and exit.",
+                callback=_print_version,
+                is_eager=True,
+                expose_value=False,
+            ),
+        ] = False,
+    ) -> None: ...
+
+    one = typer.Typer(add_completion=False)
+    one.callback()(take_options)
+    return [*get_command(one).params, *get_install_completion_arguments()]
+
+
 app = _Group(
     COMMANDS,
     name="accordion",
-    params=list(get_install_completion_arguments()),
+    params=_list_options(),
     help="Elastic training on Ray with gradient compression that adapts while the job runs.",
     epilog=(
         "Exit codes: 0 done, 1 the job or a check failed, 2 usage, 3 the service is unreachable."

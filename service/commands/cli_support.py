@@ -51,6 +51,8 @@ ChangesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 FAILED = 1
+_ID_LENGTH = 36
+"""Characters of the ID of a job."""
 _PIPE_WIDTH = 240
 """Width of tables in columns when standard output is not a terminal."""
 
@@ -68,7 +70,7 @@ def connect_client(url: str) -> Client:
 
 
 def find_to_read(client: Client, reference: str) -> JobView:
-    """Find the job that a command shows.
+    """Find the job that a command shows, or makes another one from.
 
     If several ended jobs match, returns the newest and says so on standard error.
 
@@ -84,10 +86,19 @@ def find_to_read(client: Client, reference: str) -> JobView:
             raise
         newest = error.newest_ended
         typer.echo(
-            f"accordion: several ended jobs match {reference!r}; showing the newest, {newest}",
+            f"accordion: several ended jobs match {reference!r}; taking the newest, {newest}",
             err=True,
         )
         return client.job(newest)
+
+
+def find_job_id(client: Client, reference: str) -> str:
+    """Return the ID of a job; a whole ID is taken as it is, because the job may be deleted.
+
+    Raises:
+        AmbiguousJob: none matches, or several that have not ended.
+    """
+    return reference if len(reference) == _ID_LENGTH else find_to_read(client, reference).id
 
 
 def create_console() -> Console:

@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "login": "logins:login",
     "logout": "logins:logout",
     "whoami": "account_commands:whoami",
-    "audit": "account_commands:audit",
+    "audit": "audit_commands:audit",
     "backup": "backups:backup",
     "restore": "backups:restore",
     "move-database": "backups:move_database",

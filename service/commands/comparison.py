@@ -114,7 +114,7 @@ class Comparison:
     jobs: Sequence[ComparedJob]
     spec: Mapping[str, Sequence[Any]]
     """Values that differ, by their place in the specs, such as `training.optimizer.lr`; None for a
-    job whose spec has none there.
+    job whose spec has none there. Priority and labels are the present ones.
     """
 
 
@@ -150,8 +150,13 @@ def compare_jobs(
             _compute_figures(one, _Goal(metric=chosen, smaller=bool(smaller), reaches=reaches), now)
             for one in histories
         ],
-        spec=find_differences([one.job.spec for one in histories]),
+        spec=find_differences([_get_present_spec(one.job) for one in histories]),
     )
+
+
+def _get_present_spec(job: JobView) -> dict[str, Any]:
+    """Return the spec of a job with the priority and the labels that it has now."""
+    return {**job.spec, "priority": job.priority, "labels": job.labels}
 
 
 def find_differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

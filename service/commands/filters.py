@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from service.client import Client
 
 
 def refuse_empty(filters: Mapping[str, Any], options: Mapping[str, str], *, without: str) -> None:
@@ -23,3 +26,19 @@ def refuse_empty(filters: Mapping[str, Any], options: Mapping[str, str], *, with
         if value == "" or (isinstance(value, list) and "" in value):
             option = options.get(name, name.replace("_", "-"))
             raise typer.BadParameter(f"--{option} is empty; leave it out {without}")
+
+
+def describe_unknown_user(client: Client, user: str | None) -> str:
+    """Return that there is no such user, to follow that nothing matches; empty if there is one, or
+    if the caller may not see users.
+    """
+    from service.client import Refused
+    from service.domain.access import ServiceUser
+
+    if user is None or user in list(ServiceUser):
+        return ""
+    try:
+        known = [one.name for one in client.users().items]
+    except Refused:
+        return ""
+    return "" if user in known else f"; there is no user {user!r}, 'accordion user list' shows all"

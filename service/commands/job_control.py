@@ -213,7 +213,8 @@ def _parse_limits(places: list[str]) -> list[str]:
     limits = places[-2:]
     if len(limits) < 2 or not all(text.isdecimal() and int(text) > 0 for text in limits):
         raise typer.BadParameter(
-            f"MIN and MAX are {' '.join(limits)!r}; give two whole numbers, at least 1"
+            f"MIN and MAX are {' '.join(limits)!r}; give two whole numbers, at least 1, as in"
+            " 'accordion resize JOB 1 4'"
         )
     return places
 

@@ -16,6 +16,7 @@ from service.commands.cli_support import (
     find_to_read,
     print_json,
 )
+from service.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
     from service.api.spec_schemas import DryRun
@@ -61,6 +62,7 @@ def submit(
     with connect_client(url) as client:
         if follow_:
             check_may_watch(client)
+        resolve_warm_start(client, spec)
         if archive is not None:
             spec["code"] = client.upload(archive).sha256
         if dry_run:
@@ -105,6 +107,7 @@ def clone(
     with connect_client(url) as client:
         if follow_:
             check_may_watch(client)
+        resolve_warm_start(client, patch)
         known = find_to_read(client, job)
         made = client.clone(known.id, patch, idempotency_key=str(uuid4()))
         if json:

@@ -11,7 +11,7 @@ from service.commands.cli_support import (
     UrlOption,
     connect_client,
     create_console,
-    find_to_read,
+    find_job_id,
 )
 from service.commands.completion import (
     complete_job,
@@ -19,7 +19,7 @@ from service.commands.completion import (
     complete_user,
     complete_words,
 )
-from service.commands.filters import refuse_empty
+from service.commands.filters import describe_unknown_user, refuse_empty
 from service.commands.paging import (
     CursorOption,
     LimitOption,
@@ -27,11 +27,12 @@ from service.commands.paging import (
     print_json_list,
     report_more,
 )
+from service.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
 from service.commands.time_options import create_time_option, parse_times
 from service.domain.jobs import Desired, Kind, Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from rich.table import Table
 
@@ -47,11 +48,6 @@ _COLUMNS = (
     "WHY",
 )
 _WRAPPED = "WHY"
-_GAP = 2
-"""Spaces between two columns."""
-_MIN_WRAPPED_WIDTH = 40
-"""Minimum width of the reason, in characters; columns are left out to make room for it."""
-_ID_LENGTH = 36
 
 
 def _time_option(name: str, what: str) -> Any:
@@ -221,21 +217,27 @@ def list_jobs(
     refuse_empty(chosen, options, without="to list all jobs")
     with connect_client(url) as client:
         if cloned_from is not None:
-            chosen["cloned_from"] = _find_id(client, cloned_from)
+            chosen["cloned_from"] = find_job_id(client, cloned_from)
         found = PagedItems(
             lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
             limit=limit,
             cursor=cursor,
         )
-        _print_jobs(found, json=json)
+        _print_jobs(client, found, owner, json=json)
 
 
-def _print_jobs(found: PagedItems[JobView], *, json: bool) -> None:
+def _print_jobs(
+    client: Client, found: PagedItems[JobView], owner: str | None, *, json: bool
+) -> None:
     if json:
         print_json_list(found)
         return
+    jobs = list(found)
+    if not jobs:
+        typer.echo(f"no job matches{describe_unknown_user(client, owner)}")
+        return
     out = create_console()
-    out.print(_job_table(found, out.width))
+    out.print(_job_table(jobs, out.width))
     report_more("jobs", found)
 
 
@@ -243,12 +245,7 @@ def _upper(words: list[str] | None) -> list[str]:
     return [word.upper() for word in words or []]
 
 
-def _find_id(client: Client, reference: str) -> str:
-    """Return the ID of a job; a whole ID is taken as it is, because the job may be deleted."""
-    return reference if len(reference) == _ID_LENGTH else find_to_read(client, reference).id
-
-
-def _job_table(jobs: Iterable[JobView], width: int) -> Table:
+def _job_table(jobs: Sequence[JobView], width: int) -> Table:
     """Build the table of jobs, without the columns that a terminal of this width has no room for.
 
     Reasons, and names longer than half of a line, are wrapped rather than cut.
@@ -261,16 +258,14 @@ def _job_table(jobs: Iterable[JobView], width: int) -> Table:
         for column in _COLUMNS
         if _tells_jobs_apart(column, {row[column] for row in rows})
     }
-    shown[_WRAPPED] = min(shown[_WRAPPED], _MIN_WRAPPED_WIDTH)
-    for column in _LESS_IMPORTANT:
-        if sum(shown.values()) + _GAP * (len(shown) - 1) > width:
-            shown.pop(column, None)
+    shown[_WRAPPED] = min(shown[_WRAPPED], MIN_WRAPPED_WIDTH)
+    columns = drop_columns(shown, _LESS_IMPORTANT, width)
     wrapped = {_WRAPPED, *(["NAME"] if shown["NAME"] > width // 2 else [])}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in shown:
+    for column in columns:
         table.add_column(column, no_wrap=column not in wrapped, overflow="fold")
     for row in rows:
-        table.add_row(*(row[column] for column in shown))
+        table.add_row(*(row[column] for column in columns))
     return table
 
 

@@ -20,6 +20,7 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.format import format_bytes, format_level, format_milliseconds, format_rounded
+from service.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,6 +100,7 @@ def plan(
             raise typer.Exit(FAILED)
         answer = found.model_dump(mode="json", include={"compute_s", "predictions"})
     else:
+        spec.pop("warm_start", None)  # a step takes as long with any model
         answer = _ask_planner(request, archive)
     if json:
         print_json(answer)
@@ -248,8 +250,10 @@ def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> Pl
 
     Raises:
         SettingsError: the service refused the plan.
+        AmbiguousJob: `warm_start` names no job, or several that have not ended.
     """
     with connect_client(url) as client:
+        resolve_warm_start(client, request["spec"])
         if archive is not None:
             client.upload(archive)
         found = _add_plan(client, request)

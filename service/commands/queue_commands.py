@@ -68,9 +68,9 @@ def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
             entry.name or entry.id,
             entry.owner or "",
             str(entry.priority),
-            "; ".join(filter(None, (entry.message, entry.autoscaler))),
+            replace_job_ids("; ".join(filter(None, (entry.message, entry.autoscaler))), names),
             name_jobs(entry.waits_for, names),
-            "; or ".join(entry.remedies),
+            replace_job_ids("; or ".join(entry.remedies), names),
         )
     create_console().print(table)
     if any(entry.remedies for entry in found.items):
@@ -90,6 +90,13 @@ def name_jobs(ids: Sequence[str], names: Mapping[str, str]) -> str:
     shown = ", ".join(names.get(job_id, job_id) for job_id in ids[:_SHOWN_JOBS])
     more = len(ids) - _SHOWN_JOBS
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def replace_job_ids(text: str, names: Mapping[str, str]) -> str:
+    """Replace the IDs of jobs in a text by their names, as far as these are known."""
+    for job_id, name in names.items():
+        text = text.replace(job_id, name)
+    return text
 
 
 def describe_wait(client: Client, job_id: str) -> list[str]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+ID_PREFIX = r"^[0-9a-f-]{1,36}$"
+"""Starts of the IDs of jobs."""
+
 
 class Kind(StrEnum):
     """How a training run reached this service."""

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 DAY_S = 86_400.0
 """Seconds of a day, the unit in which users give lifetimes of tokens."""
+TOKEN_ID = r"^[a-z0-9]+$"  # noqa: S105 - a pattern
+"""IDs of tokens."""
 _PREFIX = "acc"
 """First part of a user's token, by which secret scanners recognize it."""
 

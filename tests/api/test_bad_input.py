@@ -64,6 +64,22 @@ WRONG_SPECS = [
         "/policy/saving",
         "unknown key 'saving'; did you mean 'policy.options.saving'?",
     ),
+    ({**DIGITS, "env": {"1A": "x"}}, "/env/1A", "'1A' is not the name of a variable; use letters"),
+    (
+        {**DIGITS, "loggers": "x"},
+        "/loggers",
+        "'x' is not a list; give a list of loggers, such as [{kind: tensorboard}]",
+    ),
+    (
+        {**DIGITS, "loggers": ["x"]},
+        "/loggers/0",
+        "is 'x', but must be a mapping with keys such as 'kind', 'tracking_uri', ",
+    ),
+    (
+        {**DIGITS, "pip": "einops"},
+        "/pip",
+        "'einops' is not a list; give a list of requirements, such as [einops==0.8.1]",
+    ),
     ({}, "/task", "is missing and has no default"),
     ([], "", "[] is rejected"),
 ]

@@ -223,7 +223,7 @@ def test_a_plan_that_is_measured_needs_its_secrets_no_more(
         ("hf-token", {"value": "seen\0"}, "NUL"),
         ("hf-token", {"value": ["seen"]}, "should be a valid string"),
         ("hf-token", {"value": "x", "note": "seen"}, "unknown key 'note'"),
-        ("hf token", {"value": "x"}, "pattern"),
+        ("hf token", {"value": "x"}, "is not the name of a secret; use letters"),
         ("x" * 64, {"value": "x"}, "63"),
     ],
 )
@@ -266,7 +266,7 @@ def test_a_key_that_cannot_be_written_or_is_too_short_is_reported(
         answer = put(client)
     app.state.accordion.database.close()
     assert answer.status_code == 503
-    assert "ACCORDION_SECRETS_KEY has 5 characters, at least 32 are needed" in answer.text
+    assert f"ACCORDION_SECRETS_KEY_FILE is {key}, which has 5 characters" in answer.text
 
 
 def test_a_key_in_a_variable_is_used(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from service.client import AsyncClient, Client
+from service.client import AsyncClient, Client, request_sender
 from service.commands import logins
 from service.commands.cli_app import run_command
 from tests.api.conftest import Live, serve_live
@@ -34,12 +34,23 @@ class Said:
     err: str
 
     def json(self) -> dict:
+        assert self.out, f"nothing was printed: {self.err}"
         return json.loads(self.out)
 
 
 Accordion = Callable[..., Said]
 Printed = Callable[[Callable[[str], object]], None]
 MakeClient = Callable[..., Client]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patient_clients() -> Iterator[None]:
+    """A test process on a busy machine may get no CPU for ten seconds, after which a client would
+    give a request up, and its command print nothing.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_sender, "REQUEST_TIMEOUT_S", 120.0)
+        yield
 
 
 @pytest.fixture(params=[Client, AsyncClient])

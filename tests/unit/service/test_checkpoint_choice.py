@@ -1,11 +1,13 @@
-"""Which checkpoints of a job are still on its storage."""
+"""Which checkpoints of a job are still on its storage, and which are read for its model."""
 
 from __future__ import annotations
 
 import pytest
 
-from service.checkpoint_choice import KeptCheckpoints, find_kept
+from service.checkpoint_choice import KeptCheckpoints, choose_checkpoints, find_kept
+from service.errors import Conflict
 from service.store.models import CheckpointRow
+from workers.contract import ObjectiveSpec
 
 
 def saved(*places: tuple[int, int, float | None]) -> list[CheckpointRow]:
@@ -37,3 +39,25 @@ def test_the_newest_may_be_the_best_as_well() -> None:
 
 def test_a_job_without_checkpoints_keeps_none() -> None:
     assert find_kept([], keep=2, mode="min") == KeptCheckpoints()
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        ("RUNNING", "has not saved a checkpoint yet; try again when it has"),
+        ("FAILED", "is FAILED and has saved no checkpoint, so there is no model of it; 'acc"),
+        ("SUCCEEDED", "is SUCCEEDED and has saved no checkpoint, so there is no model of it"),
+    ],
+)
+def test_only_a_job_that_goes_on_may_have_a_model_later(status: str, advice: str) -> None:
+    with pytest.raises(Conflict, match=f"^the job {advice}"):
+        choose_checkpoints([], None, None, status=status)
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [("PAUSED", "try again later"), ("CANCELLED", "leave out 'checkpoint'")]
+)
+def test_only_a_job_that_goes_on_may_have_a_best_model_later(status: str, advice: str) -> None:
+    objective = ObjectiveSpec(metric="loss", mode="min")
+    with pytest.raises(Conflict, match=f"at the end of an epoch; {advice}"):
+        choose_checkpoints(saved((1, 10, None)), "best", objective, status=status)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from service.client import Client
 from tests.api.conftest import Live, serve_live
 from tests.unit.service.conftest import Accordion
 
@@ -85,6 +88,62 @@ def test_the_audit_log_is_filtered_by_token_request_and_time(
     assert "--time-after is 'yesterday'; give a date or time such as 2027-01-31" in said
 
 
+def test_the_audit_log_takes_a_whole_token_and_sends_only_its_id(
+    team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = new_token(team, "tom")
+    monkeypatch.setenv("ACCORDION_TOKEN", token)
+    job = team("submit", spec, "--json").json()
+    monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+    sent: list[str | None] = []
+    read_page = Client.audit
+
+    def note_and_read(self: Client, **filters: Any) -> Any:
+        sent.append(filters["token_id"])
+        return read_page(self, **filters)
+
+    monkeypatch.setattr(Client, "audit", note_and_read)
+    [entry] = team("audit", "--token", token, "--json").json()["items"]
+    assert (entry["subject"], sent) == (job["id"], [token.split("_")[1]])
+    wrong = team("audit", "--token", ADMIN)
+    assert (wrong.code, ADMIN in wrong.err, len(sent)) == (2, False, 1)
+    assert "neither the ID of a token" in wrong.err
+
+
+def test_lists_say_that_nothing_matches_and_that_a_user_is_unknown(
+    team: Accordion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = new_token(team, "nora")
+    assert team("list", "--owner", "nora").out == "no job matches\n"
+    unknown = "; there is no user 'nobody', 'accordion user list' shows all\n"
+    assert team("list", "--owner", "nobody").out == f"no job matches{unknown}"
+    assert team("audit", "--user", "nobody").out == f"no change matches{unknown}"
+    assert team("audit", "--action", "nonsense").out == "no change matches\n"
+    assert team("list", "--owner", "nobody", "--json").json()["items"] == []
+    monkeypatch.setenv("ACCORDION_TOKEN", token)
+    assert team("list", "--owner", "nobody").out == "no job matches\n"
+
+
+@pytest.mark.parametrize(
+    ("width", "extra"), [(100, []), (150, ["TOKEN"]), (240, ["TOKEN", "REQUEST"])]
+)
+def test_the_table_of_changes_has_tokens_and_requests_where_there_is_room(
+    team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch, width: int, extra: list[str]
+) -> None:
+    token = new_token(team, "tina")
+    monkeypatch.setenv("ACCORDION_TOKEN", token)
+    team("submit", spec)
+    monkeypatch.setenv("ACCORDION_TOKEN", ADMIN)
+    [entry, *_] = team("audit", "--token", token, "--json").json()["items"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = re.sub(r"\x1b\[[\d;]*m", "", team("audit", "--token", token).out)
+    header, first, *_ = said.splitlines()
+    assert header.split() == ["TIME", "USER", *extra, "ACTION", "SUBJECT", "CHANGE"]
+    cells = {"TOKEN": entry["token_id"], "REQUEST": entry["request_id"]}
+    assert [name for name, cell in cells.items() if cell in first] == extra
+
+
 def test_a_token_is_read_from_a_file(
     team: Accordion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +160,8 @@ def test_tokens_are_listed_and_revoked(team: Accordion) -> None:
     _, listed = team("token", "list", "--user", "carol").out.splitlines()
     assert listed.split()[:6] == ["carol", token_id, "CI", "read", "never", "never"]
     new_token(team, "dora", "--label", "laptop")
+    assert "--all lists those of all users" in team("token", "list").out
+    assert "--all" not in team("token", "list", "--all").out
     owners = {line.split()[0] for line in team("token", "list", "--all").out.splitlines()}
     assert {"carol", "dora"} <= owners
     both = team("token", "list", "--all", "--user", "carol")

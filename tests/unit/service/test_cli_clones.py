@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.service.conftest import Accordion
+from tests.unit.service.conftest import Accordion, job_name
 
 
 @pytest.fixture
@@ -21,6 +21,19 @@ def test_a_job_is_cloned_with_changes(accordion: Accordion, job_id: str) -> None
     assert (made["cloned_from"], made["spec"]["training"]["epochs"]) == (job_id, 2)
     said = accordion("clone", job_id)
     assert (said.code, f"a clone of {job_id}" in said.out) == (0, True)
+
+
+def test_the_job_whose_model_is_taken_may_be_named(
+    accordion: Accordion, job_id: str, spec: Path, request: pytest.FixtureRequest
+) -> None:
+    assert accordion("watch", job_id).code == 0
+    start = ("--set", f"warm_start.job={job_name(request)}", "--set", "name=later", "--json")
+    for arguments in (("submit", spec), ("clone", job_id), ("submit", spec, "--dry-run")):
+        said = accordion(*arguments, *start)
+        assert said.code == 0, said.err
+        assert said.json()["spec"]["warm_start"]["job"] == job_id
+    said = accordion("submit", spec, "--set", "warm_start.job=nothing")
+    assert (said.code, "there is no job 'nothing'" in said.err) == (2, True)
 
 
 def test_a_clone_with_a_wrong_spec_names_the_field(accordion: Accordion, job_id: str) -> None:

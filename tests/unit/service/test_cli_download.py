@@ -57,3 +57,15 @@ def test_a_job_without_files_says_so(accordion: Accordion, running: str, tmp_pat
     assert list(tmp_path.glob("*model*")) == []
     said = accordion("download", "nobody", "--to", tmp_path / "model")
     assert (said.code, "nobody" in said.err) == (2, True)
+
+
+def test_a_job_that_failed_before_it_saved_anything_has_no_model(
+    accordion: Accordion, spec: Path, tmp_path: Path
+) -> None:
+    raising = ("--set", "task={name: synthetic, options: {raise_at_step: 3}}")
+    job_id = accordion("submit", spec, *raising, "--json").json()["id"]
+    assert accordion("watch", job_id).code == 1
+    said = accordion("download", job_id, "--to", tmp_path / "model")
+    assert said.code == 2
+    assert "the job is FAILED and has saved no checkpoint, so there is no model of it" in said.err
+    assert "again when it has" not in said.err

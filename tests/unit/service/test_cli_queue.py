@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
+from service.domain.job_status import UNFINISHED
 from tests.api.conftest import Live
 from tests.unit.service.conftest import LONG, Accordion
 
 
 @pytest.fixture(autouse=True)
-def _without_quotas(service: Live) -> Iterator[None]:
-    """No quota outlives a test."""
+def _without_quotas_and_jobs(service: Live) -> Iterator[None]:
+    """No quota and no waiting job outlives a test: one would be ahead of those of the next."""
     yield
     with Client(service.url) as client:
         for quota in client.quotas().items:
             client.remove_quota(user=quota.user, label=quota.label)
+        for job in client.jobs(status=list(UNFINISHED)).items:
+            client.cancel(job.id)
+        while client.jobs(status=list(UNFINISHED)).items:
+            pass  # pytest's time limit ends it
 
 
 def test_a_quota_is_set_listed_and_removed(accordion: Accordion) -> None:
@@ -95,6 +100,23 @@ def test_the_queue_names_the_jobs_that_another_one_waits_for(
     assert "waits for  the-first\n" in accordion("show", second["id"]).out
     for job in (second, first):
         accordion("cancel", job["id"])
+
+
+def test_the_queue_names_the_job_ahead_in_the_reason_as_well(
+    accordion: Accordion, spec: Path
+) -> None:
+    jobs = []
+    for name, workers in (("the-largest", 3), ("the-second", 2), ("the-third", 2)):
+        size = (f"workers.min={workers}", f"workers.max={workers}", f"name={name}")
+        options = [text for change in size for text in ("--set", change)]
+        jobs.append(accordion("submit", spec, *LONG, *options, "--json").json()["id"])
+    while not any(jobs[1] in str(entry["message"]) for entry in queue_of(accordion, jobs[2])):
+        pass  # pytest's time limit ends it
+    said = accordion("queue").out
+    assert "waits behind job the-second," in read_column(said, "WHY IT WAITS", "WAITS FOR")
+    assert not any(job_id in said for job_id in jobs)
+    for job_id in jobs[::-1]:
+        accordion("cancel", job_id)
 
 
 def test_the_use_of_the_quota_of_any_other_user_is_listed_by_user(

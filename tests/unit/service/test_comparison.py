@@ -90,6 +90,12 @@ def test_specs_are_compared_place_by_place() -> None:
     }
 
 
+def test_priority_and_labels_are_compared_as_they_are_now() -> None:
+    first = make_history(1, priority=20, labels={"team": "vision"})
+    compared = compare(first, make_history(1, id=SECOND, priority=50, labels={}))
+    assert compared.spec == {"priority": [20, 50], "labels.team": ["vision", None]}
+
+
 def test_an_empty_mapping_is_like_a_missing_one() -> None:
     assert find_differences([{"labels": {}}, {}]) == {}
     assert find_differences([{"a": {}}, {"a": {"b": 1}}]) == {"a.b": [None, 1]}

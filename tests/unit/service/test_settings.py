@@ -127,6 +127,19 @@ def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         load_settings(admin_token_file=tmp_path / "token").token()
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"), [("short", "has 5 characters, at least 16"), ("é" * 20, "holds characters")]
+)
+def test_a_wrong_token_in_a_file_is_reported_with_the_file(
+    tmp_path: Path, text: str, fault: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as raised:
+        load_settings(user_token_file=file).client_token()
+    assert str(raised.value).startswith(f"ACCORDION_TOKEN_FILE is {file}, which {fault}")
+
+
 def test_a_service_without_a_token_does_not_start_unless_it_is_told_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
