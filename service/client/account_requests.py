@@ -169,11 +169,18 @@ class AccountRequests(RequestSender):
         return await self._request(SecretView, "PUT", path, json={"value": value})
 
     @shared_method
-    async def remove_secret(self, name: str) -> SecretView:
-        """Remove one of your secrets, and return it without its value."""
+    async def remove_secret(self, name: str, *, force: bool = False) -> SecretView:
+        """Remove one of your secrets, and return it without its value.
+
+        Args:
+            name: name of the secret.
+            force: whether to remove it although unfinished jobs of yours use it.
+        """
         from service.api.secret_schemas import SecretView
 
-        return await self._request(SecretView, "DELETE", f"/secrets/{quote(name, safe='')}")
+        path = f"/secrets/{quote(name, safe='')}"
+        params = {"force": "true"} if force else {}
+        return await self._request(SecretView, "DELETE", path, params=params)
 
     @shared_method
     async def audit(
