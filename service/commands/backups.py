@@ -48,6 +48,7 @@ def restore(
     changes after the backup are lost: a token revoked since then is valid again.
     """
     from service.backup import find_storage, restore_backup
+    from service.secret_check import describe_unreadable
     from service.settings import load_settings
 
     settings = load_settings()
@@ -64,6 +65,9 @@ def restore(
             " copy them, or set ACCORDION_STORAGE before you start the service",
             err=True,
         )
+    unreadable = describe_unreadable(settings)
+    if unreadable:
+        typer.echo(f"accordion: {unreadable}", err=True)
 
 
 def move_database(

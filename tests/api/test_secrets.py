@@ -238,6 +238,7 @@ def test_a_scheduler_without_the_right_key_waits_and_says_so(
     if key is not None:
         world.settings.home_secrets_key.write_text(key)
     world.turn_until(lambda: "ACCORDION_SECRETS_KEY_FILE" in world.job(job_id).message)
+    assert "after a restore, the file secrets.key of the old home" in world.job(job_id).message
     assert world.job(job_id).status == Status.STARTING
     world.settings.home_secrets_key.write_text(right)
     world.train(job_id)
