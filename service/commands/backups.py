@@ -59,7 +59,7 @@ def restore(
         made = f"{contents.created_at.astimezone():%Y-%m-%d %H:%M}"
         typer.echo(f"restored the state of {made}: {_describe_contents(contents)}")
     storage = find_storage(settings)
-    if storage != contents.storage:
+    if contents.storage and Path(storage) != Path(contents.storage):
         typer.echo(
             f"accordion: checkpoints are looked for in {storage}, and were in {contents.storage};"
             " copy them, or set ACCORDION_STORAGE before you start the service",
