@@ -171,13 +171,13 @@ def _find_used_storage(url: str) -> str:
     try:
         with database.read() as session:
             found = [
-                (value_at(used, "seen_at", 0.0), value_at(used, "place", "").partition(f"/{job_id}"))
+                (value_at(used, "seen_at", 0.0), value_at(used, "place", "").split(f"/{job_id}")[0])
                 for job_id, spec, used in session.execute(query)
                 if not value_at(spec, "checkpoint.storage", "")
             ]
     finally:
         database.close()
-    return max(((time, root) for time, (root, job, _) in found if job), default=(0.0, ""))[1]
+    return max(found, default=(0.0, ""))[1]
 
 
 def _copy_code(source: Path, target: Path) -> None:
