@@ -201,7 +201,7 @@ class AccountRequests(RequestSender):
         Args:
             user: user who made them.
             subject: job, plan, token, user, secret, webhook, node, upload or quota.
-            action: what was done, such as `job.cancelled`.
+            action: what was done, such as `job.cancelled`; one of `AuditAction`.
             token_id: ID of the token.
             request_id: ID of the request, as in the service's log.
             time_after: earliest time, with a time zone.

@@ -32,6 +32,7 @@ from service.commands.paging import (
 )
 from service.commands.time_options import create_time_option, parse_times
 from service.domain.access import Role, Scope
+from service.domain.audit_actions import AuditAction
 
 if TYPE_CHECKING:
     from service.api.account_schemas import AuditEntry, TokenView
@@ -251,7 +252,12 @@ def audit(
     ] = None,
     action: Annotated[
         str | None,
-        typer.Option("--action", metavar="ACTION", help="only this one, such as job.cancelled"),
+        typer.Option(
+            "--action",
+            metavar="ACTION",
+            help="only this one, such as job.cancelled",
+            autocompletion=complete_words(*AuditAction),
+        ),
     ] = None,
     token: Annotated[
         str | None,

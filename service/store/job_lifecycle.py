@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.domain import overrides
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.job_status import ENDED, HELD, is_transition_allowed
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
@@ -315,7 +316,7 @@ class JobLifecycle:
         append_audit(
             session,
             self._caller,
-            "job.changed",
+            AuditAction.JOB_CHANGED,
             subject=job.id,
             before=before,
             after=after,
@@ -328,7 +329,7 @@ class JobLifecycle:
         append_audit(
             session,
             self._caller,
-            f"job.{what}",
+            AuditAction(f"job.{what}"),
             subject=job.id,
             before=before,
             after=_describe_request(job),

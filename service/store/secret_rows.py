@@ -9,6 +9,7 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.exc import IntegrityError
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.job_status import UNFINISHED
 from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
@@ -78,7 +79,9 @@ class SecretStore:
             session.delete(row)
             before = {"unfinished_jobs": [job.id for job in jobs]} if jobs else None
             now = self._clock()
-            append_audit(session, caller, "secret.removed", subject=name, before=before, now=now)
+            append_audit(
+                session, caller, AuditAction.SECRET_REMOVED, subject=name, before=before, now=now
+            )
             return row
 
     def _list_jobs(self, owner: str, name: str) -> list[Row[str, str, Any]]:
@@ -108,7 +111,7 @@ class SecretStore:
                 session.add(row)
             row.encrypted, row.set_at = encrypted, now
             session.flush()
-            append_audit(session, caller, "secret.set", subject=name, now=now)
+            append_audit(session, caller, AuditAction.SECRET_SET, subject=name, now=now)
             return row
 
 
