@@ -210,7 +210,7 @@ class JobLifecycle:
             job.retried_attempt = job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
             job.times_out_at = time_out_at(job, now)
-            job.checkpoints_removed_at = None
+            job.checkpoints_removed_at = job.history_removed_at = None
             if job.archived:
                 job.archived = False
                 data = {"archived": False}
