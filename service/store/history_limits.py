@@ -72,7 +72,9 @@ def _trim_events(session: Session, job: JobRow, kept: int) -> int:
 
 
 def _trim_output(session: Session, job: JobRow, kept: int) -> int:
-    """Remove the oldest chunks above a number of bytes that is kept; return how many were removed."""
+    """Remove the oldest chunks above a number of bytes that is kept; return how many chunks were
+    removed.
+    """
     session.flush()  # the newest chunk is part of the sum
     sizes = select(LogChunkRow.number, LogChunkRow.size_bytes).where(
         LogChunkRow.job_id == job.id, LogChunkRow.number < job.log_number
