@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_long_history_is_removed_in_small_transactions(
     while not is_trimmed(short, job.id):  # pytest's time limit ends it
         seen.append((len(events_of(short, job.id)), len(chunks_of(short, job.id))))
         short.turn()
-    removed = [(one[0] - two[0], one[1] - two[1]) for one, two in zip(seen, seen[1:], strict=False)]
+    removed = [(one[0] - two[0], one[1] - two[1]) for one, two in pairwise(seen)]
     assert len(removed) > 3
     assert max(max(counts) for counts in removed) == 7
 
