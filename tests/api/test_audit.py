@@ -196,6 +196,11 @@ def test_the_schema_and_the_readme_list_all_actions(team: Team) -> None:
         assert [action for action in AuditAction if f"`{action}`" not in text] == []
 
 
+def test_the_page_suggests_every_action(team: Team) -> None:
+    page = team.call(ADMIN, "GET", "/audit").text
+    assert [one for one in AuditAction if f'<option value="{one}">' not in page] == []
+
+
 def test_an_entry_of_another_version_is_listed(team: Team) -> None:
     append = {"time": team.clock.now, "user": "ada", "token_id": "", "request_id": ""}
     with team.app.state.accordion.database.write() as session:
