@@ -10,11 +10,11 @@ from sqlalchemy.exc import IntegrityError
 
 from service.domain.access import Caller
 from service.domain.audit_actions import AuditAction
-from service.domain.job_status import UNFINISHED
 from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import JobRow, SecretRow, UserRow
+from service.store.repository import IS_UNFINISHED
 from service.store.stored_spec import refers_to_secret
 
 MAX_SECRETS = 100
@@ -88,7 +88,7 @@ class SecretStore:
         """Return the unfinished jobs of a user that refer to a secret, oldest first."""
         query = (
             select(JobRow.id, JobRow.name, JobRow.spec)
-            .where(JobRow.owner == owner, JobRow.status.in_(UNFINISHED))
+            .where(JobRow.owner == owner, IS_UNFINISHED)
             .order_by(JobRow.created_at, JobRow.id)
         )
         with self._database.read() as session:
