@@ -24,13 +24,15 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
+from service.domain.documents import value_at
 from service.domain.job_status import UNFINISHED
 from service.errors import StartError
 from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 from service.settings import Settings
 from service.store.copying import check_target, copy_database, count_rows
+from service.store.database import Database
 from service.store.migrations import head, upgrade
 from service.store.models import JobRow
 
@@ -54,7 +56,9 @@ class BackupContents(BaseModel):
     """Version of the tables."""
     created_at: datetime
     storage: str
-    """Where the checkpoints were at that time."""
+    """Where the checkpoints were at that time, as the job shows that started last; empty if none
+    shows it. In backups by earlier versions, the setting of the process that made them.
+    """
     rows: dict[str, int]
     """Number of rows by table."""
     sha256: dict[str, str]
@@ -139,8 +143,10 @@ def _collect(settings: Settings, folder: Path, now: float) -> BackupContents:
     (folder / _CODE).mkdir()
     # Code is uploaded before a job names it. That of a job which is deleted meanwhile may go.
     _copy_code(settings.code, folder / _CODE)
-    rows = copy_database(settings.database, f"sqlite:///{folder / _DATABASE}", now=now)
+    copy = f"sqlite:///{folder / _DATABASE}"
+    rows = copy_database(settings.database, copy, now=now)
     _copy_code(settings.code, folder / _CODE)
+    storage = _find_used_storage(copy)
     with closing(sqlite3.connect(folder / _DATABASE)) as database:
         database.execute("PRAGMA journal_mode=DELETE")  # all rows are in the one file
     members = [_DATABASE, *sorted(f"{_CODE}/{path.name}" for path in (folder / _CODE).iterdir())]
@@ -148,10 +154,30 @@ def _collect(settings: Settings, folder: Path, now: float) -> BackupContents:
         format=FORMAT,
         revision=head(),
         created_at=datetime.fromtimestamp(now, UTC),
-        storage=find_storage(settings),
+        storage=storage,
         rows=rows,
         sha256={name: _compute_sha256(folder / name) for name in members},
     )
+
+
+def _find_used_storage(url: str) -> str:
+    """Return the directory of the checkpoints of the worker group that started last, apart from
+    jobs with a storage of their own; empty if there is none.
+
+    The process that makes a backup may have other settings than the service.
+    """
+    database = Database(url)
+    query = select(JobRow.id, JobRow.spec, JobRow.storage).where(JobRow.storage.is_not(None))
+    try:
+        with database.read() as session:
+            found = [
+                (value_at(used, "seen_at", 0.0), value_at(used, "place", "").split(f"/{job_id}")[0])
+                for job_id, spec, used in session.execute(query)
+                if not value_at(spec, "checkpoint.storage", "")
+            ]
+    finally:
+        database.close()
+    return max(found, default=(0.0, ""))[1]
 
 
 def _copy_code(source: Path, target: Path) -> None:

@@ -12,7 +12,7 @@ from service.code_pruning import CodePruning
 from service.code_store import CodeStore
 from service.file_removal import FileRemoval
 from service.logger_process import LoggerProcess
-from service.retention import Retention, RowRetention
+from service.retention import HistoryRetention, Retention, RowRetention
 from service.runtime.protocol import Runtime
 from service.settings import Settings
 from service.store.database import Database
@@ -39,6 +39,7 @@ class Housekeeping:
         kept_s = settings.code_retention_s
         self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
+        self._history = HistoryRetention(database, settings, clock=clock, monotonic=monotonic)
         self._rows = RowRetention(database, settings, clock=clock, monotonic=monotonic)
         self._files = FileRemoval(DeletedJobs(database), runtime, settings, monotonic=monotonic)
         self._checkpoints = CheckpointRemoval(
@@ -53,6 +54,7 @@ class Housekeeping:
         """Remove and deliver what is due."""
         self._uploads.prune_if_due()
         self._jobs.delete_if_due()
+        self._history.trim_if_due()
         self._rows.delete_if_due()
         self._files.start_if_due()
         self._checkpoints.start_if_due()

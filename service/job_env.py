@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from service.errors import NotFound, SettingsError, Unavailable
-from service.security.secret_box import SecretBox, WrongKeyError, open_secret_box
+from service.security.secret_box import GIVE_KEY, SecretBox, WrongKeyError, open_secret_box
 from service.settings import Settings
 from service.store.database import Database
 from service.store.secret_rows import SecretStore
@@ -54,8 +54,8 @@ class JobEnv:
             except WrongKeyError:
                 raise Unavailable(
                     f"the secret {name!r} of user {owner!r} was encrypted with another key than"
-                    " the scheduler has; give the scheduler the key of the api"
-                    " (ACCORDION_SECRETS_KEY_FILE), or set the secret again"
+                    f" the scheduler has; {GIVE_KEY}, or set the secret again with 'accordion"
+                    f" secret set {name}'"
                 ) from None
         return values
 
@@ -67,7 +67,7 @@ class JobEnv:
         if box is None:
             raise Unavailable(
                 f"the scheduler has no key to decrypt secrets: {self._settings.home_secrets_key}"
-                " does not exist; give it the key of the api (ACCORDION_SECRETS_KEY_FILE)"
+                f" does not exist; {GIVE_KEY}"
             )
         return box
 

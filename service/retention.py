@@ -1,5 +1,6 @@
-"""Deletes what is older, or more, than is kept: ended jobs, audit entries, idempotency keys, tokens
-that have ended, failures of nodes, deliveries of webhooks, and their replaced secrets.
+"""Deletes what is older, or more, than is kept: ended jobs, their events and output, audit entries,
+idempotency keys, tokens that have ended, failures of nodes, deliveries of webhooks, and their
+replaced secrets.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from service.domain.access import Caller, Scope, ServiceUser
 from service.errors import ApiError
 from service.settings import Settings
 from service.store.database import Database
+from service.store.expired_history import ExpiredHistory
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import accept_any
 from service.store.models import JobRow
@@ -43,6 +45,8 @@ time, and for old deliveries.
 """
 _BATCH = 50
 """Jobs that are deleted at a time: each is a transaction, and the scheduler's lease is short."""
+_TRIMMED_JOBS = 10
+"""Jobs whose history is trimmed at a time: each is a transaction that deletes up to 2,000 rows."""
 _ROW_BATCH = 5000
 """Audit entries, tokens or deliveries that are deleted at a time."""
 RETENTION = Caller(user=ServiceUser.RETENTION.value, scopes=frozenset(Scope))
@@ -88,6 +92,40 @@ class Retention:
         if old or not most:
             return old
         return self._repository.ended(beyond=most, limit=_BATCH)
+
+
+class HistoryRetention:
+    """Trims the events and output of ended jobs; `clock` returns seconds since 1970."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._expired = ExpiredHistory(database, clock)
+        self._kept_s = settings.history_retention_s
+        self._clock = clock
+        self._monotonic = monotonic
+        self._due = 0.0
+
+    def trim_if_due(self) -> None:
+        """Remove some of the events and output that are not kept any longer, of the jobs that ended
+        first.
+        """
+        now = self._monotonic()
+        if not self._kept_s or now < self._due:
+            return
+        before = self._clock() - self._kept_s
+        job_ids = self._expired.list_due(ended_before=before, limit=_TRIMMED_JOBS)
+        have_more = [self._expired.trim_job(job_id, ended_before=before) for job_id in job_ids]
+        if job_ids:
+            _log.info("history of ended jobs trimmed", jobs=len(job_ids))
+        # More may be left: the next turn goes on.
+        is_done = len(job_ids) < _TRIMMED_JOBS and not any(have_more)
+        self._due = now + INTERVAL_S if is_done else now
 
 
 class RowRetention:

@@ -195,6 +195,10 @@ class Settings(BaseSettings):
     """
     max_events: int = Field(default=100_000, ge=0)
     """Events that are kept of each job; the oldest are removed. 0 keeps all."""
+    history_retention_s: float = Field(default=0.0, ge=0)
+    """How long events and output of an ended job are kept, in seconds since its end. 0 keeps them
+    as long as the job.
+    """
     audit_retention_s: float = Field(default=0.0, ge=0)
     """How long an entry of the audit log is kept, in seconds. 0 keeps all."""
     start_timeout_s: float = Field(default=120.0, gt=0)

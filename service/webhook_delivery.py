@@ -15,7 +15,7 @@ from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState
 from service.domain.webhook_turns import WebhookTurns
 from service.errors import SettingsError
 from service.security.host_lookup import LookupPostponed
-from service.security.secret_box import SecretBox, WrongKeyError, open_secret_box
+from service.security.secret_box import GIVE_KEY, SecretBox, WrongKeyError, open_secret_box
 from service.security.webhook_signatures import sign_message
 from service.settings import Settings
 from service.store.database import Database
@@ -197,10 +197,9 @@ class WebhookDelivery:
             secrets = _decrypt_secrets(self._open_box(), claimed)
         except WrongKeyError:
             return AttemptOutcome(
-                message="its secret was encrypted with another key than the scheduler has; give the"
-                " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE); if both have the same"
-                " key, it has changed: give the webhook another secret with 'accordion webhook"
-                f" rotate-secret {claimed.name}'"
+                message="its secret was encrypted with another key than the scheduler has;"
+                f" {GIVE_KEY}. If that key is lost, give the webhook another secret with 'accordion"
+                f" webhook rotate-secret {claimed.name}'"
             )
         except SettingsError as error:
             return AttemptOutcome(message=f"its secret cannot be decrypted: {error}")
@@ -218,7 +217,7 @@ class WebhookDelivery:
         if box is None:
             raise SettingsError(
                 f"the scheduler has no key, and {self._settings.home_secrets_key} does not exist;"
-                " give it the key of the api (ACCORDION_SECRETS_KEY_FILE)"
+                f" {GIVE_KEY}"
             )
         return box
 

@@ -153,7 +153,9 @@ class AuditEntry(Answer):
     request_id: str
     """ID of the request, as in the service's log."""
     action: str
-    """What was done, such as `job.cancelled`."""
+    """What was done, such as `job.cancelled`: one of those by which the list can be filtered, or
+    one of another version of the service.
+    """
     subject: str
     """ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of the
     upload, or account of the quota, such as `user ada` or `label team:vision`.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from service.api.account_schemas import (
     AuditEntry,
@@ -32,6 +33,7 @@ from service.api.deps import (
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
 from service.domain.access import USER_NAME, Scope, describe_missing_scope
+from service.domain.audit_actions import AuditAction
 from service.errors import Forbidden
 from service.security.tokens import DAY_S, TOKEN_ID, new_token
 from service.store.account_rows import AccountStore, RequestedToken
@@ -55,6 +57,19 @@ class _TokenQuery(QueryParams):
     )
 
 
+def _check_action(given: Any) -> Any:
+    """Reject an unknown action with the most similar one, or all of them."""
+    if given in set(AuditAction):
+        return given
+    known = [action.value for action in AuditAction]
+    similar = get_close_matches(str(given), known, n=1)
+    way_out = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known)}"
+    raise ValueError(f"the audit log has no action {str(given)[:64]!r}; {way_out}")
+
+
+_KnownAction = Annotated[AuditAction, BeforeValidator(_check_action)]
+
+
 class AuditQuery(QueryParams):
     """Query parameters of the audit log."""
 
@@ -68,9 +83,7 @@ class AuditQuery(QueryParams):
         description="only changes of this job, plan, token, user, secret, webhook, node, upload or"
         " quota",
     )
-    action: str | None = Field(
-        default=None, max_length=32, pattern=PLAIN, description="only this action"
-    )
+    action: _KnownAction | None = Field(default=None, description="only changes of this kind")
     token_id: str | None = Field(
         default=None,
         max_length=16,

@@ -15,6 +15,7 @@ from service.api.problems import describe_problems
 from service.api.schemas import CodeView
 from service.code_store import Code, CodeStore
 from service.domain.access import Caller, Scope
+from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec
@@ -82,7 +83,9 @@ def _record_upload(state: AppState, caller: Caller, code: Code) -> None:
     now = state.clock()
     after = {"files": code.files, "size_bytes": code.size_bytes}
     with state.database.write() as session:
-        append_audit(session, caller, "code.uploaded", subject=code.sha256, after=after, now=now)
+        append_audit(
+            session, caller, AuditAction.CODE_UPLOADED, subject=code.sha256, after=after, now=now
+        )
 
 
 def check_code(state: AppState, spec: JobSpec, pointer: str = "/code") -> None:

@@ -110,7 +110,8 @@ class EventReader:
         """
         why = (
             "the service keeps only the newest events of a job, and removed these"
-            " (ACCORDION_MAX_EVENTS sets how many it keeps)"
+            " (ACCORDION_MAX_EVENTS sets how many it keeps, and ACCORDION_HISTORY_RETENTION_S how"
+            " long those of an ended job)"
         )
         gap = GapView(from_seq=first, to_seq=last, why=why)
         return format_frame("gap", gap.model_dump(mode="json"), last)

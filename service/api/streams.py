@@ -124,8 +124,9 @@ def get_events(
     only events of type `archive` and `change` may follow.
 
     IDs increase by one. A client that reconnects with `Last-Event-ID` receives every event exactly
-    once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`): an event of type
-    `gap` is sent in place of removed ones, which it names, and has the ID of the last of them.
+    once. Only the newest events of a long job are kept (`ACCORDION_MAX_EVENTS`), and only the last
+    ones of a job that ended a while ago (`ACCORDION_HISTORY_RETENTION_S`): an event of type `gap`
+    is sent in place of removed ones, which it names, and has the ID of the last of them.
     `progress` events have no ID and may be skipped: only the newest matters. Later versions may add
     types; skip those that you do not know.
     """

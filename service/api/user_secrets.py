@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
 
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
-from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
+from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.secret_schemas import SecretList, SecretRequest, SecretView
 from service.domain.access import Caller, Scope
@@ -21,15 +22,21 @@ from service.store.models import SecretRow
 from service.store.secret_rows import SecretStore
 from workers.contract import SECRET_NAME_PATTERN, JobSpec, list_secret_names
 
-router = APIRouter(
-    prefix="/secrets", tags=["secrets"], dependencies=[NO_QUERY], responses=describe_problems()
-)
+router = APIRouter(prefix="/secrets", tags=["secrets"], responses=describe_problems())
 _SecretName = Annotated[
     str, Path(max_length=63, pattern=SECRET_NAME_PATTERN, description="name of the secret")
 ]
 
 
-@router.get("", dependencies=[require_scope(Scope.READ)])
+class _RemovalQuery(QueryParams):
+    """Query parameters of the removal of a secret."""
+
+    force: bool = Field(
+        default=False, description="remove it although unfinished jobs of yours use it"
+    )
+
+
+@router.get("", dependencies=[require_scope(Scope.READ), NO_QUERY])
 def get_secrets(state: StateDep, caller: CallerDep) -> SecretList:
     """List your secrets, without their values."""
     rows = _store_of(state).list_secrets(caller.user)
@@ -38,7 +45,7 @@ def get_secrets(state: StateDep, caller: CallerDep) -> SecretList:
 
 @router.put(
     "/{name}",
-    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
+    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
     responses=describe_problems(400, 409, 415),
 )
 def set_secret(
@@ -54,13 +61,20 @@ def set_secret(
 @router.delete(
     "/{name}",
     dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
-    responses=describe_problems(404),
+    responses=describe_problems(404, 409),
 )
-def remove_secret(name: _SecretName, state: StateDep, caller: CallerDep) -> SecretView:
-    """Remove one of your secrets. Workers that run keep its value; an attempt that starts without
-    it fails.
+def remove_secret(
+    name: _SecretName,
+    query: Annotated[_RemovalQuery, Query()],
+    *,
+    state: StateDep,
+    caller: CallerDep,
+) -> SecretView:
+    """Remove one of your secrets. It is refused while unfinished jobs of yours use the secret, in
+    `env` or in loggers, unless `force` is set: then workers that run keep its value, and an attempt
+    that starts without it fails.
     """
-    return _describe_secret(_store_of(state).remove_secret(caller, name))
+    return _describe_secret(_store_of(state).remove_secret(caller, name, force=query.force))
 
 
 def check_secrets(state: AppState, caller: Caller, spec: JobSpec, *, pointer: str = "/env") -> None:

@@ -169,11 +169,18 @@ class AccountRequests(RequestSender):
         return await self._request(SecretView, "PUT", path, json={"value": value})
 
     @shared_method
-    async def remove_secret(self, name: str) -> SecretView:
-        """Remove one of your secrets, and return it without its value."""
+    async def remove_secret(self, name: str, *, force: bool = False) -> SecretView:
+        """Remove one of your secrets, and return it without its value.
+
+        Args:
+            name: name of the secret.
+            force: whether to remove it although unfinished jobs of yours use it.
+        """
         from service.api.secret_schemas import SecretView
 
-        return await self._request(SecretView, "DELETE", f"/secrets/{quote(name, safe='')}")
+        path = f"/secrets/{quote(name, safe='')}"
+        params = {"force": "true"} if force else {}
+        return await self._request(SecretView, "DELETE", path, params=params)
 
     @shared_method
     async def audit(
@@ -194,7 +201,7 @@ class AccountRequests(RequestSender):
         Args:
             user: user who made them.
             subject: job, plan, token, user, secret, webhook, node, upload or quota.
-            action: what was done, such as `job.cancelled`.
+            action: what was done, such as `job.cancelled`; one of `AuditAction`.
             token_id: ID of the token.
             request_id: ID of the request, as in the service's log.
             time_after: earliest time, with a time zone.

@@ -14,7 +14,7 @@ from service.commands.cli_support import (
     create_table,
     find_to_read,
 )
-from service.commands.completion import complete_job, complete_token, complete_user
+from service.commands.completion import complete_job, complete_token, complete_user, complete_words
 from service.commands.filters import describe_unknown_user, refuse_empty
 from service.commands.format import format_time
 from service.commands.paging import (
@@ -27,6 +27,7 @@ from service.commands.paging import (
 from service.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
 from service.commands.time_options import create_time_option, parse_times
 from service.commands.token_ids import find_token_id
+from service.domain.audit_actions import AuditAction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +73,12 @@ def audit(
     ] = None,
     action: Annotated[
         str | None,
-        typer.Option("--action", metavar="ACTION", help="only this one, such as job.cancelled"),
+        typer.Option(
+            "--action",
+            metavar="ACTION",
+            help="only this one, such as job.cancelled",
+            autocompletion=complete_words(*AuditAction),
+        ),
     ] = None,
     token: Annotated[
         str | None,

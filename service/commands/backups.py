@@ -48,6 +48,7 @@ def restore(
     changes after the backup are lost: a token revoked since then is valid again.
     """
     from service.backup import find_storage, restore_backup
+    from service.secret_check import describe_unreadable
     from service.settings import load_settings
 
     settings = load_settings()
@@ -58,12 +59,15 @@ def restore(
         made = f"{contents.created_at.astimezone():%Y-%m-%d %H:%M}"
         typer.echo(f"restored the state of {made}: {_describe_contents(contents)}")
     storage = find_storage(settings)
-    if storage != contents.storage:
+    if contents.storage and Path(storage) != Path(contents.storage):
         typer.echo(
             f"accordion: checkpoints are looked for in {storage}, and were in {contents.storage};"
             " copy them, or set ACCORDION_STORAGE before you start the service",
             err=True,
         )
+    unreadable = describe_unreadable(settings)
+    if unreadable:
+        typer.echo(f"accordion: {unreadable}", err=True)
 
 
 def move_database(

@@ -80,6 +80,7 @@ def run_checks(url: str) -> Iterator[Finding]:
         message=f"home is {settings.home}, database is {_database_url(settings)}",
     )
     yield from _check_permissions(settings)
+    yield from _check_secrets(settings)
     yield from _check_resources(settings.home)
     yield from _check_service(settings, url)
 
@@ -204,6 +205,21 @@ def _check_permissions(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             name="permissions", state="ok", message="home and token files are the owner's only"
         )
+
+
+def _check_secrets(settings: Settings) -> Iterator[Finding]:
+    """Check that the key decrypts all secrets, if this machine can read the database."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.errors import StartError
+    from service.secret_check import describe_unreadable
+
+    try:
+        unreadable = describe_unreadable(settings)
+    except (StartError, SQLAlchemyError):
+        return
+    if unreadable:
+        yield Finding(name="secrets", state="bad", message=unreadable)
 
 
 def _check_resources(home: Path) -> Iterator[Finding]:

@@ -63,10 +63,21 @@ def list_secrets(*, url: UrlOption = "", json: JsonOption = False) -> None:
     create_console().print(table)
 
 
-def remove_secret(name: _NameArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Remove one of your secrets. Workers that run keep its value."""
+def remove_secret(
+    name: _NameArgument,
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="remove it although unfinished jobs use it")
+    ] = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Remove one of your secrets, unless unfinished jobs of yours use it.
+
+    With --force, workers that run keep its value, and attempts that start later fail.
+    """
     with connect_client(url) as client:
-        secret = client.remove_secret(name)
+        secret = client.remove_secret(name, force=force)
     if json:
         print_json(secret)
     else:

@@ -26,6 +26,7 @@ from service.api.views import job_view
 from service.dashboard.assets import list_assets
 from service.dashboard.pages import render_page
 from service.domain.access import Scope, describe_missing_scope
+from service.domain.audit_actions import AuditAction
 from service.domain.jobs import Kind
 from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
@@ -102,7 +103,7 @@ def show_audit_log(request: Request, caller: CallerDep) -> Response:
         message = f"The audit log is for operators and admins: {why}."
         refusal = {"heading": "Not allowed", "message": message}
         return render_page(request, "missing.html", status=HTTPStatus.FORBIDDEN, **refusal)
-    return render_page(request, "audit.html", page="audit")
+    return render_page(request, "audit.html", page="audit", actions=list(AuditAction))
 
 
 @router.get("/login")

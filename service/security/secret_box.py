@@ -15,6 +15,11 @@ from service.home import OWNER_ONLY_FILE
 from service.settings import Settings
 
 KEY_BYTES = 32
+GIVE_KEY = (
+    "give it the key of the api (ACCORDION_SECRETS_KEY_FILE) or, after a restore, the file"
+    " secrets.key of the old home directory"
+)
+"""What to do if the scheduler cannot decrypt a secret."""
 
 
 class WrongKeyError(Exception):

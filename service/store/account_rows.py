@@ -19,6 +19,7 @@ from service.domain.access import (
     ServiceUser,
     scopes_of_role,
 )
+from service.domain.audit_actions import AuditAction
 from service.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized
 from service.security.tokens import UserToken, digest_of, token_matches
 from service.store.audit_log import append_audit
@@ -67,7 +68,12 @@ class AccountStore:
                 session.add(row)
                 session.flush()
                 append_audit(
-                    session, caller, "user.added", subject=name, after={"role": role}, now=now
+                    session,
+                    caller,
+                    AuditAction.USER_ADDED,
+                    subject=name,
+                    after={"role": role},
+                    now=now,
                 )
         except IntegrityError:
             raise Conflict(
@@ -103,7 +109,7 @@ class AccountStore:
                 append_audit(
                     session,
                     caller,
-                    "user.changed",
+                    AuditAction.USER_CHANGED,
                     subject=name,
                     before=before,
                     after=after,
@@ -150,7 +156,9 @@ class AccountStore:
                 "scopes": row.scopes,
                 "expires_at": None if row.expires_at is None else _format_time(row.expires_at),
             }
-            append_audit(session, caller, "token.added", subject=row.id, after=after, now=now)
+            append_audit(
+                session, caller, AuditAction.TOKEN_ADDED, subject=row.id, after=after, now=now
+            )
             return row
 
     def revoke_token(self, caller: Caller, token_id: str) -> TokenRow:
@@ -174,7 +182,7 @@ class AccountStore:
                 append_audit(
                     session,
                     caller,
-                    "token.revoked",
+                    AuditAction.TOKEN_REVOKED,
                     subject=revoked.id,
                     before={"user": revoked.user, "label": revoked.label},
                     now=now,

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.store.database import Database
 from service.store.models import AuditRow
 
@@ -22,7 +23,7 @@ class AuditFilter:
 
     user: str | None = None
     subject: str | None = None
-    action: str | None = None
+    action: AuditAction | None = None
     token_id: str | None = None
     request_id: str | None = None
     time_after: float | None = None
@@ -36,7 +37,7 @@ class AuditFilter:
 def append_audit(
     session: Session,
     caller: Caller,
-    action: str,
+    action: AuditAction,
     *,
     subject: str,
     before: Values | None = None,
@@ -48,7 +49,7 @@ def append_audit(
     Args:
         session: transaction of the change.
         caller: who makes it.
-        action: what is done, such as `job.cancelled`.
+        action: what is done.
         subject: ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of
             the upload, or account of the quota.
         before: values that the change replaces; None if it creates the subject.
@@ -61,7 +62,7 @@ def append_audit(
             user=caller.user,
             token_id=caller.token_id,
             request_id=caller.request_id,
-            action=action,
+            action=action.value,
             subject=subject,
             before=None if before is None else dict(before),
             after=None if after is None else dict(after),

@@ -32,7 +32,7 @@ class AuditRow(Base):
     token_id: Mapped[str] = mapped_column(PlainText(16))
     request_id: Mapped[str] = mapped_column(PlainText(64))
     action: Mapped[str] = mapped_column(PlainText(32))
-    """What was done, such as `job.cancelled`."""
+    """What was done: an `AuditAction`, or one that only an earlier or later version has."""
     subject: Mapped[str] = mapped_column(PlainText(128).with_variant(LongPlainText(), "postgresql"))
     """ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of the
     upload, or account of the quota.

@@ -60,7 +60,7 @@ def copy_database(
         StartError: a database cannot be used, the target has been used already or is in use, or the
             source has other tables than this version.
     """
-    _check_file(source_url)
+    check_file(source_url)
     check_target(target_url, now)
     upgrade(target_url)
     source, target = Database(source_url), Database(target_url)
@@ -103,6 +103,20 @@ def check_target(url: str, now: float) -> None:
         database.close()
 
 
+def check_file(url: str) -> None:
+    """Check that the file of a SQLite database exists; opening it would create an empty one.
+
+    Raises:
+        StartError: it does not.
+    """
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise StartError(
+            f"there is no database {parsed.database}; are ACCORDION_HOME and ACCORDION_DATABASE_URL"
+            " right?"
+        )
+
+
 def count_rows(url: str) -> dict[str, int]:
     """Return the number of rows of each table of a database.
 
@@ -143,20 +157,6 @@ def _translated_errors() -> Iterator[None]:
     except (DBAPIError, PoolTimeout) as error:
         reason = str(getattr(error, "orig", error)).partition("\n")[0]
         raise StartError(f"a database failed ({reason}); nothing was stored") from error
-
-
-def _check_file(url: str) -> None:
-    """Check that the file of a SQLite database exists; opening it would create an empty one.
-
-    Raises:
-        StartError: it does not.
-    """
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        raise StartError(
-            f"there is no database {parsed.database}; are ACCORDION_HOME and ACCORDION_DATABASE_URL"
-            " right?"
-        )
 
 
 def _check_revision(database: Database) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, CursorResult, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.domain.access import SCOPES_OF_ROLE, Caller, Scope, ServiceUser
+from service.domain.audit_actions import AuditAction
 from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState, retry_delay_s
 from service.store.audit_log import append_audit
 from service.store.database import Database
@@ -266,7 +267,9 @@ def _disable(session: Session, webhook_id: str, *, now: float) -> None:
     webhook.disabled_at = now
     webhook.disabled_reason = f"its receiver responded with 410 (Gone) at {at}"
     after = {"user": webhook.user, "reason": webhook.disabled_reason}
-    append_audit(session, DELIVERY, "webhook.disabled", subject=webhook.name, after=after, now=now)
+    append_audit(
+        session, DELIVERY, AuditAction.WEBHOOK_DISABLED, subject=webhook.name, after=after, now=now
+    )
     waiting = (
         DeliveryRow.webhook_id == webhook_id,
         DeliveryRow.state == DeliveryState.PENDING.value,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from sqlalchemy import select, update
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.jobs import Kind
 from service.store.audit_log import append_audit
 from service.store.database import Database
@@ -68,7 +69,7 @@ class ExpiredCheckpoints:
             append_audit(
                 session,
                 self._caller,
-                "job.checkpoints_removed",
+                AuditAction.JOB_CHECKPOINTS_REMOVED,
                 subject=row.id,
                 before={"checkpoints": sorted([*removed, *kept])},
                 after={"checkpoints": sorted(kept)},

@@ -45,35 +45,53 @@ def trim_history(session: Session, jobs: Sequence[JobRow], limits: HistoryLimits
         _trim_output(session, largest, limits.log_bytes - limits.log_bytes // _SPARE)
 
 
+def trim_ended(session: Session, job: JobRow) -> bool:
+    """Remove the oldest events and output of a job that has ended, up to `MAX_REMOVED` of each; its
+    end, what follows that, and the newest chunk stay. Return whether more remain to be removed.
+    """
+    ends = select(EventRow.seq).where(EventRow.job_id == job.id, EventRow.type == "end")
+    end = session.scalar(ends.order_by(EventRow.seq.desc()).limit(1)) or job.event_seq
+    num_events = _trim_events(session, job, job.event_seq - end + 1)
+    num_chunks = _trim_output(session, job, 0)
+    return MAX_REMOVED in {num_events, num_chunks}
+
+
 def _count_events(job: JobRow) -> int:
     return job.event_seq - job.events_removed
 
 
-def _trim_events(session: Session, job: JobRow, kept: int) -> None:
-    job.events_removed = min(job.event_seq - kept, job.events_removed + MAX_REMOVED)
+def _trim_events(session: Session, job: JobRow, kept: int) -> int:
+    """Remove the oldest events above a number that is kept; return how many were removed."""
+    before = job.events_removed
+    job.events_removed = max(before, min(job.event_seq - kept, before + MAX_REMOVED))
     session.flush()  # the events of this transaction may be more than are kept
     session.execute(
         delete(EventRow).where(EventRow.job_id == job.id, EventRow.seq <= job.events_removed)
     )
+    return job.events_removed - before
 
 
-def _trim_output(session: Session, job: JobRow, kept: int) -> None:
+def _trim_output(session: Session, job: JobRow, kept: int) -> int:
+    """Remove the oldest chunks above a number of bytes that is kept; return how many chunks were
+    removed.
+    """
     session.flush()  # the newest chunk is part of the sum
     sizes = select(LogChunkRow.number, LogChunkRow.size_bytes).where(
         LogChunkRow.job_id == job.id, LogChunkRow.number < job.log_number
     )
-    removed, last = 0, 0
+    removed = last = count = 0
     for number, size_bytes in session.execute(
         sizes.order_by(LogChunkRow.number).limit(MAX_REMOVED)
     ):
         if job.log_bytes - removed <= kept:
             break
-        removed, last = removed + size_bytes, number
+        removed, last, count = removed + size_bytes, number, count + 1
     session.execute(
         delete(LogChunkRow).where(LogChunkRow.job_id == job.id, LogChunkRow.number <= last)
     )
     job.log_bytes -= removed
     job.log_bytes_removed += removed
+    return count
 
 
-__all__ = ["MAX_REMOVED", "HistoryLimits", "trim_history"]
+__all__ = ["MAX_REMOVED", "HistoryLimits", "trim_ended", "trim_history"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
 from service.errors import Conflict
@@ -65,7 +66,7 @@ class JobArchive:
         append_audit(
             session,
             self._caller,
-            "job.archived" if archived else "job.unarchived",
+            AuditAction.JOB_ARCHIVED if archived else AuditAction.JOB_UNARCHIVED,
             subject=job.id,
             before={"archived": not archived},
             after={"archived": archived},

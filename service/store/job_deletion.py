@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from sqlalchemy import delete, select
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
 from service.errors import Conflict
@@ -51,7 +52,7 @@ class JobDeletion:
             append_audit(
                 session,
                 self._caller,
-                "job.deleted",
+                AuditAction.JOB_DELETED,
                 subject=job.id,
                 before={
                     "name": job.name,

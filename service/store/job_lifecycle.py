@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.domain import overrides
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.job_status import ENDED, HELD, is_transition_allowed
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
@@ -209,7 +210,7 @@ class JobLifecycle:
             job.retried_attempt = job.attempt
             job.lost_attempts, job.trained_s, job.ended_at = 0, 0.0, None
             job.times_out_at = time_out_at(job, now)
-            job.checkpoints_removed_at = None
+            job.checkpoints_removed_at = job.history_removed_at = None
             if job.archived:
                 job.archived = False
                 data = {"archived": False}
@@ -315,7 +316,7 @@ class JobLifecycle:
         append_audit(
             session,
             self._caller,
-            "job.changed",
+            AuditAction.JOB_CHANGED,
             subject=job.id,
             before=before,
             after=after,
@@ -328,7 +329,7 @@ class JobLifecycle:
         append_audit(
             session,
             self._caller,
-            f"job.{what}",
+            AuditAction(f"job.{what}"),
             subject=job.id,
             before=before,
             after=_describe_request(job),

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from accordion.overrides import check_interval, check_layers, resolve_batch, resolve_level
 from service.domain import overrides
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_checks import check_effect, invalid_fields
 from service.domain.override_status import OverrideStatus
@@ -109,7 +110,12 @@ class JobSubmission:
             after = {"name": job.name, "priority": job.priority}
             after |= {} if cloned_from is None else {"cloned_from": cloned_from}
             append_audit(
-                session, self._caller, "job.submitted", subject=job.id, after=after, now=now
+                session,
+                self._caller,
+                AuditAction.JOB_SUBMITTED,
+                subject=job.id,
+                after=after,
+                now=now,
             )
             return job, False
 
@@ -148,7 +154,12 @@ class JobSubmission:
             store_key(session, idempotency, row.id, now=now)
             after = asdict(request) | {"number": row.number}
             append_audit(
-                session, self._caller, "override.added", subject=job.id, after=after, now=now
+                session,
+                self._caller,
+                AuditAction.OVERRIDE_ADDED,
+                subject=job.id,
+                after=after,
+                now=now,
             )
             return row, False
 
@@ -178,7 +189,12 @@ class JobSubmission:
             _cancel_with_superseded(session, job, old, now=now, by=self._caller.user)
             before = {"number": row.number, "level": row.level, "layers": row.layers}
             append_audit(
-                session, self._caller, "override.cancelled", subject=job.id, before=before, now=now
+                session,
+                self._caller,
+                AuditAction.OVERRIDE_CANCELLED,
+                subject=job.id,
+                before=before,
+                now=now,
             )
             return row
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import delete
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import LoginCodeRow
@@ -21,7 +22,7 @@ def add_login_code(database: Database, caller: Caller, row: LoginCodeRow, *, now
         append_audit(
             session,
             caller,
-            "login_code.added",
+            AuditAction.LOGIN_CODE_ADDED,
             subject=caller.user,
             after={"label": row.label},
             now=now,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import delete
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import LoginLinkRow
@@ -19,7 +20,7 @@ def add_login_link(database: Database, caller: Caller, digest: str, *, now: floa
     with database.write() as session:
         session.execute(delete(LoginLinkRow).where(LoginLinkRow.expires_at <= now))
         session.add(LoginLinkRow(digest=digest, token_id=caller.token_id, expires_at=expires_at))
-        append_audit(session, caller, "login_link.added", subject=caller.user, now=now)
+        append_audit(session, caller, AuditAction.LOGIN_LINK_ADDED, subject=caller.user, now=now)
     return expires_at
 
 

@@ -31,6 +31,8 @@ _USER = PlainText(63)
 _TOKEN_ID = PlainText(16)
 _KEEPS_ALL = text("ended_at IS NOT NULL AND checkpoints_removed_at IS NULL")
 """Condition of ended jobs whose checkpoints may have to be removed."""
+_KEEPS_HISTORY = text("ended_at IS NOT NULL AND history_removed_at IS NULL")
+"""Condition of ended jobs whose events and output may have to be removed."""
 
 
 def _job_key() -> Mapped[str]:
@@ -50,6 +52,12 @@ class JobRow(Base):
         Index(None, "kind", "status"),
         Index(
             "ix_jobs_checkpoints", "ended_at", sqlite_where=_KEEPS_ALL, postgresql_where=_KEEPS_ALL
+        ),
+        Index(
+            "ix_jobs_history",
+            "ended_at",
+            sqlite_where=_KEEPS_HISTORY,
+            postgresql_where=_KEEPS_HISTORY,
         ),
     )
 
@@ -137,6 +145,8 @@ class JobRow(Base):
     ended_at: Mapped[float | None]
     checkpoints_removed_at: Mapped[float | None]
     """When retention removed checkpoints after its end, or found none to remove."""
+    history_removed_at: Mapped[float | None]
+    """When retention had removed events and output after its end, or found none to remove."""
     archived: Mapped[bool] = mapped_column(default=False)
     """Whether a user archived it after its end; a retry unarchives it."""
 

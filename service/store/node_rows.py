@@ -9,6 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.cluster_snapshot import name_of_node
 from service.domain.job_status import UNFINISHED
 from service.domain.node_avoidance import Avoidance, NodeFailure, NodeRecord
@@ -139,7 +140,13 @@ class NodeStore:
                 return
             row.cordoned_at, row.cordoned_by, row.cordon_reason = now, caller.user, reason
             append_audit(
-                session, caller, "node.cordoned", subject=name, before=before, after=after, now=now
+                session,
+                caller,
+                AuditAction.NODE_CORDONED,
+                subject=name,
+                before=before,
+                after=after,
+                now=now,
             )
 
         self._change(name, change)
@@ -157,7 +164,9 @@ class NodeStore:
             row.cordoned_at, row.cordoned_by, row.cordon_reason = None, "", ""
             row.avoided_since, row.avoided_until, row.avoided_because = None, 0.0, ""
             row.num_avoided, row.restored_at = 0, now
-            append_audit(session, caller, "node.restored", subject=name, before=before, now=now)
+            append_audit(
+                session, caller, AuditAction.NODE_RESTORED, subject=name, before=before, now=now
+            )
 
     def _change(self, name: str, change: Callable[[Session, NodeRow], None]) -> None:
         try:

@@ -11,6 +11,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.plan_status import PlanStatus
 from service.errors import Conflict, Forbidden, NotFound, Unavailable
 from service.store.audit_log import append_audit
@@ -61,7 +62,9 @@ class PlanStore:
             )
             session.add(row)
             after = {"link": request["link"], "task": request["spec"]["task"]["name"]}
-            append_audit(session, caller, "plan.added", subject=row.id, after=after, now=now)
+            append_audit(
+                session, caller, AuditAction.PLAN_ADDED, subject=row.id, after=after, now=now
+            )
             return row
 
     def get(self, caller: Caller, plan_id: str) -> PlanRow:
@@ -125,7 +128,7 @@ class PlanStore:
             append_audit(
                 session,
                 caller,
-                "plan.cancelled",
+                AuditAction.PLAN_CANCELLED,
                 subject=row.id,
                 before=before,
                 now=self._clock(),

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller, Role, ServiceUser, scopes_of_role
+from service.domain.audit_actions import AuditAction
 from service.domain.provider_users import ProviderUser
 from service.errors import Conflict, Forbidden
 from service.security.tokens import UserToken, digest_of
@@ -80,10 +81,12 @@ def _store_login(session: Session, login: ProviderLogin, role: Role, *, now: flo
         )
     )
     after = {"role": row.role, "issuer": user.issuer}
-    action = "user.added" if before is None else "user.changed"
+    action = AuditAction.USER_ADDED if before is None else AuditAction.USER_CHANGED
     if before != {"role": row.role}:
         append_audit(session, caller, action, subject=row.name, before=before, after=after, now=now)
-    append_audit(session, caller, "user.logged_in", subject=row.name, after=after, now=now)
+    append_audit(
+        session, caller, AuditAction.USER_LOGGED_IN, subject=row.name, after=after, now=now
+    )
 
 
 def _revoke_tokens(session: Session, login: ProviderLogin, now: float) -> None:
@@ -96,7 +99,9 @@ def _revoke_tokens(session: Session, login: ProviderLogin, now: float) -> None:
     for token in session.scalars(tokens.order_by(TokenRow.id).with_for_update()):
         token.revoked_at = now
         before = {"user": row.name, "label": token.label}
-        append_audit(session, caller, "token.revoked", subject=token.id, before=before, now=now)
+        append_audit(
+            session, caller, AuditAction.TOKEN_REVOKED, subject=token.id, before=before, now=now
+        )
 
 
 def _select_user(user: ProviderUser) -> Select[UserRow]:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.domain.quotas import ANY_USER, Quota, split_account
 from service.errors import NotFound
 from service.store.audit_log import append_audit
@@ -49,7 +50,9 @@ class QuotaStore:
                     f"{account} has no quota; 'accordion quota list' (GET /api/v1/quotas) lists all"
                 )
             session.delete(row)
-            self._append_audit(session, "quota.removed", account, before=_describe_limits(row))
+            self._append_audit(
+                session, AuditAction.QUOTA_REMOVED, account, before=_describe_limits(row)
+            )
             return Quota(jobs=row.jobs, workers=row.workers, gpus=row.gpus)
 
     def _set_quota(self, account: str, quota: Quota) -> None:
@@ -64,10 +67,12 @@ class QuotaStore:
             after = _describe_limits(row)
             if after != before:
                 row.changed_at = self._clock()
-                self._append_audit(session, "quota.set", account, before=before, after=after)
+                self._append_audit(
+                    session, AuditAction.QUOTA_SET, account, before=before, after=after
+                )
 
     def _append_audit(
-        self, session: Session, action: str, account: str, **values: dict[str, Any] | None
+        self, session: Session, action: AuditAction, account: str, **values: dict[str, Any] | None
     ) -> None:
         append_audit(session, self._caller, action, subject=account, now=self._clock(), **values)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.exc import IntegrityError
 
 from service.domain.access import Caller
+from service.domain.audit_actions import AuditAction
 from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
-from service.store.models import SecretRow, UserRow
+from service.store.models import JobRow, SecretRow, UserRow
+from service.store.repository import IS_UNFINISHED
+from service.store.stored_spec import refers_to_secret
 
 MAX_SECRETS = 100
 """Maximum number of secrets of a user."""
+_NAMED_JOBS = 5
+"""Most jobs that the refusal to remove a secret names."""
 
 
 class SecretStore:
@@ -48,12 +54,19 @@ class SecretStore:
             # PostgreSQL runs writers concurrently: another one inserted it meanwhile.
             return self._set_secret(caller, name, encrypted)
 
-    def remove_secret(self, caller: Caller, name: str) -> SecretRow:
+    def remove_secret(self, caller: Caller, name: str, *, force: bool = False) -> SecretRow:
         """Remove a secret of the caller, and return it.
+
+        Args:
+            caller: user whose secret it is.
+            name: name of the secret.
+            force: whether to remove it although unfinished jobs refer to it.
 
         Raises:
             NotFound: there is none of this name.
+            Conflict: unfinished jobs refer to it.
         """
+        jobs = self._list_jobs(caller.user, name)
         with self._database.write() as session:
             row = session.get(SecretRow, (caller.user, name), with_for_update=True)
             if row is None:
@@ -61,9 +74,25 @@ class SecretStore:
                     f"user {caller.user!r} has no secret {name!r}; 'accordion secret list'"
                     " (GET /api/v1/secrets) lists yours"
                 )
+            if jobs and not force:
+                raise Conflict(_describe_use(name, jobs))
             session.delete(row)
-            append_audit(session, caller, "secret.removed", subject=name, now=self._clock())
+            before = {"unfinished_jobs": [job.id for job in jobs]} if jobs else None
+            now = self._clock()
+            append_audit(
+                session, caller, AuditAction.SECRET_REMOVED, subject=name, before=before, now=now
+            )
             return row
+
+    def _list_jobs(self, owner: str, name: str) -> list[Row[str, str, Any]]:
+        """Return the unfinished jobs of a user that refer to a secret, oldest first."""
+        query = (
+            select(JobRow.id, JobRow.name, JobRow.spec)
+            .where(JobRow.owner == owner, IS_UNFINISHED)
+            .order_by(JobRow.created_at, JobRow.id)
+        )
+        with self._database.read() as session:
+            return [job for job in session.execute(query) if refers_to_secret(job.spec, name)]
 
     def _set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
         now = self._clock()
@@ -82,5 +111,17 @@ class SecretStore:
                 session.add(row)
             row.encrypted, row.set_at = encrypted, now
             session.flush()
-            append_audit(session, caller, "secret.set", subject=name, now=now)
+            append_audit(session, caller, AuditAction.SECRET_SET, subject=name, now=now)
             return row
+
+
+def _describe_use(name: str, jobs: Sequence[Row[str, str, Any]]) -> str:
+    """Return which unfinished jobs refer to a secret, and how to remove it."""
+    shown = ", ".join(f"{job.name} ({job.id})" for job in jobs[:_NAMED_JOBS])
+    more = len(jobs) - _NAMED_JOBS
+    count = "1 unfinished job uses" if len(jobs) == 1 else f"{len(jobs)} unfinished jobs use"
+    return (
+        f"{count} the secret {name!r}: {shown}{f' and {more} more' if more > 0 else ''}; wait until"
+        f" they have ended, or cancel them. 'accordion secret remove {name} --force' (DELETE"
+        f" /api/v1/secrets/{name}?force=true) removes it now, and their next attempts fail"
+    )

@@ -85,6 +85,14 @@ def spec_value(job: JobRow, place: str, default: Value) -> Any:
     return value_at(job.spec, place, default)
 
 
+def refers_to_secret(spec: Any, name: str) -> bool:
+    """Return whether variables or loggers of a stored spec refer to a secret of this name."""
+    document = spec if isinstance(spec, dict) else {}
+    loggers = document.get("loggers")
+    sections = [document.get("env"), *(loggers if isinstance(loggers, list) else ())]
+    return any({"secret": name} in part.values() for part in sections if isinstance(part, dict))
+
+
 def resource_request(job: JobRow) -> ResourceRequest:
     """Resources that the job requests, with its current limits on workers."""
     workers = stored_spec(job).get("workers")

@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller, Scope
+from service.domain.audit_actions import AuditAction
 from service.domain.jobs import Status
 from service.domain.webhook_retries import SECRET_OVERLAP_S, DeliveryState
 from service.errors import Conflict, Forbidden, NotFound
@@ -113,7 +114,12 @@ class WebhookStore:
             )
             session.add(row)
             append_audit(
-                session, caller, "webhook.added", subject=row.name, after=_describe(row), now=now
+                session,
+                caller,
+                AuditAction.WEBHOOK_ADDED,
+                subject=row.name,
+                after=_describe(row),
+                now=now,
             )
             return row
 
@@ -147,7 +153,12 @@ class WebhookStore:
             until = None if found.previous_until is None else _format_utc(found.previous_until)
             after = {"previous_valid_until": until}
             append_audit(
-                session, caller, "webhook.secret_rotated", subject=name, after=after, now=now
+                session,
+                caller,
+                AuditAction.WEBHOOK_SECRET_ROTATED,
+                subject=name,
+                after=after,
+                now=now,
             )
             return found
 
@@ -163,7 +174,12 @@ class WebhookStore:
             session.delete(row)
             before = _describe(row)
             append_audit(
-                session, caller, "webhook.removed", subject=name, before=before, now=self._clock()
+                session,
+                caller,
+                AuditAction.WEBHOOK_REMOVED,
+                subject=name,
+                before=before,
+                now=self._clock(),
             )
             return row
 
@@ -201,7 +217,7 @@ class WebhookStore:
             _refuse_unseen_jobs(webhook, caller)
             _refuse_disabled(webhook)
             row = queue_test_message(session, webhook, now=now)
-            append_audit(session, caller, "webhook.tested", subject=name, now=now)
+            append_audit(session, caller, AuditAction.WEBHOOK_TESTED, subject=name, now=now)
             return row
 
     def send_again(self, caller: Caller, name: str, delivery_id: str) -> DeliveryRow:
@@ -229,7 +245,12 @@ class WebhookStore:
             row.state, row.attempts, row.version = DeliveryState.PENDING.value, 0, row.version + 1
             row.next_attempt_at, row.done_at = now, None
             append_audit(
-                session, caller, "webhook.sent_again", subject=name, before=before, now=now
+                session,
+                caller,
+                AuditAction.WEBHOOK_SENT_AGAIN,
+                subject=name,
+                before=before,
+                now=now,
             )
             return row
 

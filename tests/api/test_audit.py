@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import service
 from service.domain.access import Role
+from service.domain.audit_actions import AuditAction
+from service.store.models import AuditRow
 from tests.api.team import (
     ADMIN,
     JOBS,
@@ -163,6 +169,43 @@ def test_the_audit_log_is_filtered_by_time_and_paged(team: Team) -> None:
     found = team.call(ADMIN, "GET", "/api/v1/audit", params={**middle, "limit": 1}).json()
     rest = team.audit(**middle, limit=1, cursor=found["next_cursor"])
     assert [entry["subject"] for entry in (*found["items"], *rest)] == [jobs[2], jobs[1]]
+
+
+@pytest.mark.parametrize(
+    ("action", "detail"),
+    [
+        ("job.canceled", "has no action 'job.canceled'; did you mean 'job.cancelled'?"),
+        ("?", "has no action '?'; known are job.submitted, job.changed, "),
+        ("", "has no action ''; known are "),
+        ("x" * 1000, f"has no action '{'x' * 64}'; known are "),
+    ],
+)
+def test_an_unknown_action_is_refused_as_a_filter(team: Team, action: str, detail: str) -> None:
+    answer = team.call(ADMIN, "GET", "/api/v1/audit", params={"action": action})
+    assert answer.status_code == 422
+    [error] = answer.json()["errors"]
+    assert error["pointer"] == "query/action"
+    assert detail in error["detail"]
+
+
+def test_the_schema_and_the_readme_list_all_actions(team: Team) -> None:
+    schema = team.call(ADMIN, "GET", "/openapi.json").json()["components"]["schemas"]["AuditAction"]
+    assert schema["enum"] == list(AuditAction)
+    readme = Path(service.__file__).with_name("README.md").read_text()
+    for text in (schema["description"], readme):
+        assert [action for action in AuditAction if f"`{action}`" not in text] == []
+
+
+def test_the_page_suggests_every_action(team: Team) -> None:
+    page = team.call(ADMIN, "GET", "/audit").text
+    assert [one for one in AuditAction if f'<option value="{one}">' not in page] == []
+
+
+def test_an_entry_of_another_version_is_listed(team: Team) -> None:
+    append = {"time": team.clock.now, "user": "ada", "token_id": "", "request_id": ""}
+    with team.app.state.accordion.database.write() as session:
+        session.add(AuditRow(**append, action="job.juggled", subject="x"))
+    assert team.audit(limit=1)[0]["action"] == "job.juggled"
 
 
 def test_a_time_without_a_zone_is_refused_as_a_filter(team: Team) -> None:

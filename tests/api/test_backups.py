@@ -122,6 +122,19 @@ def pack(name: str) -> bytes:
     return packed.getvalue()
 
 
+def test_a_backup_notes_the_storage_of_the_jobs_not_that_of_its_own_settings(
+    world: World, tmp_path: Path
+) -> None:
+    elsewhere = world.settings.model_copy(update={"storage": "/elsewhere"})
+    nothing = write_backup(elsewhere, tmp_path / "nothing.tar.gz", world.clock())
+    world.train(world.submit(**LONG, checkpoint={"storage": "s3://bucket"}))
+    own = write_backup(elsewhere, tmp_path / "own.tar.gz", world.clock())
+    world.train(world.submit(**LONG))
+    made = write_backup(elsewhere, tmp_path / "backup.tar.gz", world.clock())
+    assert (nothing.storage, own.storage) == ("", "")
+    assert made.storage == str(world.settings.home / "storage")
+
+
 def test_a_backup_is_of_one_moment_while_jobs_are_submitted(world: World, tmp_path: Path) -> None:
     world.train(world.submit(**LONG))
     before, submitted = count_rows(world.settings.database), []

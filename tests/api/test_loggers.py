@@ -255,7 +255,7 @@ def test_the_value_of_a_secret_reaches_the_sink_and_no_message(
     world.train_epochs(job_id, 1)
     sink.error = PermissionError(f"the key {KEY} is not valid")
     assert world.serve(job_id).message == "the key *** is not valid"
-    SecretStore(world.database, world.clock).remove_secret(FULL_ACCESS, "key")
+    SecretStore(world.database, world.clock).remove_secret(FULL_ACCESS, "key", force=True)
     assert "has no secret 'key'" in world.serve(job_id).message
     set_key(world)
     sink.error = None

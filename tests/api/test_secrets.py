@@ -22,6 +22,8 @@ from tests.api.world import DIGITS, World
 SECRETS = "/api/v1/secrets"
 VALUE = "hf_nobody-may-see-this"
 TOKEN = {"env": {"HF_HOME": "/mnt/hf", "HF_TOKEN": {"secret": "hf-token"}}}
+LOGGERS = [{"kind": "tensorboard"}, {"kind": "wandb", "project": "p", "api_key": {"secret": "wb"}}]
+FORCE = {"force": "true"}
 PATHS = (SECRETS, JOBS, "/api/v1/audit", "/metrics", "/api/v1/queue", "/cluster")
 
 
@@ -63,7 +65,7 @@ def test_a_repeated_submission_needs_its_secret_no_more(client: TestClient, worl
     clone_id = client.post(path, json={}, headers=clone_key).json()["id"]
     for one in (job_id, clone_id):
         world.train(one)
-    assert client.delete(f"{SECRETS}/hf-token").status_code == 200
+    assert client.delete(f"{SECRETS}/hf-token", params=FORCE).status_code == 200
     for answer, made in (
         (client.post(JOBS, json=spec, headers=key), job_id),
         (client.post(path, json={}, headers=clone_key), clone_id),
@@ -164,7 +166,7 @@ def test_a_job_whose_secret_was_removed_fails_and_is_retried(
 ) -> None:
     put(client)
     job_id = client.post(JOBS, json={**DIGITS, **TOKEN}).json()["id"]
-    client.delete(f"{SECRETS}/hf-token")
+    client.delete(f"{SECRETS}/hf-token", params=FORCE)
     world.turn_until(lambda: world.job(job_id).status == Status.FAILED)
     assert world.job(job_id).message == (
         "user 'admin' has no secret 'hf-token'; set it with 'accordion secret set hf-token'"
@@ -174,6 +176,55 @@ def test_a_job_whose_secret_was_removed_fails_and_is_retried(
     assert client.post(f"{JOBS}/{job_id}/retry").status_code == 202
     world.train(job_id)
     assert launched_env(world, job_id)["HF_TOKEN"] == VALUE
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("hf-token", TOKEN), ("wb", {"loggers": LOGGERS})], ids=["env", "loggers"]
+)
+def test_a_secret_that_an_unfinished_job_uses_is_removed_only_by_force(
+    team: Team, name: str, part: dict[str, Any]
+) -> None:
+    ada = team.user("ada")
+    team.call(ada, "PUT", f"{SECRETS}/{name}", json={"value": VALUE})
+    job_id = team.call(ada, "POST", JOBS, json={**DIGITS, **part, "name": "train"}).json()["id"]
+    refused = team.call(ada, "DELETE", f"{SECRETS}/{name}")
+    assert (refused.status_code, refused.json()["detail"]) == (
+        409,
+        f"1 unfinished job uses the secret {name!r}: train ({job_id}); wait until they have ended,"
+        f" or cancel them. 'accordion secret remove {name} --force' (DELETE"
+        f" /api/v1/secrets/{name}?force=true) removes it now, and their next attempts fail",
+    )
+    assert team.audit(action="secret.removed") == []
+    removed = team.call(ada, "DELETE", f"{SECRETS}/{name}", params=FORCE)
+    assert removed.status_code == 200
+    [entry] = team.audit(action="secret.removed")
+    assert (entry["subject"], entry["before"]) == (name, {"unfinished_jobs": [job_id]})
+
+
+def test_a_secret_is_removed_if_its_jobs_ended_or_are_those_of_others(team: Team) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    for user in (ada, bob):
+        team.call(user, "PUT", f"{SECRETS}/hf-token", json={"value": VALUE})
+        team.call(user, "PUT", f"{SECRETS}/other", json={"value": VALUE})
+    ended = team.call(ada, "POST", JOBS, json={**DIGITS, **TOKEN}).json()["id"]
+    team.call(ada, "POST", f"{JOBS}/{ended}/cancel")
+    team.call(bob, "POST", JOBS, json={**DIGITS, **TOKEN})
+    for user, name in ((ada, "hf-token"), (bob, "other")):
+        assert team.call(user, "DELETE", f"{SECRETS}/{name}").status_code == 200
+    assert [entry["before"] for entry in team.audit(action="secret.removed")] == [None, None]
+
+
+def test_the_refusal_to_remove_a_secret_names_the_oldest_jobs(
+    client: TestClient, world: World
+) -> None:
+    put(client)
+    for number in range(7):
+        world.clock.now += 1
+        client.post(JOBS, json={**DIGITS, **TOKEN, "name": f"job-{number}"})
+    detail = client.delete(f"{SECRETS}/hf-token").json()["detail"]
+    assert detail.startswith("7 unfinished jobs use the secret 'hf-token': job-0 (")
+    assert " and 2 more; wait until" in detail
+    assert "job-5" not in detail
 
 
 @pytest.mark.parametrize("key", [None, "another key that is long enough for it"])
@@ -187,6 +238,7 @@ def test_a_scheduler_without_the_right_key_waits_and_says_so(
     if key is not None:
         world.settings.home_secrets_key.write_text(key)
     world.turn_until(lambda: "ACCORDION_SECRETS_KEY_FILE" in world.job(job_id).message)
+    assert "after a restore, the file secrets.key of the old home" in world.job(job_id).message
     assert world.job(job_id).status == Status.STARTING
     world.settings.home_secrets_key.write_text(right)
     world.train(job_id)

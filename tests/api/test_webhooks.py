@@ -139,7 +139,7 @@ def test_a_secret_of_another_key_is_not_kept_when_it_is_replaced(hooked: Hooked)
     hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status()
     hooked.world.settings.home_secrets_key.write_text("another key that is long enough for it")
     hooked.client.post(f"{HOOKS}/hook/test")
-    assert "if both have the same key, it has changed" in hooked.attempt(1)["message"]
+    assert "If that key is lost, give the webhook another secret" in hooked.attempt(1)["message"]
     rotated = hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status().json()
     assert rotated["previous_secret_until"] is None
     again = hooked.client.post(f"{HOOKS}/hook/secret").raise_for_status().json()
@@ -337,7 +337,9 @@ def test_a_scheduler_with_another_key_says_so_and_tries_again(hooked: Hooked) ->
     right = file.read_text()
     file.write_text("another key that is long enough for it")
     hooked.client.post(f"{HOOKS}/hook/test")
-    assert "encrypted with another key than the scheduler has" in hooked.attempt(1)["message"]
+    message = hooked.attempt(1)["message"]
+    assert "encrypted with another key than the scheduler has" in message
+    assert "after a restore, the file secrets.key of the old home" in message
     file.unlink()
     hooked.world.clock.now += 2 * RETRY_DELAYS_S[0]
     assert "ACCORDION_SECRETS_KEY_FILE" in hooked.attempt(2)["message"]

@@ -6,9 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
+from service.domain.access import FULL_ACCESS
+from service.security.secret_box import create_secret_box
+from service.settings import load_settings
+from service.store.database import Database
+from service.store.job_submission import JobSubmission
 from service.store.migrations import upgrade
+from service.store.models import JobRow
+from service.store.secret_rows import SecretStore
 from tests.unit.service.conftest import Accordion
+from workers.contract import JobSpec
 
 
 @pytest.fixture
@@ -34,8 +43,70 @@ def test_a_backup_is_written_and_restored(
     assert re.match(
         r"restored the state of \d{4}-\d\d-\d\d \d\d:\d\d: 0 jobs, 1 user", restored.out
     )
-    assert f"in {tmp_path / 'new'}/storage, and were in {home}/storage;" in restored.err
+    assert restored.err == ""
     assert alone("backup", tmp_path / "second.tar.gz", "--json").json()["rows"]["users"] == 1
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_restore_warns_of_another_storage_than_the_jobs_had(
+    alone: Accordion, home: Path, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
+) -> None:
+    keep_checkpoints(home, "/mnt/shared")
+    alone("backup", home.parent / "backup.tar.gz")
+    monkeypatch.setenv("ACCORDION_HOME", str(home.parent / "new"))
+    monkeypatch.setenv("ACCORDION_STORAGE", "/mnt/shared/" if is_same else "/elsewhere")
+    restored = alone("restore", home.parent / "backup.tar.gz")
+    told = "checkpoints are looked for in /elsewhere, and were in /mnt/shared;"
+    assert (told in restored.err) == (not is_same)
+    assert bool(restored.err) == (not is_same)
+
+
+def keep_checkpoints(home: Path, root: str) -> None:
+    """Add a job that keeps its checkpoints below this directory."""
+    database = Database(load_settings(home=home).database)
+    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+    job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, None)
+    used = {"place": f"{root}/{job.id}/checkpoints", "workers": 1, "hosts": 1, "seen_at": 1.0}
+    with database.write() as session:
+        session.execute(update(JobRow).values(storage=used))
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (None, "there is no key"),
+        ("another key that is long enough for it", "they were encrypted with another key"),
+        ("short", "ACCORDION_SECRETS_KEY has 5 characters, at least 32 are needed"),
+        ("the right one", ""),
+    ],
+)
+def test_secrets_that_cannot_be_decrypted_are_told_after_a_restore_and_by_the_doctor(
+    alone: Accordion, home: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, reason: str
+) -> None:
+    set_secret(home)
+    file, new = home.parent / "backup.tar.gz", home.parent / "new"
+    alone("backup", file)
+    monkeypatch.setenv("ACCORDION_HOME", str(new))
+    if key is not None:
+        new.mkdir(mode=0o700)
+        right = (home / "secrets.key").read_text()
+        (new / "secrets.key").write_text(right if key == "the right one" else key)
+    restored, found = alone("restore", file), alone("doctor", "--json").json()["findings"]
+    assert restored.code == 0
+    told = f"1 of 1 secrets of jobs and webhooks cannot be decrypted ({reason}"
+    assert (told in restored.err) == bool(reason)
+    messages = [item["message"] for item in found if item["name"] == "secrets"]
+    assert [message.startswith(told) for message in messages] == [True] * bool(reason)
+
+
+def set_secret(home: Path) -> None:
+    """Set a secret of the admin, encrypted with a new key of the home directory."""
+    settings = load_settings(home=home)
+    database = Database(settings.database)
+    encrypted = create_secret_box(settings).encrypt("hf_abc")
+    SecretStore(database, lambda: 1.0).set_secret(FULL_ACCESS, "hf-token", encrypted)
+    database.close()
 
 
 def test_what_cannot_be_restored_is_refused_in_one_line(

@@ -20,7 +20,7 @@ def _without_secrets(service: Live) -> Iterator[None]:
     yield
     with Client(service.url) as client:
         for secret in client.secrets().items:
-            client.remove_secret(secret.name)
+            client.remove_secret(secret.name, force=True)
 
 
 def test_a_secret_is_set_listed_and_removed(
@@ -50,6 +50,20 @@ def test_a_value_in_a_file_loses_one_line_break(
     while job["id"] not in service.runtime.jobs:
         pass  # pytest's time limit ends it
     assert service.runtime.jobs[job["id"]].launch.env == {"VALUE": value, "NUMBER": "3"}
+
+
+def test_a_secret_that_a_job_uses_is_removed_only_by_force(
+    accordion: Accordion, spec: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "value"
+    file.write_text("x")
+    accordion("secret", "set", "in-use", "--file", file)
+    job = accordion("submit", spec, "--set", "env.VALUE.secret=in-use", "--json").json()
+    refused = accordion("secret", "remove", "in-use")
+    assert (refused.code, refused.out) == (2, "")
+    assert job["id"] in refused.err
+    forced = accordion("secret", "remove", "in-use", "--force")
+    assert forced.out == "removed secret in-use\n"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from service.metrics import metrics_response
 from service.store import job_list
 from service.store.audit_log import AuditFilter, read_audit
 from service.store.database import Database
+from service.store.expired_history import ExpiredHistory
 from service.store.job_list import JobFilter, ListingState
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
@@ -222,6 +223,13 @@ def test_a_page_of_the_audit_log_is_read_in_the_order_of_an_index(
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
         [step] = [step[3] for step in plan]
     assert index in step
+
+
+def test_old_histories_are_found_by_an_index_of_those_that_remain(world: World) -> None:
+    with selects(world) as found:
+        ExpiredHistory(world.database, world.clock).list_due(ended_before=1.0, limit=10)
+    [step] = steps_of(world, found[-1])
+    assert step.startswith("SEARCH jobs USING INDEX ix_jobs_history (ended_at<?)")
 
 
 _LABEL = "job_labels USING COVERING INDEX ix_job_labels_list (key=? AND value=? AND archived=?"
