@@ -454,10 +454,7 @@ def _read_secret(
     text = value.get_secret_value() if value is not None else _read_file(path, name)
     text, source = text.strip(), name if value is not None else f"{name}_FILE is {path}, which"
     if len(text) < shortest:
-        raise SettingsError(
-            f"{source} has {len(text)} characters, at least {shortest} are needed; give a longer"
-            " one"
-        )
+        raise SettingsError(f"{source} has {len(text)} characters; give at least {shortest}")
     if not (text.isascii() and text.isprintable()):
         raise SettingsError(
             f"{source} holds characters other than letters, digits and signs of ASCII; use only"

@@ -289,7 +289,7 @@ def test_a_request_id_that_could_forge_log_lines_is_replaced(client: TestClient)
 
 
 def test_a_short_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="has 5 characters, at least 16 are needed"):
+    with pytest.raises(SettingsError, match="has 5 characters; give at least 16"):
         create_app(load_settings(home=tmp_path, admin_token="short"))
 
 

@@ -118,7 +118,7 @@ def test_lists_say_that_nothing_matches_and_that_a_user_is_unknown(
     unknown = "; there is no user 'nobody', 'accordion user list' shows all\n"
     assert team("list", "--owner", "nobody").out == f"no job matches{unknown}"
     assert team("audit", "--user", "nobody").out == f"no change matches{unknown}"
-    assert team("audit", "--action", "nonsense").out == "no change matches\n"
+    assert team("audit", "--subject", "nonsense").out == "no change matches\n"
     assert team("list", "--owner", "nobody", "--json").json()["items"] == []
     monkeypatch.setenv("ACCORDION_TOKEN", token)
     assert team("list", "--owner", "nobody").out == "no job matches\n"

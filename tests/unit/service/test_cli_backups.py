@@ -77,7 +77,7 @@ def keep_checkpoints(home: Path, root: str) -> None:
     [
         (None, "there is no key"),
         ("another key that is long enough for it", "they were encrypted with another key"),
-        ("short", "ACCORDION_SECRETS_KEY has 5 characters, at least 32 are needed"),
+        ("short", "ACCORDION_SECRETS_KEY_FILE is "),
         ("the right one", ""),
     ],
 )

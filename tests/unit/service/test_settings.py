@@ -128,7 +128,8 @@ def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("short", "has 5 characters, at least 16"), ("é" * 20, "holds characters")]
+    ("text", "fault"),
+    [("short", "has 5 characters; give at least 16"), ("é" * 20, "holds characters")],
 )
 def test_a_wrong_token_in_a_file_is_reported_with_the_file(
     tmp_path: Path, text: str, fault: str
