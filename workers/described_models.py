@@ -32,6 +32,7 @@ class DescribedModel(BaseModel):
         """Make the JSON schema, and add the descriptions."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
+        _require_patterns_of_names(fields)
         for owner in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
             _describe_fields(fields, owner)
         types = (field.annotation for field in cls.model_fields.values())
@@ -48,6 +49,16 @@ def build_models() -> None:
         model = models.pop()
         model.model_rebuild()
         models += model.__subclasses__()
+
+
+def _require_patterns_of_names(fields: dict[str, Any]) -> None:
+    """Say with `propertyNames` what the names in mappings match: pydantic writes
+    `patternProperties`, which also allow all other names.
+    """
+    for field in fields.values():
+        for pattern, values in field.pop("patternProperties", {}).items():
+            field["additionalProperties"] = values
+            field["propertyNames"] = {**field.get("propertyNames", {}), "pattern": pattern}
 
 
 def _describe_fields(fields: dict[str, Any], owner: type) -> None:

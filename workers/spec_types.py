@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field
 
 from workers.described_models import DescribedModel
 
+MAX_LABELS = 32
+"""Maximum number of labels of a job."""
 MAX_PRIORITY = 100
 """Highest priority of a job."""
 MAX_SAMPLES = 10_000_000
