@@ -39,6 +39,7 @@ from workers.spec_types import (
     Sha256,
     Strict,
     Whole,
+    read_whole,
 )
 from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
@@ -57,6 +58,7 @@ def _check_buckets(value: object) -> object:
     """Check `buckets_per_exchange`; null, which an earlier version took, means `all`."""
     if value is None:
         return "all"
+    value = read_whole(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if not is_whole and value not in ("all", "auto"):
         raise ValueError(f"{value!r} is not a number of buckets; give 1 or more, 'all' or 'auto'")
@@ -364,9 +366,7 @@ class JobSpec(Strict):
     """Failures of the job itself that are retried; lost machines and processes do not count. With 0
     the first failure ends the job.
     """
-    labels: dict[Label, Label] = Field(
-        default={}, json_schema_extra={"maxProperties": MAX_LABELS}
-    )
+    labels: dict[Label, Label] = Field(default={}, json_schema_extra={"maxProperties": MAX_LABELS})
     """Up to 32 labels as names and values, such as `{"team": "vision"}`; lists of jobs filter by
     `?label=team:vision`.
     """
