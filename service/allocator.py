@@ -78,6 +78,13 @@ class ClusterState:
             if until:
                 self.avoided_until[job_id] = until
 
+    def restore_avoided(self, avoided: Mapping[str, Iterable[str]], until: float) -> None:
+        """Avoid the nodes that an earlier scheduler noted, by job id, until that time at most."""
+        for job_id, nodes in avoided.items():
+            self.avoided_until[job_id] = dict.fromkeys(nodes, until) | self.avoided_until.get(
+                job_id, {}
+            )
+
     def list_avoided(self) -> dict[str, frozenset[str]]:
         """Return the nodes on which workers of a job cannot start for now, by job id."""
         return {job_id: frozenset(nodes) for job_id, nodes in self.avoided_until.items()}

@@ -129,7 +129,7 @@ class _QueueView:
         return used_up or [account for account in job.accounts if account in self._awaited]
 
     def _wait_for_quota(self, job: PendingJob, exhausted: Sequence[str]) -> None:
-        """Keep quota from later jobs as the plan of the queue does for a job that waits for some."""
+        """Keep quota for a job that waits for some, as the plan of the queue does."""
         if QuotaUsage(self._rules.quotas).list_exhausted(job.accounts, job.request):
             return  # it can never start
         if self._awaited.isdisjoint(exhausted):
