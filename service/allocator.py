@@ -44,6 +44,8 @@ class ClusterState:
     """Nodes on which workers of a job could not start, by job id, and until when that counts after
     its supervisor has ended; monotonic clock.
     """
+    restored_with: int | None = None
+    """Token of the lease with which `avoided_until` was last restored."""
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
     awaiting_nodes: frozenset[str] = frozenset()
     """Waiting jobs for which the autoscaler adds nodes."""

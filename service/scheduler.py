@@ -110,8 +110,6 @@ class Scheduler:
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
-        self._restored_token: int | None = None
-        """Token of the lease with which the nodes that jobs avoid were last restored."""
         self._housekeeping = self._build_housekeeping(database, clock)
         self._reports = self._build_reports(ReportWrites(database, clock, limits), clock)
         self._scaling = Autoscaling(database, runtime, settings, counts=self._counts, clock=clock)
@@ -246,14 +244,14 @@ class Scheduler:
 
     def _restore_avoided(self, token: int) -> None:
         """Read on which nodes jobs without a supervisor could not start, once for each lease."""
-        if self._restored_token == token:
+        if self._cluster.restored_with == token:
             return
         stored = self._repository.cluster()
         if stored is not None and stored.seen_at is not None:
             age_s = max(0.0, self._clock() - stored.seen_at)
             until = self._monotonic() + AVOID_S - age_s
             self._cluster.restore_avoided(read_avoided(stored.nodes), until)
-        self._restored_token = token
+        self._cluster.restored_with = token
 
     def _remove_ended(self, job_ids: Set[str], token: int) -> Set[str]:
         """Remove supervisors of ended jobs; return ids of jobs that the database does not have."""

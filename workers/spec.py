@@ -39,7 +39,6 @@ from workers.spec_types import (
     Sha256,
     Strict,
     Whole,
-    read_whole,
 )
 from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
@@ -58,9 +57,8 @@ def _check_buckets(value: object) -> object:
     """Check `buckets_per_exchange`; null, which an earlier version took, means `all`."""
     if value is None:
         return "all"
-    value = read_whole(value)
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not is_whole and value not in ("all", "auto"):
+    is_whole = isinstance(value, int | float) and value >= 1 and value % 1 == 0
+    if (not is_whole or value is True) and value not in ("all", "auto"):
         raise ValueError(f"{value!r} is not a number of buckets; give 1 or more, 'all' or 'auto'")
     return value
 

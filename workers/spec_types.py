@@ -29,14 +29,14 @@ class Strict(DescribedModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def read_whole(value: object) -> object:
+def _read_whole(value: object) -> object:
     """Return a float without a fraction, such as 5.0, as an integer, which it is in JSON Schema;
     return every other value as it is.
     """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, Field(strict=True), BeforeValidator(read_whole)]
+Whole = Annotated[int, Field(strict=True), BeforeValidator(_read_whole)]
 """A whole number, such as 5 or 5.0; strings and booleans are rejected."""
 Number = Annotated[float, Field(strict=True)]
 """A number, whole or not; strings and booleans are rejected."""
