@@ -17,7 +17,9 @@ class Option:
     """One option."""
 
     default: OptionValue
-    """Its type is the option's type; a float option also accepts whole numbers."""
+    """Its type is the option's type; a float option also accepts whole numbers, and an integer
+    option floats without a fraction.
+    """
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
@@ -36,6 +38,8 @@ class Option:
         kind = type(self.default)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = _as_float(value, where)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(
                 f"{where} is {value!r}; it must be of type {_JSON_TYPES[kind]}, such as"

@@ -44,6 +44,8 @@ class ClusterState:
     """Nodes on which workers of a job could not start, by job id, and until when that counts after
     its supervisor has ended; monotonic clock.
     """
+    restored_with: int | None = None
+    """Token of the lease with which `avoided_until` was last restored."""
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
     awaiting_nodes: frozenset[str] = frozenset()
     """Waiting jobs for which the autoscaler adds nodes."""
@@ -77,6 +79,13 @@ class ClusterState:
             until = valid | {node: known.get(node, now + AVOID_S) for node in found}
             if until:
                 self.avoided_until[job_id] = until
+
+    def restore_avoided(self, avoided: Mapping[str, Iterable[str]], until: float) -> None:
+        """Avoid the nodes that an earlier scheduler noted, by job id, until that time at most."""
+        for job_id, nodes in avoided.items():
+            self.avoided_until[job_id] = dict.fromkeys(nodes, until) | self.avoided_until.get(
+                job_id, {}
+            )
 
     def list_avoided(self) -> dict[str, frozenset[str]]:
         """Return the nodes on which workers of a job cannot start for now, by job id."""

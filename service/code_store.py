@@ -38,12 +38,17 @@ class Code:
     """One upload."""
 
     sha256: str
-    files: int
-    """Number of files, without folders."""
+    names: tuple[str, ...]
+    """Paths of its files, without folders."""
     size_bytes: int
     """Size of the archive."""
     is_new: bool = False
     """Whether this request stored it; other requests found it."""
+
+    @property
+    def files(self) -> int:
+        """Number of files."""
+        return len(self.names)
 
 
 class Draft:
@@ -251,9 +256,8 @@ def _unknown_code(sha256: str) -> NotFound:
 
 
 def _build_code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:
-    return Code(
-        sha256=sha256, files=sum(not entry.is_folder for entry in entries), size_bytes=size_bytes
-    )
+    names = tuple(entry.name for entry in entries if not entry.is_folder)
+    return Code(sha256=sha256, names=names, size_bytes=size_bytes)
 
 
 def _check_contents(files: list[str]) -> None:

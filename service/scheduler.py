@@ -35,6 +35,7 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
+from service.domain.cluster_snapshot import read_avoided
 from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
@@ -63,7 +64,7 @@ from service.store.stored_spec import UnreadableSpec, spec_of
 from service.store.unfinished_jobs import UnfinishedJobs
 from service.time_limits import TimeLimits
 from service.warm_starts import find_initial_model
-from workers.contract import Drained, EndRecord, Launch, PausedRecord
+from workers.contract import AVOID_S, Drained, EndRecord, Launch, PausedRecord
 
 Clock = Callable[[], float]
 """Returns seconds: since 1970 for `clock`, monotonic for `monotonic`."""
@@ -90,7 +91,7 @@ class Scheduler:
     ) -> None:
         self._runtime = runtime
         self._settings = settings
-        self._monotonic = monotonic
+        self._clock, self._monotonic = clock, monotonic
         self._repository, self._jobs = Repository(database), UnfinishedJobs(database)
         limits = HistoryLimits(events=settings.max_events, log_bytes=settings.max_log_bytes)
         self._writes = SchedulerWrites(database, clock, limits)
@@ -218,6 +219,7 @@ class Scheduler:
         ):
             return False
         self._refreshed_at = None
+        self._restore_avoided(token)
         self._cluster.nodes = self._nodes.mark_nodes(self._runtime.nodes(), token)
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
         self._cluster.update_supervisors(found, now)
@@ -239,6 +241,17 @@ class Scheduler:
         )
         self._refreshed_at = now
         return True
+
+    def _restore_avoided(self, token: int) -> None:
+        """Read on which nodes jobs without a supervisor could not start, once for each lease."""
+        if self._cluster.restored_with == token:
+            return
+        stored = self._repository.cluster()
+        if stored is not None and stored.seen_at is not None:
+            age_s = max(0.0, self._clock() - stored.seen_at)
+            until = self._monotonic() + AVOID_S - age_s
+            self._cluster.restore_avoided(read_avoided(stored.nodes), until)
+        self._cluster.restored_with = token
 
     def _remove_ended(self, job_ids: Set[str], token: int) -> Set[str]:
         """Remove supervisors of ended jobs; return ids of jobs that the database does not have."""

@@ -43,7 +43,11 @@ def _check_number(locations: dict[str, str]) -> dict[str, str]:
 
 _DataName = Annotated[str, Field(max_length=32, pattern=r"^[a-z]([a-z0-9_]*[a-z0-9])?$")]
 _Location = Annotated[str, Field(max_length=1000), AfterValidator(_check_location)]
-DataLocations = Annotated[dict[_DataName, _Location], AfterValidator(_check_number)]
+DataLocations = Annotated[
+    dict[_DataName, _Location],
+    AfterValidator(_check_number),
+    Field(json_schema_extra={"maxProperties": MAX_LOCATIONS}),
+]
 
 
 class DataCache(Strict):

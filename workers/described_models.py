@@ -19,6 +19,8 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
 
 class DescribedModel(BaseModel):
     """A model whose attribute docstrings are the descriptions in its JSON schema, and those of the
@@ -32,6 +34,9 @@ class DescribedModel(BaseModel):
         """Make the JSON schema, and add the descriptions."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema).get("properties", {})
+        _require_patterns_of_names(fields)
+        for field in fields.values():
+            _name_bounds(field)
         for owner in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
             _describe_fields(fields, owner)
         types = (field.annotation for field in cls.model_fields.values())
@@ -48,6 +53,27 @@ def build_models() -> None:
         model = models.pop()
         model.model_rebuild()
         models += model.__subclasses__()
+
+
+def _require_patterns_of_names(fields: dict[str, Any]) -> None:
+    """Say with `propertyNames` what the names in mappings match: pydantic writes
+    `patternProperties`, which also allow all other names.
+    """
+    for field in fields.values():
+        for pattern, values in field.pop("patternProperties", {}).items():
+            field["additionalProperties"] = values
+            field["propertyNames"] = {**field.get("propertyNames", {}), "pattern": pattern}
+
+
+def _name_bounds(schema: dict[str, Any]) -> None:
+    """Name bounds by the keywords of JSON schema: pydantic writes `ge` where a type has a validator
+    of its own.
+    """
+    for name, keyword in _BOUNDS.items():
+        if name in schema:
+            schema[keyword] = schema.pop(name)
+    for part in filter(None, [*schema.get("anyOf", ()), schema.get("items")]):
+        _name_bounds(part)
 
 
 def _describe_fields(fields: dict[str, Any], owner: type) -> None:

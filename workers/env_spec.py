@@ -96,7 +96,11 @@ def _describe_refusal(name: str) -> str | None:
     return _REFUSED_NAMES.get(name) or next(prefixes, None)
 
 
-Env = Annotated[dict[_EnvName, _EnvValue], AfterValidator(_check_variables)]
+Env = Annotated[
+    dict[_EnvName, _EnvValue],
+    AfterValidator(_check_variables),
+    Field(json_schema_extra={"maxProperties": MAX_VARIABLES}),
+]
 
 
 def list_secret_names(env: Mapping[str, str | SecretRef]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from workers.objective_spec import ObjectiveSpec, check_metric
 from workers.plain_text import check_texts
 from workers.requirement_spec import PipRequirements
 from workers.spec_types import (
+    MAX_LABELS,
     MAX_PRIORITY,
     MAX_SAMPLES,
     Label,
@@ -56,8 +57,8 @@ def _check_buckets(value: object) -> object:
     """Check `buckets_per_exchange`; null, which an earlier version took, means `all`."""
     if value is None:
         return "all"
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not is_whole and value not in ("all", "auto"):
+    is_whole = isinstance(value, int | float) and value >= 1 and value % 1 == 0
+    if (not is_whole or value is True) and value not in ("all", "auto"):
         raise ValueError(f"{value!r} is not a number of buckets; give 1 or more, 'all' or 'auto'")
     return value
 
@@ -174,8 +175,8 @@ class TrainingSpec(Strict):
     epochs: Whole = Field(default=20, ge=1, le=100_000)
     """Passes over the training data."""
     evaluate_every_epochs: Whole = Field(default=1, ge=1, le=100_000)
-    """Epochs between two evaluations; the last epoch is evaluated as well. A script reads
-    `session.evaluation_is_due`.
+    """Epochs between two evaluations. The last epoch is always evaluated, with a value of `epochs`
+    or more only that one. A script reads `session.evaluation_is_due`.
     """
     global_batch: Whole = Field(default=64, ge=1, le=MAX_SAMPLES)
     """Samples per step, over all workers; with `batch`, those of the low level."""
@@ -363,7 +364,7 @@ class JobSpec(Strict):
     """Failures of the job itself that are retried; lost machines and processes do not count. With 0
     the first failure ends the job.
     """
-    labels: dict[Label, Label] = Field(default={})
+    labels: dict[Label, Label] = Field(default={}, json_schema_extra={"maxProperties": MAX_LABELS})
     """Up to 32 labels as names and values, such as `{"team": "vision"}`; lists of jobs filter by
     `?label=team:vision`.
     """
@@ -402,8 +403,8 @@ class JobSpec(Strict):
     @field_validator("labels")
     @classmethod
     def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        if len(labels) > 32:
-            raise ValueError(f"{len(labels)} labels; at most 32 are kept")
+        if len(labels) > MAX_LABELS:
+            raise ValueError(f"{len(labels)} labels; at most {MAX_LABELS} are kept")
         return labels
 
     @model_validator(mode="after")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from workers.described_models import DescribedModel
 
+MAX_LABELS = 32
+"""Maximum number of labels of a job."""
 MAX_PRIORITY = 100
 """Highest priority of a job."""
 MAX_SAMPLES = 10_000_000
@@ -27,7 +29,14 @@ class Strict(DescribedModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-Whole = Annotated[int, Field(strict=True)]
-"""A whole number; strings and booleans are rejected."""
+def _read_whole(value: object) -> object:
+    """Return a float without a fraction, such as 5.0, as an integer, which it is in JSON Schema;
+    return every other value as it is.
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, Field(strict=True), BeforeValidator(_read_whole)]
+"""A whole number, such as 5 or 5.0; strings and booleans are rejected."""
 Number = Annotated[float, Field(strict=True)]
 """A number, whole or not; strings and booleans are rejected."""

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from service.api.schemas import Answer, Request, ResizeRequest
 from service.domain.access import USER_NAME
 from service.domain.jobs import Status
-from workers.spec_types import MAX_PRIORITY, Label
+from workers.spec_types import MAX_PRIORITY, Label, Whole
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""
@@ -40,7 +40,7 @@ class JobsChange(Request):
 
     labels: dict[Label, Label | None] = Field(default_factory=dict, max_length=32)
     """Labels to set, by key; null removes one. A job has at most 32."""
-    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    priority: Whole | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     """New place in the queue, 0 to 100; larger starts first."""
 
     @model_validator(mode="after")

@@ -164,8 +164,7 @@ def _apply_action(state: AppState, caller: Caller, job_id: str, *, body: BatchRe
         JobAction.DELETE: JobDeletion(*given).delete_job,
     }
     if body.resize is not None:
-        least, most = body.resize.min, body.resize.max
-        return lifecycle.resize(job_id, least, most, check=check)
+        return lifecycle.resize(job_id, body.resize.min, body.resize.max, check=check)
     if body.change is not None:
         change = ListingChange(labels=body.change.labels, priority=body.change.priority)
         return lifecycle.change_listing(job_id, change, check=check)

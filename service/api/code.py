@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import anyio
@@ -19,6 +21,7 @@ from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec
+from workers.tasks import SCRIPT
 
 ZIP = "application/zip"
 router = APIRouter(prefix="/code", tags=["code"], dependencies=[NO_QUERY])
@@ -30,6 +33,12 @@ _BODY: dict[str, Any] = {
     }
 }
 _LOCATION = {"Location": {"description": "URL of the code", "schema": {"type": "string"}}}
+_MIN_SIMILARITY = 0.8
+"""Similarity of two paths from which one may be a misspelling of the other; paths of Python files
+are never very different, because they end alike.
+"""
+_MAX_SIMILAR = 3
+"""Files that the error for a missing script names."""
 
 
 @router.post(
@@ -88,16 +97,35 @@ def _record_upload(state: AppState, caller: Caller, code: Code) -> None:
         )
 
 
-def check_code(state: AppState, spec: JobSpec, pointer: str = "/code") -> None:
-    """Check that the code of a spec has been uploaded, if it names any; `pointer` is the place of
-    the field in the request.
+def check_code(state: AppState, spec: JobSpec, *, place: str = "") -> None:
+    """Check that the code of a spec has been uploaded, if it names any, and holds its script;
+    `place` is that of the spec in the request.
+
+    A class of the user's is not looked up: its module may be installed on the workers instead.
 
     Raises:
-        Invalid: the code was never uploaded, or has been deleted.
+        Invalid: the code was never uploaded, or has been deleted, or lacks the file of the script.
     """
     if spec.code is None:
         return
     try:
-        store_of(state).get(spec.code)
+        code = store_of(state).get(spec.code)
     except NotFound as error:
-        raise Invalid(str(error), pointer) from error
+        raise Invalid(str(error), f"{place}/code") from error
+    file = str(spec.task.options["file"]) if spec.task.name == SCRIPT else None
+    if file is not None and file not in code.names:
+        raise Invalid(_describe_missing(file, code), f"{place}/task/options/file")
+
+
+def _describe_missing(file: str, code: Code) -> str:
+    """Describe a script that the code lacks, with the files of the same or a similar name."""
+    scripts = sorted(name for name in code.names if name.endswith(".py"))
+    base = PurePosixPath(file).name
+    similar = [name for name in scripts if PurePosixPath(name).name == base]
+    similar = (similar or get_close_matches(file, scripts, cutoff=_MIN_SIMILARITY))[:_MAX_SIMILAR]
+    missing = f"there is no {file!r} in the uploaded code {code.sha256}"
+    if similar:
+        return f"{missing}; did you mean {' or '.join(map(repr, similar))}?"
+    held = ", ".join(map(repr, scripts[:_MAX_SIMILAR])) or "no .py file"
+    more = len(scripts) - _MAX_SIMILAR
+    return f"{missing}; it holds {held}{f' and {more} more' if more > 0 else ''}"

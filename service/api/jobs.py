@@ -379,7 +379,7 @@ def _check_spec(state: AppState, caller: Caller, spec: JobSpec, *, place: str = 
     first one needed may be deleted by now.
     """
     _refuse_guest(spec, f"{place}/task/name")
-    check_code(state, spec, f"{place}/code")
+    check_code(state, spec, place=place)
     check_packages(state.settings, spec, f"{place}/pip")
     check_priority(state, caller, spec.priority, pointer=f"{place}/priority")
     check_secrets(state, caller, spec, pointer=f"{place}/env")

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from accordion.messages import Ack, OptionValue
 from service.api.schemas import PLAIN, PLAIN_LINES, Answer, Request
 from service.domain.override_status import OverrideState
-from workers.spec_types import MAX_SAMPLES
+from workers.spec_types import MAX_SAMPLES, Whole
 
 
 class OverrideRequest(Request):
@@ -20,7 +20,7 @@ class OverrideRequest(Request):
     """What to override: the compression of layers (default), or the size of the global batch."""
     level: (
         Annotated[str, Field(min_length=1, max_length=64)]
-        | Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
+        | Annotated[Whole, Field(ge=0, le=MAX_SAMPLES)]
         | dict[str, OptionValue]
     )
     """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or
@@ -34,12 +34,12 @@ class OverrideRequest(Request):
     """Names of layers, with wildcards such as `fc*`. Default: all layers. Not allowed for the
     batch, which has one size for the whole model.
     """
-    apply_at: Literal["next_step", "next_epoch"] | Annotated[int, Field(ge=0, le=100_000)] = (
+    apply_at: Literal["next_step", "next_epoch"] | Annotated[Whole, Field(ge=0, le=100_000)] = (
         "next_step"
     )
     """When to start: at the next step (default), the next epoch, or a given epoch, counted from 0.
     """
-    until: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    until: Annotated[Whole, Field(ge=1, le=100_000)] | None = None
     """First epoch in which the policy decides again, counted from 0. Default: null, which holds
     until the end of the job.
     """

@@ -73,7 +73,7 @@ def add_plan(
                 " path on the workers, or run 'accordion plan' on a machine that has the data",
                 f"/spec/data/{name}",
             )
-    check_code(state, body.spec, "/spec/code")
+    check_code(state, body.spec, place="/spec")
     check_secrets(state, caller, body.spec, pointer="/spec/env")
     row = PlanStore(state.database, state.clock).add(caller, body.model_dump(mode="json"))
     response.headers["Location"] = request.app.url_path_for("get_plan", plan_id=row.id)

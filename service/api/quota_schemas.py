@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from service.api.schemas import Answer, Request
 from service.domain.access import USER_NAME
+from workers.spec_types import Whole
 
 USER_OR_ANY = rf"{USER_NAME}|^\*$"
 _WORD = "[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?"
@@ -25,9 +26,9 @@ class QuotaRequest(Request):
     """
     label: str | None = Field(default=None, max_length=127, pattern=LABEL)
     """Label of the jobs that are limited, as `key:value`. Default: null."""
-    jobs: int | None = Field(default=None, ge=0, le=1_000_000)
+    jobs: Whole | None = Field(default=None, ge=0, le=1_000_000)
     """Maximum number of jobs that hold workers; further ones wait. Default: null, no limit."""
-    workers: int | None = Field(default=None, ge=0, le=1_000_000)
+    workers: Whole | None = Field(default=None, ge=0, le=1_000_000)
     """Maximum number of workers across these jobs. Default: null, no limit."""
     gpus: float | None = Field(default=None, ge=0, le=1_000_000)
     """Maximum number of GPUs across these jobs. Default: null, no limit."""

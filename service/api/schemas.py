@@ -18,7 +18,7 @@ from service.domain.jobs import Desired, Kind, Reason, Status
 from workers.described_models import DescribedModel
 from workers.plain_text import check_texts
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse
-from workers.spec_types import MAX_PRIORITY, MAX_SAMPLES, Label
+from workers.spec_types import MAX_PRIORITY, MAX_SAMPLES, Label, Whole
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""
@@ -224,9 +224,9 @@ class CodeView(Answer):
 class ResizeRequest(Request):
     """How many workers a job may have from now on."""
 
-    min: int = Field(ge=1, le=1024)
+    min: Whole = Field(ge=1, le=1024)
     """Fewest workers to train with; the job waits if fewer fit. At least 1, at most `max`."""
-    max: int = Field(ge=1, le=1024)
+    max: Whole = Field(ge=1, le=1024)
     """Most workers to use, at most one per micro-batch of the global batch."""
 
     model_config = ConfigDict(
@@ -241,7 +241,7 @@ class JobChange(Request):
     """New name: up to 63 letters, digits and `._/-`."""
     labels: dict[Label, Label | None] = Field(default_factory=dict, max_length=64)
     """Labels to set, by key; null removes one. A job has at most 32."""
-    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    priority: Whole | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     """New place in the queue, 0 to 100; larger starts first. A running job keeps its workers."""
 
     model_config = ConfigDict(

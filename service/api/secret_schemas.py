@@ -13,9 +13,9 @@ from workers.spec_types import MAX_VALUE_LENGTH
 class SecretRequest(Request):
     """A secret. No response contains its value."""
 
-    value: str = Field(min_length=1, max_length=MAX_VALUE_LENGTH)
+    value: str = Field(min_length=1, max_length=MAX_VALUE_LENGTH, pattern=r"^[^\x00]*$")
     """Value that a job's variable gets, such as an access token. Any text of up to 32,000
-    characters.
+    characters without NUL.
     """
 
     model_config = ConfigDict(

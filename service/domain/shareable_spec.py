@@ -86,7 +86,7 @@ def _hide_in(name: str, value: Any, *, hidden: bool = False) -> Any:
         return value
     if hidden or (name == "args" and isinstance(value, str)):
         return MASK
-    return _cut(hide_in_urls(value)) if isinstance(value, str) else value
+    return _shorten_text(hide_in_urls(value)) if isinstance(value, str) else value
 
 
 def _list_hidden(spec: Mapping[str, Any]) -> Iterator[Any]:
@@ -128,5 +128,5 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, Mapping) and list(value) == ["secret"]
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}… ({len(text)} characters)"

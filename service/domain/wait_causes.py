@@ -19,6 +19,7 @@ from service.domain.queue import (
     list_closed,
     measure_usage,
 )
+from service.domain.quotas import QuotaUsage
 from service.domain.resources import (
     ResourceRequest,
     Resources,
@@ -36,7 +37,9 @@ class WaitCause:
     """Why a job waits."""
 
     waits_for: tuple[str, ...] = ()
-    """IDs of jobs: those that hold the capacity or quota that it lacks, or the one ahead of it."""
+    """IDs of jobs: those that hold the capacity or quota that it lacks, or the one ahead of it. For
+    a quota that a job ahead waits for, or keeps some of, that one first.
+    """
     remedies: tuple[str, ...] = ()
     """Changes of which each one would let it start; empty if only time helps."""
 
@@ -91,12 +94,18 @@ class _QueueView:
         self._max_priority = max_priority
         self._head: PendingJob | None = None
         """First job that waits for capacity."""
+        self._awaited: set[str] = set()
+        """Accounts with a quota that a job ahead waits for."""
+        self._kept_by: dict[str, str] = {}
+        """First job that waits for a quota, by each account of which it keeps its smallest group
+        (`queue.py`).
+        """
         self._causes: dict[_Kind, WaitCause] = {}
         """Causes of jobs other than the head, by what they need: many jobs are alike."""
 
     def explain(self, job: PendingJob) -> WaitCause:
         """Explain the next job of the queue."""
-        exhausted = self._usage.list_exhausted(job.accounts, job.request)
+        exhausted = self._list_exhausted(job)
         if count_fitting(worker_resources(job.request), self._nodes, ()) < job.request.min:
             if self._head is None and not exhausted and job.id in self._rules.awaiting_nodes:
                 self._head = job
@@ -109,7 +118,25 @@ class _QueueView:
             self._causes[kind] = (
                 self._explain_quota(job, exhausted) if exhausted else self._explain_turn(job)
             )
-        return self._causes[kind]
+        cause = self._causes[kind]
+        if exhausted:
+            self._wait_for_quota(job, exhausted)
+        return cause
+
+    def _list_exhausted(self, job: PendingJob) -> list[str]:
+        """List the accounts whose quota is used up, or awaited by a job ahead."""
+        used_up = self._usage.list_exhausted(job.accounts, job.request)
+        return used_up or [account for account in job.accounts if account in self._awaited]
+
+    def _wait_for_quota(self, job: PendingJob, exhausted: Sequence[str]) -> None:
+        """Keep quota for a job that waits for some, as the plan of the queue does."""
+        if QuotaUsage(self._rules.quotas).list_exhausted(job.accounts, job.request):
+            return  # it can never start
+        if self._awaited.isdisjoint(exhausted):
+            self._usage.add(job.accounts, job.request, job.request.min)
+            self._kept_by = dict.fromkeys(job.accounts, job.id) | self._kept_by
+            self._causes.clear()
+        self._awaited.update(exhausted)
 
     def _explain_turn(self, job: PendingJob) -> WaitCause:
         """Explain a job behind the first one that waits for capacity."""
@@ -121,12 +148,15 @@ class _QueueView:
         return WaitCause(waits_for=(self._head.id,), remedies=remedies)
 
     def _explain_quota(self, job: PendingJob, exhausted: Sequence[str]) -> WaitCause:
-        holders = [one.id for one in self._allocated if not set(exhausted).isdisjoint(one.accounts)]
+        ahead = [self._kept_by[account] for account in exhausted if account in self._kept_by]
+        holding = [one.id for one in self._allocated if not set(exhausted).isdisjoint(one.accounts)]
         remedies = [f"a higher quota of {' and of '.join(exhausted)}"]
         most = self._usage.count_startable(job.accounts, job.request)
         if most:
             remedies.append(f"a minimum of {most} worker{'s' if most > 1 else ''}")
-        return WaitCause(waits_for=tuple(holders), remedies=tuple(remedies))
+        return WaitCause(
+            waits_for=tuple(dict.fromkeys([*ahead, *holding])), remedies=tuple(remedies)
+        )
 
     def _explain_head(self, job: PendingJob) -> WaitCause:
         now = self._count_placeable(job)

@@ -55,7 +55,7 @@ class MlflowSink:
             run = self._run = self._run or self._open_run(batch)
             if batch.is_first:
                 self._log_params(run.run_id, batch)
-            for part in _cut(list(_list_metrics(batch)), MAX_METRICS):
+            for part in _split_items(list(_list_metrics(batch)), MAX_METRICS):
                 self._store.log_batch(run.run_id, metrics=part, params=[], tags=[])
             if batch.status is not self._status:
                 self._set_status(run.run_id, batch)
@@ -99,7 +99,7 @@ class MlflowSink:
 
     def _log_params(self, run_id: str, batch: Batch) -> None:
         params = [Param(name, value) for name, value in _clean_names(batch.params).items()]
-        for part in _cut(params, MAX_PARAMS):
+        for part in _split_items(params, MAX_PARAMS):
             self._store.log_batch(run_id, metrics=[], params=part, tags=[])
 
     def _set_status(self, run_id: str, batch: Batch) -> None:
@@ -172,5 +172,5 @@ def _to_ms(seconds: float) -> int:
     return int(seconds * 1000)
 
 
-def _cut(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+def _split_items(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -25,6 +25,7 @@ def append_event(
     data: dict[str, Any],
     now: float,
     by: str | None = None,
+    is_counted: bool = False,
 ) -> None:
     """Append an event, dated `now` but never earlier than the previous event of the job.
 
@@ -35,32 +36,14 @@ def append_event(
         data: details of the event.
         now: seconds since 1970.
         by: user who caused the event, stored in `data`; None if the service or the workers did.
+        is_counted: whether the row of the job counts the event already (`FIRST_EVENT`).
     """
     newest = _newest_times(session)
-    if job.event_seq and job.id not in newest:
-        load_newest_times(session, [job.id])
-    job.event_seq += 1
+    if not is_counted:
+        if job.event_seq and job.id not in newest:
+            load_newest_times(session, [job.id])
+        job.event_seq += 1
     newest[job.id] = time = max(now, newest.get(job.id, now))
-    _add_event(session, job, kind, data=data, time=time, by=by)
-
-
-def append_first_event(
-    session: Session,
-    job: JobRow,
-    kind: str,
-    *,
-    data: dict[str, Any],
-    now: float,
-    by: str | None = None,
-) -> None:
-    """Append the event that the row of a new job counts already; see `append_event`."""
-    _newest_times(session)[job.id] = now
-    _add_event(session, job, kind, data=data, time=now, by=by)
-
-
-def _add_event(
-    session: Session, job: JobRow, kind: str, *, data: dict[str, Any], time: float, by: str | None
-) -> None:
     data = data if by is None else {**data, "by": by}
     row = {"job_id": job.id, "seq": job.event_seq, "type": kind, "time": time, "data": data}
     session.info.setdefault(_APPENDED, []).append(row)

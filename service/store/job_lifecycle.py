@@ -29,9 +29,8 @@ from service.store.status_changes import change_status
 from service.store.stored_documents import stored_labels, stored_ray_run
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
+from workers.spec_types import MAX_LABELS
 
-MAX_LABELS = 32
-"""Maximum labels of a job, as in its spec."""
 CheckJob = Callable[[JobRow], None]
 """Raises if the caller's condition on the job (If-Match) does not hold; runs inside the
 transaction.

@@ -332,12 +332,12 @@ def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
 
 def _is_unlike(state: ListingState) -> ColumnElement[bool]:
     """Return the condition that a job differs from a state."""
-    least, most = state.limits or (None, None)
+    min_workers, max_workers = state.limits or (None, None)
     return or_(
         *_conditions(
             (state.priority, lambda priority: JobRow.priority != priority),
-            (least, lambda number: JobRow.min_workers != number),
-            (most, lambda number: JobRow.max_workers != number),
+            (min_workers, lambda number: JobRow.min_workers != number),
+            (max_workers, lambda number: JobRow.max_workers != number),
         ),
         *(_label_value(key).is_distinct_from(value) for key, value in state.labels),
     )

@@ -78,7 +78,7 @@ def read_report_rows(
             select(EpochRow.epoch).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch)
         ).all()
         epochs = _read_epochs(session, job_id, thin_evenly(numbers, limits.epochs))
-        num_decisions = _count(session, decisions)
+        num_decisions = _count_rows(session, decisions)
         if num_decisions <= limits.decisions:
             shown = session.scalars(decisions.order_by(DecisionRow.epoch, DecisionRow.step)).all()
         else:
@@ -89,11 +89,11 @@ def read_report_rows(
             decisions=shown,
             num_decisions=num_decisions,
             attempts=_read_newest(session, attempts, AttemptRow.number, limit=limits.items),
-            num_attempts=_count(session, attempts),
+            num_attempts=_count_rows(session, attempts),
             overrides=_read_newest(session, overrides, OverrideRow.number, limit=limits.items),
-            num_overrides=_count(session, overrides),
+            num_overrides=_count_rows(session, overrides),
             events=_read_newest(session, events, EventRow.seq, limit=limits.items),
-            num_events=_count(session, events),
+            num_events=_count_rows(session, events),
             log_chunks=_read_newest(session, chunks, LogChunkRow.number, limit=_CHUNKS),
         )
 
@@ -104,7 +104,7 @@ def _read_newest(
     return session.scalars(query.order_by(number.desc()).limit(limit)).all()[::-1]
 
 
-def _count(session: Session, query: Select[Any]) -> int:
+def _count_rows(session: Session, query: Select[Any]) -> int:
     return session.scalar(query.with_only_columns(func.count())) or 0
 
 

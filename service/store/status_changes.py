@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.domain.job_status import ENDED, is_transition_allowed
 from service.domain.jobs import Reason, Status
-from service.store.events import append_event, append_first_event
+from service.store.events import append_event
 from service.store.models import JobRow
 from service.store.webhook_messages import queue_status_messages
 from workers.plain_text import clean_text
@@ -54,7 +54,7 @@ def record_first_status(
     """Append the first event of a job, by the user who submitted it. The job's row was inserted in
     this transaction, and counts the event (`FIRST_EVENT`).
     """
-    append_first_event(session, job, "status", data=status_data(job), now=now, by=by)
+    append_event(session, job, "status", data=status_data(job), now=now, by=by, is_counted=True)
     queue_status_messages(session, job, None, now=now, by=by)
 
 

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
+from service.api.batch_schemas import JobsChange
+from service.api.override_schemas import OverrideRequest
+from service.api.quota_schemas import QuotaRequest
+from service.api.schemas import JobChange, ResizeRequest
 from tests.api.conftest import refused_early
 from tests.api.world import DIGITS, World
 
@@ -299,7 +304,7 @@ def test_any_printable_label_can_be_asked_for(client: TestClient, world: World, 
         ({"until": "3"}, "/until"),
         ({"until": True}, "/until"),
         ({"level": True}, "/level"),
-        ({"level": 1.0}, "/level"),
+        ({"level": 1.5}, "/level"),
     ],
 )
 def test_an_override_takes_nothing_for_something_else(
@@ -307,6 +312,25 @@ def test_an_override_takes_nothing_for_something_else(
 ) -> None:
     answer = client.post(f"{JOBS}/{world.submit()}/overrides", json={"level": "low", **wish})
     assert all(item["pointer"].startswith(pointer) for item in problem_of(answer, 422)["errors"])
+
+
+WHOLE = [
+    (ResizeRequest, {"min": 1, "max": 2}),
+    (JobChange, {"priority": 3}),
+    (JobsChange, {"priority": 3}),
+    (QuotaRequest, {"user": "ada", "jobs": 0, "workers": 7}),
+    (OverrideRequest, {"level": 1, "apply_at": 2, "until": 3}),
+]
+
+
+@pytest.mark.parametrize(("model", "values"), WHOLE, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_float_without_a_fraction_is_a_whole_number(model: Any, values: dict[str, Any]) -> None:
+    for name in [name for name, one in values.items() if isinstance(one, int)]:
+        taken = getattr(model.model_validate({**values, name: float(values[name])}), name)
+        assert (taken, type(taken)) == (values[name], int)
+        for other in (values[name] + 0.5, True, float("inf")):
+            with pytest.raises(ValidationError, match=name):
+                model.model_validate({**values, name: other})
 
 
 def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(

@@ -198,6 +198,49 @@ def test_a_script_needs_code(shared: Shared) -> None:
     assert (answer.status_code, "task script needs code" in answer.json()["detail"]) == (422, True)
 
 
+SCRIPTS = {"src/train.py": b"", "src/evaluate.py": b"", "notes.txt": b""}
+
+
+def script(file: str, code: bytes) -> dict[str, Any]:
+    task = {"name": "script", "options": {"file": file}}
+    return {"task": task, "code": hashlib.sha256(code).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("file", "files", "hint"),
+    [
+        ("train.py", SCRIPTS, "did you mean 'src/train.py'?"),
+        ("src/evalute.py", SCRIPTS, "did you mean 'src/evaluate.py'?"),
+        ("x.py", SCRIPTS, "it holds 'src/evaluate.py', 'src/train.py'"),
+        ("x.py", {f"m{one}.py": b"" for one in range(5)}, "'m0.py', 'm1.py', 'm2.py' and 2 more"),
+        ("x.py", {"fast.abi3.so": b""}, "it holds no .py file"),
+    ],
+)
+@pytest.mark.parametrize("query", [{}, {"dry_run": "true"}])
+def test_a_script_that_the_code_lacks_is_refused_with_similar_names(
+    shared: Shared, file: str, files: dict[str, bytes], hint: str, query: dict[str, str]
+) -> None:
+    code = archive(*files.items())
+    spec = script(file, code)
+    upload(shared.client, code)
+    answer = shared.client.post(JOBS, json=spec, params=query)
+    (shared.home / "code" / f"{spec['code']}.zip").unlink()
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/task/options/file"
+    assert f"there is no {file!r} in the uploaded code {spec['code']}" in answer.json()["detail"]
+    assert hint in answer.json()["detail"]
+
+
+def test_a_clone_with_a_script_that_the_code_lacks_is_refused(client: TestClient) -> None:
+    code = archive(*SCRIPTS.items())
+    upload(client, code)
+    job_id = client.post(JOBS, json=script("src/train.py", code)).json()["id"]
+    changes = {"spec": {"task": {"options": {"file": "train.py"}}}}
+    answer = client.post(f"{JOBS}/{job_id}/clone", json=changes)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/spec/task/options/file"
+
+
 @pytest.mark.parametrize(
     "name", ["mine", "mine:", ":Mine", "mine.:Mine", "mine:Mine.x", "mine/task:Mine", "m:M\n"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,30 @@ def test_every_field_of_every_public_model_has_a_description(schema: dict[str, A
 def test_a_field_without_description_is_found() -> None:
     part = {"properties": {"size": {"type": "integer"}, "age": {"description": "Seconds."}}}
     assert list(undescribed("Model", part)) == ["Model.size"]
+
+
+def list_mappings(part: Any) -> Iterator[dict[str, Any]]:
+    """Schemas that limit the names in a mapping."""
+    if isinstance(part, dict):
+        if "propertyNames" in part or "patternProperties" in part:
+            yield part
+        part = list(part.values())
+    for one in part if isinstance(part, list) else ():
+        yield from list_mappings(one)
+
+
+def test_names_outside_the_pattern_of_a_mapping_do_not_match_the_schema(
+    schema: dict[str, Any],
+) -> None:
+    found = list(list_mappings(schema["components"]["schemas"]))
+    assert len(found) > 5
+    assert [one for one in found if "patternProperties" in one] == []
+    spec = schema["components"]["schemas"]["JobSpec-Input"]["properties"]
+    limits = {name: spec[name]["maxProperties"] for name in ("labels", "data", "env")}
+    assert limits == {"labels": 32, "data": 16, "env": 64}
+    names = {"labels": "a b", "data": "Train", "env": "A-B"}
+    for field, name in names.items():
+        assert not re.search(spec[field]["propertyNames"]["pattern"], name)
 
 
 def test_every_model_and_parameter_has_a_description(schema: dict[str, Any]) -> None:

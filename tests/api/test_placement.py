@@ -135,9 +135,8 @@ def test_job_that_is_not_placed_because_of_other_programs_is_not_admitted_again(
     assert "other programs use 2 of the cluster's 8 CPUs" in job.message
 
 
-def test_a_job_is_not_admitted_for_a_node_on_which_its_workers_could_not_start(
-    client: TestClient, two_nodes: World
-) -> None:
+def requeue_without_node(two_nodes: World) -> tuple[str, str]:
+    """Return a job that holds node 0, and one whose workers could not start on node 1."""
     first = two_nodes.submit(workers=WIDE, training={"epochs": 4000})
     two_nodes.runtime.placed[first] = ("node-0",)
     two_nodes.train(first)
@@ -151,6 +150,13 @@ def test_a_job_is_not_admitted_for_a_node_on_which_its_workers_could_not_start(
     )
     two_nodes.reach(job_id, Status.RECOVERING)
     two_nodes.reach(job_id, Status.QUEUED)
+    return first, job_id
+
+
+def test_a_job_is_not_admitted_for_a_node_on_which_its_workers_could_not_start(
+    client: TestClient, two_nodes: World
+) -> None:
+    runtime, (first, job_id) = two_nodes.runtime, requeue_without_node(two_nodes)
     two_nodes.turn(40)
     job = two_nodes.job(job_id)
     assert (job.attempt, job.reason, job.failures) == (1, Reason.WAITING_FOR_ROOM, 0)
@@ -158,5 +164,19 @@ def test_a_job_is_not_admitted_for_a_node_on_which_its_workers_could_not_start(
     [entry] = client.get("/api/v1/queue").json()["items"]
     assert entry["waits_for"] == [first]
     runtime.avoided, runtime.stuck, runtime.placed[job_id] = {}, set(), ("node-1",)
+    two_nodes.clock.now += AVOID_S
+    two_nodes.train(job_id)
+
+
+def test_a_new_scheduler_knows_on_which_node_the_workers_of_a_job_could_not_start(
+    two_nodes: World,
+) -> None:
+    _, job_id = requeue_without_node(two_nodes)
+    two_nodes.runtime.avoided = {}
+    two_nodes.kill_scheduler()
+    two_nodes.turn(40)
+    job = two_nodes.job(job_id)
+    assert (job.attempt, job.reason) == (1, Reason.WAITING_FOR_ROOM)
+    two_nodes.runtime.stuck, two_nodes.runtime.placed[job_id] = set(), ("node-1",)
     two_nodes.clock.now += AVOID_S
     two_nodes.train(job_id)

@@ -142,7 +142,7 @@ class Owner:
             lambda: self.client.submit(job.spec(), idempotency_key=f"chaos-{job.number}")
         ).id
         self._pool.submit(self._watch, job)
-        return self._pool.submit(self._act, job)
+        return self._pool.submit(self._act_on_job, job)
 
     def _watch(self, job: OwnedJob) -> None:
         try:
@@ -152,7 +152,7 @@ class Owner:
         except Exception as error:  # noqa: BLE001  # whatever it is, the run reports it
             job.watcher_error = repr(error)
 
-    def _act(self, job: OwnedJob) -> None:
+    def _act_on_job(self, job: OwnedJob) -> None:
         self._wait(job, lambda now: now.ended_at is not None or _epochs(now) >= job.act_after)
         try:
             self._carry_out(job)

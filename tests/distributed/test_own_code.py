@@ -104,6 +104,23 @@ def test_the_example_of_a_script_trains_as_a_job(run_group, tmp_path):
     assert result.link.of("checkpoint")[-1].epoch == 10
 
 
+def list_replaced_epochs(group: list[Any]) -> list[str]:
+    lines = [line for result in group for line in result.link.lines]
+    return [line for line in lines if "training.epochs" in line]
+
+
+def test_the_log_says_once_that_the_spec_replaces_the_epochs_of_a_script(run_group, tmp_path):
+    job, stop = order_of(tmp_path, script()), STOP_IN_EPOCH_1
+    [line] = list_replaced_epochs(run_group(2, run_own_script, job, stop))
+    assert "trains 3 epochs: training.epochs of its spec replaces session.epochs(99)" in line
+    assert list_replaced_epochs(run_group(2, run_own_script, job, None, 2)) == []
+
+
+def test_the_log_is_quiet_about_a_script_with_as_many_epochs_as_its_spec(run_group, tmp_path):
+    job = order_of(tmp_path, {"train.py": script()["train.py"].replace("99", "3")})
+    assert list_replaced_epochs(run_group(2, run_own_script, job)) == []
+
+
 def test_the_example_of_a_script_runs_in_a_group_that_others_made(run_group):
     file = str(JOBS / "own-script" / "code" / "train.py")
     first, second = run_group(2, run_without_us, file, ["--epochs", "2"])

@@ -259,11 +259,13 @@ class ScriptSession:
         return state.session
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Iterate over the remaining epochs, counted from 0; in a job, `training.epochs` replaces
-        `number`.
+        """Iterate over the remaining epochs, counted from 0; in a job, `training.epochs` of its
+        spec (20 by default) replaces `number`, and the job's log says so if they differ.
         """
         state = self.state
         self._epochs = state.spec.training.epochs if self._in_job else number
+        if self._epochs != number:
+            _log_replaced_epochs(state, number)
         standalone.log_if_done(state, self._epochs)
         while state.position.epoch < self._epochs and not state.ends_early:
             epoch = state.position.epoch
@@ -418,6 +420,18 @@ class ScriptSession:
         except Exception as error:
             self.failure = error
             raise
+
+
+def _log_replaced_epochs(state: TrainState, number: int) -> None:
+    """Log on rank 0, at the start of the job, that it trains another number of epochs than its
+    script asks for.
+    """
+    if state.context.rank == 0 and state.session.steps == 0:
+        state.context.link.log(
+            f"the job trains {state.spec.training.epochs} epochs: training.epochs of its spec"
+            f" replaces session.epochs({number}) of the script; give training.epochs {number} to"
+            " train as many"
+        )
 
 
 session = ScriptSession()

@@ -42,7 +42,7 @@ def test_a_whole_number_is_taken_exactly_within_the_limits(value) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [(RANK, True), (RANK, 2.0), (RANK, "2"), (FLAG, 1), (DENSITY, math.nan), (DENSITY, True)],
+    [(RANK, True), (RANK, 2.5), (RANK, "2"), (FLAG, 1), (DENSITY, math.nan), (DENSITY, True)],
 )
 def test_a_value_of_another_type_is_refused(option, value) -> None:
     with pytest.raises(ConfigError):
@@ -51,6 +51,10 @@ def test_a_value_of_another_type_is_refused(option, value) -> None:
 
 def test_a_whole_number_becomes_a_float_where_one_is_asked() -> None:
     assert type(DENSITY.check(1, "density")) is float
+
+
+def test_a_float_without_a_fraction_becomes_an_integer_where_one_is_asked() -> None:
+    assert type(RANK.check(2.0, "rank")) is int
 
 
 def test_a_choice_that_is_unknown_is_refused_with_the_known_ones() -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from service.domain.queue import AllocatedJob, PendingJob, plan_queue
+from service.domain.jobs import Reason
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.quotas import Quota, QuotaTable
 from service.domain.resources import ResourceRequest, Resources
 from service.domain.wait_causes import WaitCause, explain_queue
 
@@ -149,3 +151,37 @@ def test_a_cordoned_node_with_room_is_a_remedy_of_the_head() -> None:
     found = explain(asked(2), [busy], nodes=[CPU_NODE, *closed("x")])
     assert found.waits_for == ("a",)
     assert found.remedies == ("node x taking workers again",)
+
+
+USER, LABEL = "user ada", "label team:x"
+QUOTAS = QueueRules(quotas=QuotaTable(quotas={USER: Quota(workers=2), LABEL: Quota(jobs=1)}))
+
+
+def explain_all(*jobs: PendingJob) -> dict[str, WaitCause]:
+    """Explain a queue behind a job that uses up the quota of the label."""
+    held = [replace(holds("held", asked(), "c"), accounts=(LABEL,))]
+    reasons = plan_queue(jobs, NODES, held, rules=QUOTAS)
+    assert {one.reason for one in reasons.values()} == {Reason.WAITING_FOR_QUOTA}
+    return explain_queue(jobs, NODES, held, rules=QUOTAS, max_priority=0)
+
+
+def test_a_job_waits_for_the_one_ahead_that_keeps_some_of_its_quota() -> None:
+    first = PendingJob(id="first", request=asked(2), accounts=(USER, LABEL))
+    others = [PendingJob(id=name, request=asked(), accounts=(USER,)) for name in ("b", "c")]
+    causes = explain_all(first, *others)
+    assert causes["first"].waits_for == ("held",)
+    expected = WaitCause(waits_for=("first",), remedies=("a higher quota of user ada",))
+    assert [causes[name] for name in ("b", "c")] == [expected] * 2
+
+
+def test_a_job_waits_for_the_first_one_that_waits_for_the_same_quota() -> None:
+    alike = [PendingJob(id=name, request=asked(), accounts=(LABEL,)) for name in ("a", "b", "c")]
+    causes = explain_all(*alike)
+    assert causes["a"].waits_for == ("held",)
+    assert causes["b"].waits_for == causes["c"].waits_for == ("a", "held")
+
+
+def test_a_job_that_no_quota_ever_lets_start_keeps_nothing_of_it() -> None:
+    never = PendingJob(id="never", request=asked(3), accounts=(USER, LABEL))
+    behind = PendingJob(id="behind", request=asked(), accounts=(LABEL,))
+    assert explain_all(never, behind)["behind"].waits_for == ("held",)

@@ -45,6 +45,36 @@ def test_a_spec_survives_json():
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+PARTS = {
+    "task": {"name": "digits-mlp", "options": {"hidden": 256}},
+    "workers": {"min": 1, "max": 2},
+    "training": {"epochs": 5, "lr_decay": {"at": [2, 3]}},
+    "compression": {"low": {"rank": 3}, "buckets_per_exchange": 2},
+    "batch": {"low": 64, "high": 128},
+    "policy": {"window": {"steps": 9}},
+    "priority": 7,
+}
+
+
+def as_floats(value):
+    if isinstance(value, dict):
+        return {name: as_floats(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [as_floats(one) for one in value]
+    return float(value) if isinstance(value, int) else value
+
+
+def test_floats_without_a_fraction_are_whole_numbers():
+    spec = JobSpec.model_validate(as_floats(PARTS))
+    assert spec.model_dump_json() == JobSpec.model_validate(PARTS).model_dump_json()
+
+
+@pytest.mark.parametrize("value", [5.5, "5", True, float("inf"), float("nan")])
+def test_what_is_not_a_whole_number_is_refused(value):
+    assert "training.epochs" in refusal(training={"epochs": value})
+    assert "number of buckets" in refusal(compression={"buckets_per_exchange": value})
+
+
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [

@@ -6,9 +6,16 @@ import pickle
 import pytest
 import torch
 
+from workers.contract import JobSpec
 from workers.errors import CheckpointError, LossNotFinite, TaskRaised
 from workers.training.clock import Clock, Phases
-from workers.training.evaluation import Summary, mean_loss, mean_metrics, parameter_digest
+from workers.training.evaluation import (
+    Summary,
+    is_evaluation_due,
+    mean_loss,
+    mean_metrics,
+    parameter_digest,
+)
 from workers.training.train_state import LossSum, seeded_generators
 
 
@@ -35,6 +42,14 @@ def summary(loss: float, samples: int, **metrics: float) -> Summary:
         eval_samples=samples,
         parameters="x",
     )
+
+
+@pytest.mark.parametrize(("every", "due"), [(1, [0, 1, 2]), (2, [1, 2]), (3, [2]), (100, [2])])
+def test_the_last_epoch_is_always_evaluated(every, due):
+    training = {"epochs": 3, "evaluate_every_epochs": every}
+    spec = JobSpec.model_validate({"task": {"name": "synthetic"}, "training": training})
+    epochs = range(spec.training.epochs)
+    assert [one for one in epochs if is_evaluation_due(spec, one, is_last=one == 2)] == due
 
 
 def test_waiting_for_collectives_is_taken_out_of_the_phase_in_which_it_passed():
