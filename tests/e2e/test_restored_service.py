@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from service.api.schemas import EventView
 from service.client import Client
-from tests.conftest import free_port
-from tests.e2e.real_up import WAIT_S, accordion, ready, wait_for
+from tests.e2e.real_services import list_variables, serve
+from tests.e2e.real_up import WAIT_S, accordion, wait_for
 from tests.elastic.nodes import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -22,26 +19,6 @@ SPEC = {
     "workers": {"min": 2, "max": 2},
 }
 """A job that goes on until it is cancelled, at most an epoch a second."""
-TOKEN = "the-admin-token-of-this-test"
-
-
-@contextmanager
-def serve(home: Path, variables: dict[str, str]) -> Iterator[Client]:
-    """An api and a scheduler that end as on a machine that loses power."""
-    port = str(free_port())
-    programs = [
-        accordion(home, "api", **variables, ACCORDION_PORT=port),
-        accordion(home, "scheduler", **variables),
-    ]
-    try:
-        with Client(f"http://127.0.0.1:{port}", TOKEN) as client:
-            client.limit_time(WAIT_S)
-            wait_for(lambda: ready(client), lambda: [one.poll() for one in programs])
-            yield client
-    finally:
-        for program in programs:
-            program.kill()
-            program.communicate()
 
 
 def run(home: Path, *arguments: str, **variables: str) -> None:
@@ -51,18 +28,13 @@ def run(home: Path, *arguments: str, **variables: str) -> None:
 
 
 def list_epochs(client: Client, job_id: str) -> list[int]:
-    return [row.epoch for row in client.epochs(job_id).items]
+    return [row.epoch for row in client.all_epochs(job_id)]
 
 
 def test_a_restored_service_takes_up_the_job_that_trained_meanwhile(tmp_path: Path) -> None:
+    lost, new, file = tmp_path / "lost", tmp_path / "new", tmp_path / "backup.tar.gz"
     with Cluster(nodes=1) as cluster:
-        variables = {
-            "ACCORDION_RAY_ADDRESS": cluster.address,
-            "ACCORDION_STORAGE": str(tmp_path / "storage"),
-            "ACCORDION_ADMIN_TOKEN": TOKEN,
-            **{name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")},
-        }
-        lost, new, file = tmp_path / "lost", tmp_path / "new", tmp_path / "backup.tar.gz"
+        variables = list_variables(cluster, tmp_path / "storage")
         with serve(lost, variables) as client:
             job_id = client.submit(SPEC).id
             wait_for(lambda: len(list_epochs(client, job_id)) >= 2, lambda: client.job(job_id))
