@@ -407,6 +407,7 @@ class Scheduler:
             storage=storage,
             spec=spec,
             retried_attempt=job.retried_attempt or 0,
+            saved_step=self._repository.saved_step(job.id),
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
             env=self._env.resolve(spec, job.owner),
             data_cache=find_data_cache(self._settings),

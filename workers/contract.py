@@ -350,6 +350,10 @@ class Launch(Strict):
     """Newest attempt whose recorded end is ignored because the user retried the job: this attempt
     resumes from the newest checkpoint. 0 if there is none.
     """
+    saved_step: int = 0
+    """Steps that the newest checkpoint of the job holds, as the service knows; 0 without one. If
+    nothing of the job is where its checkpoints should be, it waits for its storage.
+    """
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """Environment variables of the worker processes, with the values of secrets."""
     pip_index: PipIndex | None = Field(default=None, repr=False)

@@ -252,6 +252,12 @@ class Repository:
         query = select(DecisionRow).where(DecisionRow.job_id == job_id)
         return self._first(query.order_by(DecisionRow.step.desc(), DecisionRow.epoch.desc()))
 
+    def saved_step(self, job_id: str) -> int:
+        """Steps that the newest checkpoint of the job holds; 0 without one."""
+        newest = select(func.max(CheckpointRow.step)).where(CheckpointRow.job_id == job_id)
+        with self.database.read() as session:
+            return session.scalar(newest) or 0
+
     def checkpoints(self, job_id: str) -> list[CheckpointRow]:
         """All checkpoints that were reported, oldest first."""
         query = select(CheckpointRow).where(CheckpointRow.job_id == job_id)

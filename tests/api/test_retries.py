@@ -38,6 +38,9 @@ def test_a_failed_job_goes_on_from_its_checkpoint(client: TestClient, world: Wor
     view = answer.json()
     assert (view["status"], view["reason"], view["ended_at"]) == ("QUEUED", "RETRIED", None)
     assert view["message"] == "retried; waits for the scheduler"
+    saved = world.repository.checkpoints(job_id)[-1].step
+    world.train(job_id)
+    assert world.runtime.jobs[job_id].launch.saved_step == saved > 0
     ended = world.finish(job_id)
     assert (ended.status, ended.attempt) == (Status.SUCCEEDED, 2)
     assert world.epochs(job_id) == list(range(12))

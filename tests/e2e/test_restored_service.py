@@ -55,3 +55,31 @@ def test_a_restored_service_takes_up_the_job_that_trained_meanwhile(tmp_path: Pa
     assert epochs[: last + 1] == list(range(last + 1))
     assert epochs == sorted({*epochs})
     assert events == list(range(1, len(events) + 1))
+
+
+def test_a_job_waits_where_nothing_of_what_it_has_saved_is_there(tmp_path: Path) -> None:
+    storage, home = tmp_path / "storage", tmp_path / "home"
+    with Cluster(nodes=1) as cluster:
+        with serve(home, list_variables(cluster, storage)) as client:
+            job_id = client.submit(SPEC).id
+            wait_for(lambda: len(list_epochs(client, job_id)) >= 2, lambda: client.job(job_id))
+            client.pause(job_id)
+            wait_for(lambda: client.job(job_id).status == "PAUSED", lambda: client.job(job_id))
+            epochs = list_epochs(client, job_id)
+        with serve(home, list_variables(cluster, tmp_path / "other")) as client:
+            client.resume(job_id)
+            wait_for(
+                lambda: "nothing of it is there" in client.job(job_id).message,
+                lambda: client.job(job_id),
+            )
+            assert list_epochs(client, job_id) == epochs
+            client.pause(job_id)
+            wait_for(lambda: client.job(job_id).status == "PAUSED", lambda: client.job(job_id))
+        with serve(home, list_variables(cluster, storage)) as client:
+            client.resume(job_id)
+            wait_for(
+                lambda: len(list_epochs(client, job_id)) > len(epochs), lambda: client.job(job_id)
+            )
+            assert list_epochs(client, job_id)[: len(epochs)] == epochs
+            client.cancel(job_id)
+            wait_for(lambda: client.job(job_id).ended_at is not None, lambda: client.job(job_id))
