@@ -137,6 +137,8 @@ def problem_of(answer: Any, status: int) -> dict[str, Any]:
     assert body["status"] == status
     assert body["request_id"] == answer.headers["x-request-id"]
     assert "Traceback" not in answer.text
+    pointers = [item["pointer"] for item in body["errors"]]
+    assert not [pointer for pointer in pointers if "0x" in pointer or "[" in pointer]
     return body
 
 
@@ -312,6 +314,48 @@ def test_an_override_takes_nothing_for_something_else(
 ) -> None:
     answer = client.post(f"{JOBS}/{world.submit()}/overrides", json={"level": "low", **wish})
     assert all(item["pointer"].startswith(pointer) for item in problem_of(answer, 422)["errors"])
+
+
+@pytest.mark.parametrize(
+    ("wish", "pointers"),
+    [
+        ({"level": 1.5}, {"/level"}),
+        ({"level": {"rank": [1]}}, {"/level", "/level/rank"}),
+        ({"level": {"bool": None}}, {"/level", "/level/bool"}),
+        ({"level": "low", "apply_at": -1}, {"/apply_at"}),
+        ({"level": "low", "layers": ["fc*", 5]}, {"/layers/1"}),
+        ({"level": "low", "a\0b": {"c": "\0"}}, {"/a\ufffdb", "/a\ufffdb/c"}),
+        ({}, {"/level"}),
+    ],
+)
+def test_the_pointers_of_a_wrong_override_lead_to_values_of_the_body(
+    client: TestClient, world: World, wish: dict[str, Any], pointers: set[str]
+) -> None:
+    body = problem_of(client.post(f"{JOBS}/{world.submit()}/overrides", json=wish), 422)
+    assert {item["pointer"] for item in body["errors"]} == pointers
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"loggers": [{"kind": "wandb", "project": "a b"}]}, "/loggers/0/project"),
+        ({"loggers": [{"kind": "wandb"}]}, "/loggers/0/project"),
+        ({"labels": {"a b": "c"}}, "/labels/a b"),
+        ({"compression": {"low": {"rank": [1]}}}, "/compression/low/rank"),
+        ({"training": {"epochs": 0}}, "/training/epochs"),
+    ],
+)
+def test_the_pointers_of_a_wrong_spec_and_of_a_wrong_clone_are_equal(
+    client: TestClient, world: World, changes: dict[str, Any], pointer: str
+) -> None:
+    clone = f"{JOBS}/{world.submit()}/clone"
+    answers = [
+        client.post(JOBS, json={**DIGITS, **changes}),
+        client.post(clone, json={"spec": changes}),
+    ]
+    for answer, place in zip(answers, ["", "/spec"], strict=True):
+        found = {item["pointer"] for item in problem_of(answer, 422)["errors"]}
+        assert found == {place + pointer}
 
 
 WHOLE = [
