@@ -22,11 +22,12 @@ from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec
+from workers.spec_types import SHA256_PATTERN
 from workers.tasks import SCRIPT
 
 ZIP = "application/zip"
 router = APIRouter(prefix="/code", tags=["code"], dependencies=[NO_QUERY])
-CodeSha = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the archive")]
+CodeSha = Annotated[str, Path(pattern=SHA256_PATTERN, description="SHA-256 of the archive")]
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,

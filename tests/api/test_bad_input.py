@@ -85,6 +85,48 @@ WRONG_SPECS = [
         "/pip",
         "'einops' is not a list; give a list of requirements, such as [einops==0.8.1]",
     ),
+    (
+        {**DIGITS, "training": {"lr_decay": {"at": 5}}},
+        "/training/lr_decay/at",
+        "5 is not a list; give a list of epochs, such as [30, 60]",
+    ),
+    (
+        {**DIGITS, "data": {"Train": "/data"}},
+        "/data/Train",
+        "'Train' is not the name of data; use lower-case letters, digits and _, start with a letter"
+        " and end with a letter or digit",
+    ),
+    (
+        {**DIGITS, "workers": {"resources": {"a b": 1}}},
+        "/workers/resources/a b",
+        "'a b' is not the name of a resource; use letters, digits and ._:-, and start with a letter"
+        " or _",
+    ),
+    (
+        {**DIGITS, "workers": {"node_labels": {"a b": "x"}}},
+        "/workers/node_labels/a b",
+        "'a b' is not the name of a node label, such as ray.io/accelerator-type;",
+    ),
+    (
+        {**DIGITS, "workers": {"node_labels": {"a": "!spot"}}},
+        "/workers/node_labels/a",
+        "'!spot' is not the value of a node label; use up to 63 letters, digits and ._-,",
+    ),
+    (
+        {**DIGITS, "loggers": [{"kind": "wandb", "project": "a b", "mode": "offline"}]},
+        "/loggers/0/project",
+        "'a b' is not a name in Weights & Biases; use letters, digits and ._-",
+    ),
+    (
+        {**DIGITS, "loggers": [{"kind": "mlflow", "tracking_uri": "ftp://x"}]},
+        "/loggers/0/tracking_uri",
+        "'ftp://x' is not a URL that starts with http:// or https://",
+    ),
+    (
+        {**DIGITS, "code": "latest"},
+        "/code",
+        "'latest' is not the SHA-256 of uploaded code, which has 64 digits and letters a to f;",
+    ),
     ({}, "/task", "is missing and has no default"),
     ([], "", "[] is rejected"),
 ]
