@@ -35,29 +35,29 @@ class Option:
         Raises:
             ConfigError: the value has another type, is out of range or is none of the choices.
         """
-        kind = type(self.default)
+        kind, given = type(self.default), repr(value)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = _as_float(value, where)
         if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(
-                f"{where} is {value!r}; it must be of type {_JSON_TYPES[kind]}, such as"
+                f"{where} is {given}; it must be of type {_JSON_TYPES[kind]}, such as"
                 f" {self.default!r}"
             )
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{where} is {value!r}; known are {', '.join(self.choices)}")
+            raise ConfigError(f"{where} is {given}; known are {', '.join(self.choices)}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            self._check_range(value, where)
+            self._check_range(value, f"{where} is {given}")
         return value
 
-    def _check_range(self, value: float, where: str) -> None:
+    def _check_range(self, value: float, fault: str) -> None:
         too_small = self.minimum is not None and not value >= self.minimum
         too_large = self.maximum is not None and not value <= self.maximum
         if too_small or too_large:
             limits = [f"at least {self.minimum:g}"] if self.minimum is not None else []
             limits += [f"at most {self.maximum:g}"] if self.maximum is not None else []
-            raise ConfigError(f"{where} is {value!r}; it must be {' and '.join(limits)}")
+            raise ConfigError(f"{fault}; it must be {' and '.join(limits)}")
 
     def schema(self) -> dict[str, object]:
         """Return the option as JSON schema."""

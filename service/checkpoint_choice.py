@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.domain.job_status import ENDED
+from service.domain.job_status import ENDED, is_transition_allowed
 from service.domain.jobs import Status
 from service.errors import Conflict, NotFound
 from service.store.models import CheckpointRow
@@ -89,9 +89,10 @@ def _describe_none(status: str) -> str:
     """Say why a job has no checkpoint, and what to do."""
     if Status(status) not in ENDED:
         return "the job has not saved a checkpoint yet; try again when it has"
+    retry = "'accordion retry' or " if is_transition_allowed(Status(status), Status.QUEUED) else ""
     return (
-        f"the job is {status} and has saved no checkpoint, so there is no model of it; 'accordion"
-        " retry' or 'accordion clone' trains it again"
+        f"the job is {status} and has saved no checkpoint, so there is no model of it;"
+        f" {retry}'accordion clone' trains it again"
     )
 
 

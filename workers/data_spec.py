@@ -41,7 +41,8 @@ def _check_number(locations: dict[str, str]) -> dict[str, str]:
     return locations
 
 
-_DataName = Annotated[str, Field(max_length=32, pattern=r"^[a-z]([a-z0-9_]*[a-z0-9])?$")]
+DATA_NAME_PATTERN = r"^[a-z]([a-z0-9_]*[a-z0-9])?$"
+_DataName = Annotated[str, Field(max_length=32, pattern=DATA_NAME_PATTERN)]
 _Location = Annotated[str, Field(max_length=1000), AfterValidator(_check_location)]
 DataLocations = Annotated[
     dict[_DataName, _Location],
@@ -59,4 +60,4 @@ class DataCache(Strict):
     """Size up to which data are kept there; 0 if only free disk space limits them."""
 
 
-__all__ = ["MAX_LOCATIONS", "DataCache", "DataLocations", "name_variable"]
+__all__ = ["DATA_NAME_PATTERN", "MAX_LOCATIONS", "DataCache", "DataLocations", "name_variable"]

@@ -12,7 +12,8 @@ from workers.spec_types import Strict
 MAX_LOGGERS = 4
 """Maximum number of loggers of a job."""
 _PLAIN = r"^[^\x00-\x1f\x7f]*$"
-_WANDB_NAME = r"^[A-Za-z0-9_.-]+$"
+URL_PATTERN = r"^https?://"
+WANDB_NAME_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
 
 class TensorboardSpec(Strict):
@@ -27,7 +28,7 @@ class MlflowSpec(Strict):
 
     kind: Literal["mlflow"]
     """`mlflow`."""
-    tracking_uri: str | None = Field(default=None, max_length=2000, pattern=r"^https?://")
+    tracking_uri: str | None = Field(default=None, max_length=2000, pattern=URL_PATTERN)
     """URL of the tracking server, such as `https://mlflow.example.com`; it needs an address that
     webhooks may have, too. Null: an SQLite file in the service's folder of loggers.
     """
@@ -60,9 +61,11 @@ class WandbSpec(Strict):
 
     kind: Literal["wandb"]
     """`wandb`."""
-    project: str = Field(min_length=1, max_length=128, pattern=_WANDB_NAME)
+    project: str = Field(min_length=1, max_length=128, pattern=WANDB_NAME_PATTERN)
     """Name of the project: letters, digits and `_.-`."""
-    entity: str | None = Field(default=None, min_length=1, max_length=128, pattern=_WANDB_NAME)
+    entity: str | None = Field(
+        default=None, min_length=1, max_length=128, pattern=WANDB_NAME_PATTERN
+    )
     """User or team that owns the project. Null: the default of the API key."""
     mode: Literal["online", "offline"] = "online"
     """`online`: sent while the job runs. `offline`: written to the service's folder of loggers when
@@ -92,6 +95,8 @@ def list_logger_secrets(logger: LoggerSpec) -> dict[str, str]:
 
 __all__ = [
     "MAX_LOGGERS",
+    "URL_PATTERN",
+    "WANDB_NAME_PATTERN",
     "LoggerSpec",
     "MlflowSpec",
     "TensorboardSpec",

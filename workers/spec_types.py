@@ -20,7 +20,8 @@ takes 128 KiB with the name.
 """
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 
 class Strict(DescribedModel):

@@ -29,9 +29,12 @@ BUILT_IN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 MIN_RESOURCE = 1e-4
 """Smallest amount of a custom resource: Ray counts in ten-thousandths."""
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-ResourceName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
-LabelName = Annotated[str, Field(max_length=253, pattern=rf"^({_NAME}(\.{_NAME})*/)?{_NAME}$")]
-LabelValue = Annotated[str, Field(pattern=rf"^{_NAME}$")]
+RESOURCE_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.:-]*$"
+LABEL_NAME_PATTERN = rf"^({_NAME}(\.{_NAME})*/)?{_NAME}$"
+LABEL_VALUE_PATTERN = rf"^{_NAME}$"
+ResourceName = Annotated[str, Field(max_length=63, pattern=RESOURCE_NAME_PATTERN)]
+LabelName = Annotated[str, Field(max_length=253, pattern=LABEL_NAME_PATTERN)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN)]
 """Ray also reads operators such as `!spot` and `in(a, b)` here, which the queue does not know."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -21,11 +22,12 @@ from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec
+from workers.spec_types import SHA256_PATTERN
 from workers.tasks import SCRIPT
 
 ZIP = "application/zip"
 router = APIRouter(prefix="/code", tags=["code"], dependencies=[NO_QUERY])
-CodeSha = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the archive")]
+CodeSha = Annotated[str, Path(pattern=SHA256_PATTERN, description="SHA-256 of the archive")]
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -34,11 +36,19 @@ _BODY: dict[str, Any] = {
 }
 _LOCATION = {"Location": {"description": "URL of the code", "schema": {"type": "string"}}}
 _MIN_SIMILARITY = 0.8
-"""Similarity of two paths from which one may be a misspelling of the other; paths of Python files
-are never very different, because they end alike.
+"""Similarity of two base names from which one may be a misspelling of the other; those of Python
+files are never very different, because they end alike.
 """
+_MAX_COMPARED = 20
+"""Base names that are compared with that of a missing script: the nearest in length. All of a large
+upload would take minutes.
+"""
+_MAX_COMPARED_CHARS = 40
+"""Longest base name to compare, in characters; the time grows with the square of the length."""
 _MAX_SIMILAR = 3
 """Files that the error for a missing script names."""
+_MAX_SHOWN_CHARS = 80
+"""Longest path to show, in characters."""
 
 
 @router.post(
@@ -120,12 +130,30 @@ def check_code(state: AppState, spec: JobSpec, *, place: str = "") -> None:
 def _describe_missing(file: str, code: Code) -> str:
     """Describe a script that the code lacks, with the files of the same or a similar name."""
     scripts = sorted(name for name in code.names if name.endswith(".py"))
-    base = PurePosixPath(file).name
-    similar = [name for name in scripts if PurePosixPath(name).name == base]
-    similar = (similar or get_close_matches(file, scripts, cutoff=_MIN_SIMILARITY))[:_MAX_SIMILAR]
-    missing = f"there is no {file!r} in the uploaded code {code.sha256}"
+    similar = _find_similar(file, scripts)[:_MAX_SIMILAR]
+    missing = f"there is no {_shorten_path(file)} in the uploaded code {code.sha256}"
     if similar:
-        return f"{missing}; did you mean {' or '.join(map(repr, similar))}?"
-    held = ", ".join(map(repr, scripts[:_MAX_SIMILAR])) or "no .py file"
+        return f"{missing}; did you mean {' or '.join(map(_shorten_path, similar))}?"
+    held = ", ".join(map(_shorten_path, scripts[:_MAX_SIMILAR])) or "no .py file"
     more = len(scripts) - _MAX_SIMILAR
     return f"{missing}; it holds {held}{f' and {more} more' if more > 0 else ''}"
+
+
+def _find_similar(file: str, scripts: Sequence[str]) -> list[str]:
+    """Return the scripts with the base name of a file, or else those with a similar one."""
+    base = PurePosixPath(file).name
+    paths_by_base: dict[str, list[str]] = {}
+    for path in scripts:
+        paths_by_base.setdefault(PurePosixPath(path).name, []).append(path)
+    if base in paths_by_base or len(base) > _MAX_COMPARED_CHARS:
+        return paths_by_base.get(base, [])
+    short = sorted(name for name in paths_by_base if len(name) <= _MAX_COMPARED_CHARS)
+    short.sort(key=lambda name: abs(len(name) - len(base)))
+    similar = get_close_matches(base, short[:_MAX_COMPARED], cutoff=_MIN_SIMILARITY)
+    return [path for name in similar for path in paths_by_base[name]]
+
+
+def _shorten_path(path: str) -> str:
+    """Return a path in quotes, without its beginning if it is long."""
+    is_short = len(path) <= _MAX_SHOWN_CHARS
+    return repr(path if is_short else f"...{path[3 - _MAX_SHOWN_CHARS :]}")

@@ -9,6 +9,7 @@ from accordion.policies import POLICIES
 from service.api.known_keys import describe_no_mapping, describe_unknown, known_keys
 from service.api.rejected_values import describe_hidden, describe_rejected
 from service.api.schemas import ProblemItem
+from workers.plain_text import REPLACEMENT
 from workers.tasks import SCRIPT_ROW, TASKS
 
 _NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})
@@ -28,7 +29,7 @@ def describe_errors(found: Sequence[Mapping[str, Any]], kind: Any, body: Any) ->
     The place of an error in the body begins with `body`, as FastAPI names it.
     """
     return [
-        ProblemItem(pointer=_json_pointer(item["loc"], body), detail=_describe_item(item, kind))
+        ProblemItem(pointer=_json_pointer(item, body), detail=_describe_item(item, kind))
         for item in found
     ]
 
@@ -41,27 +42,32 @@ def join_items(items: Sequence[ProblemItem]) -> str:
     return detail + (f" (and {len(items) - _SHOWN} more)" if len(items) > _SHOWN else "")
 
 
-def _json_pointer(loc: tuple[Any, ...], body: Any) -> str:
-    """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`."""
-    if not loc or loc[0] != "body":
-        return "/".join(str(part) for part in loc)
+def _json_pointer(item: Mapping[str, Any], body: Any) -> str:
+    """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`.
+
+    Pydantic also names what is no place in the body: the member of a union, the kind of a record,
+    and `[key]` if the name of a value is wrong.
+    """
+    loc: tuple[str | int, ...] = item["loc"]
+    if loc[:1] != ("body",):
+        return "/".join(map(str, loc))
     parts = []
-    for part in loc[1:]:
-        if isinstance(body, dict) and part not in body and part == body.get("kind"):
-            continue  # pydantic names the kind of the record, which is no place in the body
-        if part == "[key]" and not (isinstance(body, dict) and part in body):
-            continue  # pydantic says so of the name of a value; a pointer leads to the value
-        parts.append("/" + str(part).replace("~", "~0").replace("/", "~1"))
-        body = _value_in(body, part)
-    return "".join(parts)
+    for depth, part in enumerate(loc[1:], start=1):
+        if _is_place(body, part):
+            parts.append(part)
+            body = body[part]
+        elif REPLACEMENT in str(part):  # a key whose text is refused, and keys below it
+            parts += loc[depth:]
+            break
+    parts += loc[1:][-1:] if item["type"] == "missing" else ()
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-def _value_in(body: Any, part: str | int) -> Any:
-    """Return the value at a key or index; None if there is none."""
-    if isinstance(body, dict):
-        return body.get(part)
-    is_inside = isinstance(body, list) and isinstance(part, int) and part < len(body)
-    return body[part] if is_inside else None
+def _is_place(body: Any, part: str | int) -> bool:
+    """Return whether a value has this key or index."""
+    if isinstance(body, Mapping):
+        return part in body
+    return isinstance(body, list) and isinstance(part, int) and part < len(body)
 
 
 def _describe_item(item: Mapping[str, Any], kind: Any) -> str:

@@ -338,12 +338,12 @@ def _merge_spec(job: JobRow, changes: dict[str, Any]) -> JobSpec:
         if _gives(changes, f"{place}.{name}"):
             # The stored spec has the options of the old name, defaults included.
             spec = _merge_patch(spec, _nest(place, dict.fromkeys(options)))
+    spec = _merge_patch(spec, changes)
     try:
-        return JobSpec.model_validate(_merge_patch(spec, changes))
+        return JobSpec.model_validate(spec)
     except ValidationError as error:
-        raise RequestValidationError(
-            [{**item, "loc": ("body", "spec", *item["loc"])} for item in error.errors()]
-        ) from None
+        found = [{**item, "loc": ("body", "spec", *item["loc"])} for item in error.errors()]
+        raise RequestValidationError(found, body={"spec": spec}) from None
 
 
 def _gives(changes: Any, path: str) -> bool:

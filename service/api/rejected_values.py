@@ -17,7 +17,10 @@ from workers.contract import (
     JOB_ID_PATTERN,
     SECRET_NAME_PATTERN,
 )
-from workers.spec_types import LABEL_PATTERN
+from workers.data_spec import DATA_NAME_PATTERN
+from workers.logger_spec import URL_PATTERN, WANDB_NAME_PATTERN
+from workers.spec_types import LABEL_PATTERN, SHA256_PATTERN
+from workers.workers_spec import LABEL_NAME_PATTERN, LABEL_VALUE_PATTERN, RESOURCE_NAME_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""
@@ -31,6 +34,7 @@ _BY_TYPE: Mapping[str, str] = {
 }
 """What is wrong and what to give, by type of the validation error."""
 _LISTS: Mapping[str, str] = {
+    "at": "epochs, such as [30, 60]",
     "loggers": "loggers, such as [{kind: tensorboard}]",
     "pip": "requirements, such as [einops==0.8.1]",
 }
@@ -59,6 +63,28 @@ _BY_PATTERN: Mapping[str, str] = {
     LABEL: "is not a label; give it as key:value, such as team:vision",
     LABEL_PATTERN: (
         "is not allowed; use letters, digits and ._/-, and start and end with a letter or digit"
+    ),
+    DATA_NAME_PATTERN: (
+        "is not the name of data; use lower-case letters, digits and _, start with a letter and end"
+        " with a letter or digit"
+    ),
+    RESOURCE_NAME_PATTERN: (
+        "is not the name of a resource; use letters, digits and ._:-, and start with a letter or _"
+    ),
+    LABEL_NAME_PATTERN: (
+        "is not the name of a node label, such as ray.io/accelerator-type; use up to 63 letters,"
+        " digits and ._-, after a prefix and / if needed; each part starts and ends with a letter"
+        " or digit"
+    ),
+    LABEL_VALUE_PATTERN: (
+        "is not the value of a node label; use up to 63 letters, digits and ._-, and start and end"
+        " with a letter or digit"
+    ),
+    WANDB_NAME_PATTERN: "is not a name in Weights & Biases; use letters, digits and ._-",
+    URL_PATTERN: "is not a URL that starts with http:// or https://",
+    SHA256_PATTERN: (
+        "is not the SHA-256 of uploaded code, which has 64 digits and letters a to f; 'accordion"
+        " submit --code FOLDER' uploads code and fills it in"
     ),
     USER_NAME: "is not a user name, which has up to 63 lower-case letters, digits and ._@-",
     USER_OR_ANY: "is not a user name, which has up to 63 lower-case letters, digits and ._@-, or *",

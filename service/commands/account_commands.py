@@ -170,10 +170,10 @@ def list_tokens(
     with connect_client(url) as client:
         users = [one.name for one in client.users().items] if everyone else [user]
         found = [token for name in users for token in client.tokens(name).items]
+        if json:
+            print_json({"items": [token.model_dump(mode="json") for token in found]})
+            return
         may_list_all = user is None and not everyone and Scope.ADMIN in client.caller().scopes
-    if json:
-        print_json({"items": [token.model_dump(mode="json") for token in found]})
-        return
     table = create_table("USER", "ID", "LABEL", "SCOPES", "EXPIRES", "LAST USED", "REVOKED")
     for token in found:
         scopes = ", ".join(token.scopes)

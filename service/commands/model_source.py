@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.commands.cli_support import find_job_id
+from service.commands.cli_support import find_to_read
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -20,4 +20,4 @@ def resolve_warm_start(client: Client, spec: dict[str, Any]) -> None:
     section = spec.get("warm_start")
     reference = section.get("job") if isinstance(section, dict) else None
     if isinstance(section, dict) and isinstance(reference, str) and reference:
-        section["job"] = find_job_id(client, reference)
+        section["job"] = find_to_read(client, reference).id

@@ -85,6 +85,48 @@ WRONG_SPECS = [
         "/pip",
         "'einops' is not a list; give a list of requirements, such as [einops==0.8.1]",
     ),
+    (
+        {**DIGITS, "training": {"lr_decay": {"at": 5}}},
+        "/training/lr_decay/at",
+        "5 is not a list; give a list of epochs, such as [30, 60]",
+    ),
+    (
+        {**DIGITS, "data": {"Train": "/data"}},
+        "/data/Train",
+        "'Train' is not the name of data; use lower-case letters, digits and _, start with a letter"
+        " and end with a letter or digit",
+    ),
+    (
+        {**DIGITS, "workers": {"resources": {"a b": 1}}},
+        "/workers/resources/a b",
+        "'a b' is not the name of a resource; use letters, digits and ._:-, and start with a letter"
+        " or _",
+    ),
+    (
+        {**DIGITS, "workers": {"node_labels": {"a b": "x"}}},
+        "/workers/node_labels/a b",
+        "'a b' is not the name of a node label, such as ray.io/accelerator-type;",
+    ),
+    (
+        {**DIGITS, "workers": {"node_labels": {"a": "!spot"}}},
+        "/workers/node_labels/a",
+        "'!spot' is not the value of a node label; use up to 63 letters, digits and ._-,",
+    ),
+    (
+        {**DIGITS, "loggers": [{"kind": "wandb", "project": "a b", "mode": "offline"}]},
+        "/loggers/0/project",
+        "'a b' is not a name in Weights & Biases; use letters, digits and ._-",
+    ),
+    (
+        {**DIGITS, "loggers": [{"kind": "mlflow", "tracking_uri": "ftp://x"}]},
+        "/loggers/0/tracking_uri",
+        "'ftp://x' is not a URL that starts with http:// or https://",
+    ),
+    (
+        {**DIGITS, "code": "latest"},
+        "/code",
+        "'latest' is not the SHA-256 of uploaded code, which has 64 digits and letters a to f;",
+    ),
     ({}, "/task", "is missing and has no default"),
     ([], "", "[] is rejected"),
 ]
@@ -137,6 +179,8 @@ def problem_of(answer: Any, status: int) -> dict[str, Any]:
     assert body["status"] == status
     assert body["request_id"] == answer.headers["x-request-id"]
     assert "Traceback" not in answer.text
+    pointers = [item["pointer"] for item in body["errors"]]
+    assert not [pointer for pointer in pointers if "0x" in pointer or "[" in pointer]
     return body
 
 
@@ -312,6 +356,48 @@ def test_an_override_takes_nothing_for_something_else(
 ) -> None:
     answer = client.post(f"{JOBS}/{world.submit()}/overrides", json={"level": "low", **wish})
     assert all(item["pointer"].startswith(pointer) for item in problem_of(answer, 422)["errors"])
+
+
+@pytest.mark.parametrize(
+    ("wish", "pointers"),
+    [
+        ({"level": 1.5}, {"/level"}),
+        ({"level": {"rank": [1]}}, {"/level", "/level/rank"}),
+        ({"level": {"bool": None}}, {"/level", "/level/bool"}),
+        ({"level": "low", "apply_at": -1}, {"/apply_at"}),
+        ({"level": "low", "layers": ["fc*", 5]}, {"/layers/1"}),
+        ({"level": "low", "a\0b": {"c": "\0"}}, {"/a\ufffdb", "/a\ufffdb/c"}),
+        ({}, {"/level"}),
+    ],
+)
+def test_the_pointers_of_a_wrong_override_lead_to_values_of_the_body(
+    client: TestClient, world: World, wish: dict[str, Any], pointers: set[str]
+) -> None:
+    body = problem_of(client.post(f"{JOBS}/{world.submit()}/overrides", json=wish), 422)
+    assert {item["pointer"] for item in body["errors"]} == pointers
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"loggers": [{"kind": "wandb", "project": "a b"}]}, "/loggers/0/project"),
+        ({"loggers": [{"kind": "wandb"}]}, "/loggers/0/project"),
+        ({"labels": {"a b": "c"}}, "/labels/a b"),
+        ({"compression": {"low": {"rank": [1]}}}, "/compression/low/rank"),
+        ({"training": {"epochs": 0}}, "/training/epochs"),
+    ],
+)
+def test_the_pointers_of_a_wrong_spec_and_of_a_wrong_clone_are_equal(
+    client: TestClient, world: World, changes: dict[str, Any], pointer: str
+) -> None:
+    clone = f"{JOBS}/{world.submit()}/clone"
+    answers = [
+        client.post(JOBS, json={**DIGITS, **changes}),
+        client.post(clone, json={"spec": changes}),
+    ]
+    for answer, place in zip(answers, ["", "/spec"], strict=True):
+        found = {item["pointer"] for item in problem_of(answer, 422)["errors"]}
+        assert found == {place + pointer}
 
 
 WHOLE = [

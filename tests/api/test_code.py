@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,17 @@ def script(file: str, code: bytes) -> dict[str, Any]:
         ("x.py", SCRIPTS, "it holds 'src/evaluate.py', 'src/train.py'"),
         ("x.py", {f"m{one}.py": b"" for one in range(5)}, "'m0.py', 'm1.py', 'm2.py' and 2 more"),
         ("x.py", {"fast.abi3.so": b""}, "it holds no .py file"),
+        ("evalute.py", SCRIPTS, "did you mean 'src/evaluate.py'?"),
+        (
+            "src/evalute.py",
+            SCRIPTS | {f"{one}.py": b"" for one in range(100)},
+            "did you mean 'src/evaluate.py'?",
+        ),
+        (
+            "train.py",
+            {f"{'a' * 90}/train.py": b""},
+            f"did you mean '...{'a' * 68}/train.py'?",
+        ),
     ],
 )
 @pytest.mark.parametrize("query", [{}, {"dry_run": "true"}])
@@ -229,6 +241,27 @@ def test_a_script_that_the_code_lacks_is_refused_with_similar_names(
     assert answer.json()["errors"][0]["pointer"] == "/task/options/file"
     assert f"there is no {file!r} in the uploaded code {spec['code']}" in answer.json()["detail"]
     assert hint in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("length", [6, 100])
+def test_a_missing_script_is_compared_with_few_short_names(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    compared: list[str] = []
+    set_name = SequenceMatcher.set_seq1
+
+    def note_and_set(self: SequenceMatcher[str], name: str) -> None:
+        compared.extend([name] if name else [])  # difflib itself begins with an empty one
+        set_name(self, name)
+
+    monkeypatch.setattr(SequenceMatcher, "set_seq1", note_and_set)
+    code = archive(*((f"{one:0{length}}.py", b"") for one in range(9_999)), ("short.py", b""))
+    upload(client, code)
+    for file in ("shart.py", f"{'9' * 100}.py"):
+        answer = client.post(JOBS, json=script(file, code), params={"dry_run": "true"})
+        assert (answer.status_code, len(answer.json()["detail"]) < 600) == (422, True)
+    assert 0 < len(compared) <= 20
+    assert max(map(len, compared)) <= 40
 
 
 def test_a_clone_with_a_script_that_the_code_lacks_is_refused(client: TestClient) -> None:

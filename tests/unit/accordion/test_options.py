@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,14 @@ def test_a_whole_number_becomes_a_float_where_one_is_asked() -> None:
 
 def test_a_float_without_a_fraction_becomes_an_integer_where_one_is_asked() -> None:
     assert type(RANK.check(2.0, "rank")) is int
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"), [(RANK, 1e300, "1e+300"), (RANK, 9.0, "9.0"), (DENSITY, 2, "2")]
+)
+def test_a_value_out_of_range_is_shown_as_it_was_given(option, value, said) -> None:
+    with pytest.raises(ConfigError, match=f"^it is {re.escape(said)}; it must be at least"):
+        option.check(value, "it")
 
 
 def test_a_choice_that_is_unknown_is_refused_with_the_known_ones() -> None:

@@ -9,6 +9,8 @@ from service.errors import Conflict
 from service.store.models import CheckpointRow
 from workers.contract import ObjectiveSpec
 
+NO_MODEL = " and has saved no checkpoint, so there is no model of it; "
+
 
 def saved(*places: tuple[int, int, float | None]) -> list[CheckpointRow]:
     """Checkpoints of these generations, steps and objectives, named by the first two."""
@@ -45,8 +47,9 @@ def test_a_job_without_checkpoints_keeps_none() -> None:
     ("status", "advice"),
     [
         ("RUNNING", "has not saved a checkpoint yet; try again when it has"),
-        ("FAILED", "is FAILED and has saved no checkpoint, so there is no model of it; 'acc"),
-        ("SUCCEEDED", "is SUCCEEDED and has saved no checkpoint, so there is no model of it"),
+        ("FAILED", f"is FAILED{NO_MODEL}'accordion retry' or 'accordion clone' trains it again"),
+        ("CANCELLED", f"is CANCELLED{NO_MODEL}'accordion retry' or 'accordion clone' trains it"),
+        ("SUCCEEDED", f"is SUCCEEDED{NO_MODEL}'accordion clone' trains it again"),
     ],
 )
 def test_only_a_job_that_goes_on_may_have_a_model_later(status: str, advice: str) -> None:

@@ -170,6 +170,23 @@ def test_tokens_are_listed_and_revoked(team: Accordion) -> None:
     assert team("token", "list", "--user", "carol", "--json").json()["items"][0]["revoked_at"]
 
 
+def test_a_list_of_tokens_as_json_does_not_ask_who_calls(
+    team: Accordion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Client] = []
+    read_caller = Client.caller
+
+    def note_and_read(self: Client) -> Any:
+        asked.append(self)
+        return read_caller(self)
+
+    monkeypatch.setattr(Client, "caller", note_and_read)
+    assert team("token", "list", "--json").code == 0
+    assert not asked
+    assert "--all lists" in team("token", "list").out
+    assert len(asked) == 1
+
+
 def test_users_change_roles_and_are_disabled(team: Accordion) -> None:
     team("user", "add", "dan", "--role", "viewer")
     assert team("user", "change", "dan", "--role", "operator").out == "dan is operator\n"

@@ -36,6 +36,18 @@ def test_the_job_whose_model_is_taken_may_be_named(
     assert (said.code, "there is no job 'nothing'" in said.err) == (2, True)
 
 
+def test_the_job_whose_model_is_taken_may_have_a_name_as_long_as_an_id(
+    accordion: Accordion, job_id: str, spec: Path
+) -> None:
+    name = f"model-{job_id[-30:]}"
+    assert len(name) == len(job_id)
+    accordion("change", job_id, "--name", name)
+    assert accordion("watch", job_id).code == 0
+    said = accordion("submit", spec, "--set", f"warm_start.job={name}", "--dry-run", "--json")
+    assert said.code == 0, said.err
+    assert said.json()["spec"]["warm_start"]["job"] == job_id
+
+
 def test_a_clone_with_a_wrong_spec_names_the_field(accordion: Accordion, job_id: str) -> None:
     said = accordion("clone", job_id, "--set", "training.epochs=0")
     assert (said.code, "spec.training.epochs" in said.err) == (2, True)
