@@ -152,7 +152,7 @@ class _QueueView:
         holding = [one.id for one in self._allocated if not set(exhausted).isdisjoint(one.accounts)]
         remedies = [f"a higher quota of {' and of '.join(exhausted)}"]
         most = self._usage.count_startable(job.accounts, job.request)
-        if most:
+        if 0 < most < job.request.min and self._awaited.isdisjoint(job.accounts):
             remedies.append(f"a minimum of {most} worker{'s' if most > 1 else ''}")
         return WaitCause(
             waits_for=tuple(dict.fromkeys([*ahead, *holding])), remedies=tuple(remedies)

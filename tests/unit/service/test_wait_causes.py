@@ -185,3 +185,21 @@ def test_a_job_that_no_quota_ever_lets_start_keeps_nothing_of_it() -> None:
     never = PendingJob(id="never", request=asked(3), accounts=(USER, LABEL))
     behind = PendingJob(id="behind", request=asked(), accounts=(LABEL,))
     assert explain_all(never, behind)["behind"].waits_for == ("held",)
+
+
+def explain_behind_a_job_that_awaits_gpus(request: ResourceRequest) -> tuple[str, ...]:
+    """List the remedies of a job whose quota has workers left, but a job ahead waits for it."""
+    limits = QueueRules(quotas=QuotaTable(quotas={LABEL: Quota(gpus=2, workers=4)}))
+    held = [replace(holds("held", asked(gpus=1), "g"), accounts=(LABEL,))]
+    first = PendingJob(id="first", request=asked(2, gpus=1), accounts=(LABEL,))
+    behind = PendingJob(id="behind", request=request, accounts=(LABEL,))
+    nodes = [replace(GPU_NODE, gpus=4)]
+    causes = explain_queue([first, behind], nodes, held, rules=limits, max_priority=0)
+    assert causes["first"].remedies == ("a higher quota of label team:x", "a minimum of 1 worker")
+    return causes["behind"].remedies
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_other_minimum_is_a_remedy_for_a_quota_that_a_job_ahead_awaits(workers: int) -> None:
+    found = explain_behind_a_job_that_awaits_gpus(replace(asked(workers), max=4))
+    assert found == ("a higher quota of label team:x",)
