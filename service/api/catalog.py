@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -126,7 +125,7 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     listed = [*rows, *(row for row in later if row.id not in queued)]
     for position, row in enumerate(listed, start=1):
         cause = causes.get(row.id, WaitCause())
-        fields = {"position": position, **asdict(cause)}
+        fields = {"position": position, "waits_for": cause.waits_for, "remedies": cause.remedies}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}
         fields |= {"name": row.name, "message": format_waiting_message(row.message, first)}
         fields |= {"requested_at": record.requested_at.get(row.id)}
