@@ -81,8 +81,8 @@ class ClusterState:
                 self.avoided_until[job_id] = until
 
     def restore_avoided(self, avoided: Mapping[str, Iterable[str]], until: float) -> None:
-        """Avoid the nodes that an earlier scheduler noted, by job id, until that time or a later one
-        that is known.
+        """Avoid the nodes that an earlier scheduler noted, by job id, until that time or a later
+        one that is known.
         """
         for job_id, nodes in avoided.items():
             known = self.avoided_until.get(job_id, {})

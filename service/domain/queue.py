@@ -140,21 +140,6 @@ def plan_queue(
     return {job.id: plan.decide(job) for job in pending}
 
 
-def measure_usage(jobs: Sequence[AllocatedJob], quotas: QuotaTable) -> QuotaUsage:
-    """Return what jobs hold of each quota."""
-    usage = QuotaUsage(quotas)
-    for job in jobs:
-        usage.add(job.accounts, job.request, job.allocated_workers)
-    return usage
-
-
-def reserve_quotas(allocated: Sequence[AllocatedJob], quotas: QuotaTable) -> QuotaReservations:
-    """Return what is left of each quota for the first job of the queue."""
-    lasting_usage = measure_usage([job for job in allocated if not job.leaving], quotas)
-    usage = measure_usage(allocated, quotas)
-    return QuotaReservations(quotas, usage=usage, lasting_usage=lasting_usage)
-
-
 class _QueuePlan:
     """Decides one job after the other; admitted ones take capacity and quota from later ones."""
 
@@ -171,7 +156,7 @@ class _QueuePlan:
         self._foreign = resources_on_nodes(nodes, foreign)
         self._taken = [size for job in allocated for size in job.list_workers()]
         self._rules = rules
-        self._quotas = reserve_quotas(allocated, rules.quotas)
+        self._quotas = QuotaReservations(rules.quotas, allocated)
         self._beside_all, self._beside_others = Backfill(nodes), Backfill(nodes)
         """Backfill beside all jobs that wait for capacity, and beside all but the first."""
         self._packing = Packing((), nodes)

@@ -5,7 +5,7 @@ The plan of the queue (`queue.py`) and its explanation (`wait_causes.py`) share 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from service.domain.quotas import QuotaTable, QuotaUsage
@@ -28,19 +28,40 @@ class QueuedJob(Protocol):
         """List the accounts with a quota that the job counts towards."""
 
 
+class CountedJob(QueuedJob, Protocol):
+    """A job that holds workers, as far as quotas are concerned."""
+
+    @property
+    def allocated_workers(self) -> int:
+        """Return how many workers it holds."""
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether it saves and ends."""
+
+
+def measure_usage(jobs: Iterable[CountedJob], quotas: QuotaTable) -> QuotaUsage:
+    """Return what jobs hold of each quota."""
+    usage = QuotaUsage(quotas)
+    for job in jobs:
+        usage.add(job.accounts, job.request, job.allocated_workers)
+    return usage
+
+
 class QuotaReservations:
     """Decides which quotas a job waits for, one job after the other.
 
     Args:
-        table: all quotas.
-        usage: what the jobs that have workers hold of each quota; counts reservations from now on.
-        lasting_usage: `usage` once the leaving jobs are gone.
+        quotas: all quotas.
+        allocated: the jobs that hold workers.
     """
 
-    def __init__(self, table: QuotaTable, *, usage: QuotaUsage, lasting_usage: QuotaUsage) -> None:
-        self.usage = usage
-        self._unused = QuotaUsage(table)
-        self._lasting_usage = lasting_usage
+    def __init__(self, quotas: QuotaTable, allocated: Sequence[CountedJob]) -> None:
+        self.usage = measure_usage(allocated, quotas)
+        """What jobs hold of each quota, and what is kept for those ahead."""
+        self._lasting_usage = measure_usage([job for job in allocated if not job.leaving], quotas)
+        """Usage once the leaving jobs are gone."""
+        self._unused = QuotaUsage(quotas)
         self._awaited: set[str] = set()
         """Accounts with a quota that a job ahead waits for."""
         self._kept_by: dict[str, str] = {}

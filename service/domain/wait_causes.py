@@ -17,8 +17,8 @@ from service.domain.queue import (
     PendingJob,
     QueueRules,
     list_closed,
-    reserve_quotas,
 )
+from service.domain.quota_reservations import QuotaReservations
 from service.domain.resources import (
     ResourceRequest,
     Resources,
@@ -91,7 +91,7 @@ class _QueueView:
         self._allocated = allocated
         self._foreign = resources_on_nodes(nodes, foreign)
         self._rules = rules
-        self._quotas = reserve_quotas(allocated, rules.quotas)
+        self._quotas = QuotaReservations(rules.quotas, allocated)
         self._max_priority = max_priority
         self._head: PendingJob | None = None
         """First job that waits for capacity."""

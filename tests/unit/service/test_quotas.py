@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from service.domain.allocation import plan_allocations
 from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, measure_usage, plan_queue
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.quota_reservations import measure_usage
 from service.domain.quotas import (
     Quota,
     QuotaTable,
