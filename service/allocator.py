@@ -81,11 +81,13 @@ class ClusterState:
                 self.avoided_until[job_id] = until
 
     def restore_avoided(self, avoided: Mapping[str, Iterable[str]], until: float) -> None:
-        """Avoid the nodes that an earlier scheduler noted, by job id, until that time at most."""
+        """Avoid the nodes that an earlier scheduler noted, by job id, until that time or a later
+        one that is known.
+        """
         for job_id, nodes in avoided.items():
-            self.avoided_until[job_id] = dict.fromkeys(nodes, until) | self.avoided_until.get(
-                job_id, {}
-            )
+            known = self.avoided_until.get(job_id, {})
+            noted = {node: max(until, known.get(node, until)) for node in nodes}
+            self.avoided_until[job_id] = known | noted
 
     def list_avoided(self) -> dict[str, frozenset[str]]:
         """Return the nodes on which workers of a job cannot start for now, by job id."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -106,7 +105,7 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     those ahead of it if it does not delay them. Jobs whose `start_at` has not come are listed last.
 
     Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown, nor
-    the jobs that they wait for because of a quota.
+    the jobs that they wait for because of a quota; nor, for your own jobs, those of other users.
     """
     cluster, now = state.repository.cluster(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
@@ -120,18 +119,22 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     highest = MAX_PRIORITY if allowed else state.settings.max_priority
     allocated = state.repository.allocated() if rows else []
     causes = _explain_queue(reader, rows, allocated, snapshot=snapshot, max_priority=highest)
+    owners = {row.id: row.owner for row in (*rows, *allocated)}
     items = []
     # One whose time has come meanwhile is in both.
     queued = {row.id for row in rows}
     listed = [*rows, *(row for row in later if row.id not in queued)]
     for position, row in enumerate(listed, start=1):
         cause = causes.get(row.id, WaitCause())
-        fields = {"position": position, **asdict(cause)}
+        fields = {"position": position, "waits_for": cause.waits_for, "remedies": cause.remedies}
         fields |= {name: getattr(row, name) for name in _SHOWN_TO_ALL}
         fields |= {"name": row.name, "message": format_waiting_message(row.message, first)}
         fields |= {"requested_at": record.requested_at.get(row.id)}
         fields |= {"autoscaler": record.describe(row.id, resource_request(row), now)}
-        fields |= {} if caller.may_see(row.owner) else _hide_details(row)
+        if not caller.may_see(row.owner):
+            fields |= _hide_details(row, cause)
+        elif cause.for_quota:
+            fields["waits_for"] = [one for one in cause.waits_for if caller.may_see(owners[one])]
         items.append(QueueEntry.model_validate(fields))
     return QueueView(items=items)
 
@@ -158,11 +161,11 @@ def _explain_queue(
     )
 
 
-def _hide_details(row: JobRow) -> dict[str, Any]:
+def _hide_details(row: JobRow, cause: WaitCause) -> dict[str, Any]:
     """Return what is shown of a job that the caller may not see, in place of what tells its name or
     labels. The jobs that count towards the same quota would tell these.
     """
     hidden: dict[str, Any] = {"name": None, "remedies": ()}
-    if row.reason == Reason.WAITING_FOR_QUOTA:
+    if cause.for_quota or row.reason == Reason.WAITING_FOR_QUOTA:
         hidden |= {"message": "waits for a quota", "waits_for": ()}
     return hidden

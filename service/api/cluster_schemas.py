@@ -66,7 +66,7 @@ class QueueEntry(Answer):
     """Why it waits, in one sentence."""
     waits_for: tuple[str, ...] = ()
     """IDs of the jobs that it waits for: those that hold the capacity or the quota that it lacks,
-    or the first one ahead of it that waits for capacity.
+    or the first one ahead of it that waits for capacity. For a quota, those that you may see.
     """
     remedies: tuple[str, ...] = ()
     """Changes of which each one would let it start, such as `a minimum of 2 workers`; empty if only

@@ -20,7 +20,7 @@ from service.api.quota_schemas import (
     QuotaView,
 )
 from service.domain.access import Scope
-from service.domain.queue import measure_usage
+from service.domain.quota_reservations import measure_usage
 from service.domain.quotas import (
     ANY_USER,
     Quota,

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from service.domain.bin_packing import FreeCapacity
 from service.domain.capacity_trials import NO_TRIALS, Group, Trials
 from service.domain.misfits import describe_group
-from service.domain.queue import AllocatedJob, PendingJob, measure_usage
+from service.domain.queue import AllocatedJob, PendingJob
+from service.domain.quota_reservations import measure_usage
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
     Labels,

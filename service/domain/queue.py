@@ -28,6 +28,7 @@ from service.domain.backfill import Backfill
 from service.domain.bin_packing import Packing, count_fitting, count_placeable, fits_beside
 from service.domain.jobs import Reason
 from service.domain.misfits import describe_group, describe_misfit, describe_total
+from service.domain.quota_reservations import QuotaReservations
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
     ResourceRequest,
@@ -139,14 +140,6 @@ def plan_queue(
     return {job.id: plan.decide(job) for job in pending}
 
 
-def measure_usage(jobs: Sequence[AllocatedJob], quotas: QuotaTable) -> QuotaUsage:
-    """Return what jobs hold of each quota."""
-    usage = QuotaUsage(quotas)
-    for job in jobs:
-        usage.add(job.accounts, job.request, job.allocated_workers)
-    return usage
-
-
 class _QueuePlan:
     """Decides one job after the other; admitted ones take capacity and quota from later ones."""
 
@@ -163,13 +156,7 @@ class _QueuePlan:
         self._foreign = resources_on_nodes(nodes, foreign)
         self._taken = [size for job in allocated for size in job.list_workers()]
         self._rules = rules
-        self._usage = measure_usage(allocated, rules.quotas)
-        self._lasting_usage = measure_usage(
-            [job for job in allocated if not job.leaving], rules.quotas
-        )
-        """Usage once the leaving jobs are gone."""
-        self._awaited: set[str] = set()
-        """Accounts with a quota that a job ahead waits for."""
+        self._quotas = QuotaReservations(rules.quotas, allocated)
         self._beside_all, self._beside_others = Backfill(nodes), Backfill(nodes)
         """Backfill beside all jobs that wait for capacity, and beside all but the first."""
         self._packing = Packing((), nodes)
@@ -212,9 +199,10 @@ class _QueuePlan:
             if job.request not in self._misfits:
                 self._misfits[job.request] = self._explain_misfit(job.request, most)
             return self._misfits[job.request]
-        exhausted = self._list_exhausted(job)
+        exhausted = self._quotas.list_exhausted(job)
         if exhausted:
-            self._wait_for_quota(job, exhausted)
+            if self._quotas.wait(job, exhausted):
+                self._block(job)
             message = describe_quota(exhausted, job, self._rules.quotas)
             return Admission(reason=Reason.WAITING_FOR_QUOTA, workers=0, message=message)
         return None
@@ -233,29 +221,6 @@ class _QueuePlan:
         message = describe_misfit(request, self._nodes, most)
         return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
 
-    def _list_exhausted(self, job: PendingJob) -> list[str]:
-        """List the accounts whose quota is used up, or awaited by a job ahead."""
-        used_up = self._usage.list_exhausted(job.accounts, job.request)
-        return used_up or [account for account in job.accounts if account in self._awaited]
-
-    def _wait_for_quota(self, job: PendingJob, exhausted: Sequence[str]) -> None:
-        """Keep later jobs from what a job needs that waits for a quota."""
-        unused = QuotaUsage(self._rules.quotas)
-        if unused.list_exhausted(job.accounts, job.request):
-            return  # it can never start
-        if self._awaited.isdisjoint(exhausted):
-            self._reserve_for_first(job)
-        self._awaited.update(exhausted)
-
-    def _reserve_for_first(self, job: PendingJob) -> None:
-        """Keep later jobs from what the first job needs that waits for some quotas."""
-        if not self._lasting_usage.list_exhausted(job.accounts, job.request):
-            self._block(job)  # it starts as soon as the leaving jobs are gone
-        else:
-            # Later jobs would use up its other quotas, one at a time, and it would never start.
-            for usage in (self._usage, self._lasting_usage):
-                usage.add(job.accounts, job.request, job.request.min)
-
     def _count_in_empty_cluster(self, size: Resources) -> int:
         if size not in self._most_by_size:
             self._most_by_size[size] = count_fitting(size, self._nodes, ())
@@ -263,7 +228,7 @@ class _QueuePlan:
 
     def _count_workers(self, job: PendingJob) -> int:
         """Return with how many workers a job may start now; fewer than its minimum if it waits."""
-        most = self._usage.count_startable(job.accounts, job.request)
+        most = self._quotas.usage.count_startable(job.accounts, job.request)
         request = replace(job.request, max=most)
         if not self._blocked:
             return count_placeable(request, self._nodes, [*self._taken, *self._foreign])
@@ -276,15 +241,14 @@ class _QueuePlan:
     def _admit(self, job: PendingJob, workers: int) -> None:
         self._taken += list_worker_resources(job.request, workers)
         self._all_placed = False
-        self._usage.add(job.accounts, job.request, workers)
-        self._lasting_usage.add(job.accounts, job.request, workers)
+        self._quotas.admit(job, workers)
 
     def _describe_start(self, job: PendingJob, workers: int) -> str:
         """Describe the start of a job, and the quotas that keep it below its maximum."""
         most = f" of at most {job.request.max}" if workers < job.request.max else ""
         message = f"starts with {workers}{most} worker{'' if job.request.max == 1 else 's'}"
         one_more = replace(job.request, min=min(workers + 1, job.request.max))
-        capping = self._usage.list_exhausted(job.accounts, one_more)
+        capping = self._quotas.usage.list_exhausted(job.accounts, one_more)
         if workers == job.request.max or not capping:
             return message
         named = _name_quotas(capping, self._rules.quotas)
@@ -301,8 +265,7 @@ class _QueuePlan:
             self._lowest_ahead = job.priority
         self._lowest_ahead = min(self._lowest_ahead, job.priority)
         self._beside_all.add_ahead(job.request)
-        # No later job may use up the quota that this one needs.
-        self._usage.add(job.accounts, job.request, job.request.min)
+        self._quotas.reserve(job)
 
     def _starts_soon(self, job: PendingJob) -> bool:
         """Return whether a job starts once jobs have left, or less important ones are paused."""

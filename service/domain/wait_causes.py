@@ -17,9 +17,8 @@ from service.domain.queue import (
     PendingJob,
     QueueRules,
     list_closed,
-    measure_usage,
 )
-from service.domain.quotas import QuotaUsage
+from service.domain.quota_reservations import QuotaReservations
 from service.domain.resources import (
     ResourceRequest,
     Resources,
@@ -40,6 +39,8 @@ class WaitCause:
     """IDs of jobs: those that hold the capacity or quota that it lacks, or the one ahead of it. For
     a quota that a job ahead waits for, or keeps some of, that one first.
     """
+    for_quota: bool = False
+    """Whether it lacks quota. Then `waits_for` tells which accounts these jobs count towards."""
     remedies: tuple[str, ...] = ()
     """Changes of which each one would let it start; empty if only time helps."""
 
@@ -90,73 +91,67 @@ class _QueueView:
         self._allocated = allocated
         self._foreign = resources_on_nodes(nodes, foreign)
         self._rules = rules
-        self._usage = measure_usage(allocated, rules.quotas)
+        self._quotas = QuotaReservations(rules.quotas, allocated)
         self._max_priority = max_priority
         self._head: PendingJob | None = None
         """First job that waits for capacity."""
-        self._awaited: set[str] = set()
-        """Accounts with a quota that a job ahead waits for."""
-        self._kept_by: dict[str, str] = {}
-        """First job that waits for a quota, by each account of which it keeps its smallest group
-        (`queue.py`).
-        """
         self._causes: dict[_Kind, WaitCause] = {}
-        """Causes of jobs other than the head, by what they need: many jobs are alike."""
+        """Causes that no quota changes, by all that they depend on: many jobs are alike."""
+        self._holders: dict[tuple[str, ...], list[str]] = {}
+        """Jobs with workers that count towards one of these accounts."""
 
     def explain(self, job: PendingJob) -> WaitCause:
-        """Explain the next job of the queue."""
-        exhausted = self._list_exhausted(job)
-        if count_fitting(worker_resources(job.request), self._nodes, ()) < job.request.min:
-            if self._head is None and not exhausted and job.id in self._rules.awaiting_nodes:
-                self._head = job
+        """Explain the next job of the queue, and keep from later ones what the plan keeps."""
+        fits = count_fitting(worker_resources(job.request), self._nodes, ()) >= job.request.min
+        if not fits and job.id not in self._rules.awaiting_nodes:
             return self._explain_misfit(job)
-        if self._head is None and not exhausted:
-            self._head = job
-            return self._explain_head(job)
-        kind = (job.request, job.accounts, job.priority)
-        if kind not in self._causes:
-            self._causes[kind] = (
-                self._explain_quota(job, exhausted) if exhausted else self._explain_turn(job)
-            )
-        cause = self._causes[kind]
+        exhausted = self._quotas.list_exhausted(job)
         if exhausted:
-            self._wait_for_quota(job, exhausted)
+            cause = self._explain_quota(job, exhausted)
+            if self._quotas.wait(job, exhausted):
+                self._block(job)
+            return cause
+        cause = self._explain_capacity(job) if fits else self._explain_misfit(job)
+        self._block(job)
         return cause
 
-    def _list_exhausted(self, job: PendingJob) -> list[str]:
-        """List the accounts whose quota is used up, or awaited by a job ahead."""
-        used_up = self._usage.list_exhausted(job.accounts, job.request)
-        return used_up or [account for account in job.accounts if account in self._awaited]
+    def _block(self, job: PendingJob) -> None:
+        self._head = self._head or job
+        self._quotas.reserve(job)
 
-    def _wait_for_quota(self, job: PendingJob, exhausted: Sequence[str]) -> None:
-        """Keep quota for a job that waits for some, as the plan of the queue does."""
-        if QuotaUsage(self._rules.quotas).list_exhausted(job.accounts, job.request):
-            return  # it can never start
-        if self._awaited.isdisjoint(exhausted):
-            self._usage.add(job.accounts, job.request, job.request.min)
-            self._kept_by = dict.fromkeys(job.accounts, job.id) | self._kept_by
-            self._causes.clear()
-        self._awaited.update(exhausted)
-
-    def _explain_turn(self, job: PendingJob) -> WaitCause:
-        """Explain a job behind the first one that waits for capacity."""
+    def _explain_capacity(self, job: PendingJob) -> WaitCause:
+        """Explain a job that waits for nothing but capacity."""
         if self._head is None:
-            return WaitCause()
+            return self._explain_head(job)
         ahead = job.priority + max(0, math.floor(self._head.rank - job.rank)) + 1
+        kind = ("turn", job.request, ahead)
+        if kind not in self._causes:
+            self._causes[kind] = self._explain_turn(job, self._head, ahead)
+        return self._causes[kind]
+
+    def _explain_turn(self, job: PendingJob, head: PendingJob, ahead: int) -> WaitCause:
+        """Explain a job behind the first one that waits for capacity; with the priority `ahead` it
+        would be ahead of that one.
+        """
         starts = self._count_placeable(job) >= job.request.min and ahead <= self._max_priority
         remedies = (f"priority {ahead}: it then starts first",) if starts else ()
-        return WaitCause(waits_for=(self._head.id,), remedies=remedies)
+        return WaitCause(waits_for=(head.id,), remedies=remedies)
 
     def _explain_quota(self, job: PendingJob, exhausted: Sequence[str]) -> WaitCause:
-        ahead = [self._kept_by[account] for account in exhausted if account in self._kept_by]
-        holding = [one.id for one in self._allocated if not set(exhausted).isdisjoint(one.accounts)]
+        named = [*self._quotas.list_keepers(exhausted), *self._list_quota_holders(exhausted)]
         remedies = [f"a higher quota of {' and of '.join(exhausted)}"]
-        most = self._usage.count_startable(job.accounts, job.request)
-        if most:
-            remedies.append(f"a minimum of {most} worker{'s' if most > 1 else ''}")
-        return WaitCause(
-            waits_for=tuple(dict.fromkeys([*ahead, *holding])), remedies=tuple(remedies)
-        )
+        fewer = self._quotas.count_with_fewer(job)
+        if fewer:
+            remedies.append(f"a minimum of {fewer} worker{'s' if fewer > 1 else ''}")
+        return WaitCause(waits_for=tuple(named), for_quota=True, remedies=tuple(remedies))
+
+    def _list_quota_holders(self, accounts: Sequence[str]) -> list[str]:
+        key = tuple(accounts)
+        if key not in self._holders:
+            self._holders[key] = [
+                one.id for one in self._allocated if not set(key).isdisjoint(one.accounts)
+            ]
+        return self._holders[key]
 
     def _explain_head(self, job: PendingJob) -> WaitCause:
         now = self._count_placeable(job)
@@ -169,7 +164,7 @@ class _QueueView:
         return WaitCause(waits_for=holders, remedies=remedies)
 
     def _explain_misfit(self, job: PendingJob) -> WaitCause:
-        kind = (job.request, job.id in self._rules.awaiting_nodes)
+        kind = ("misfit", job.request, job.id in self._rules.awaiting_nodes)
         if kind not in self._causes:
             self._causes[kind] = WaitCause(remedies=self._list_misfit_remedies(job))
         return self._causes[kind]
@@ -219,7 +214,7 @@ class _QueueView:
         return [size for one in self._allocated for size in one.list_workers()]
 
     def _count_placeable(self, job: PendingJob) -> int:
-        most = self._usage.count_startable(job.accounts, job.request)
+        most = self._quotas.usage.count_startable(job.accounts, job.request)
         request = replace(job.request, max=most)
         return count_placeable(request, self._nodes, [*self._list_taken(), *self._foreign])
 

@@ -185,10 +185,31 @@ def test_the_queue_hides_for_which_jobs_a_quota_makes_another_users_job_wait(
     world.train(holder)
     assert team.call(ada, "POST", JOBS, json=spec).is_success
     world.turn(3)
-    [shown] = team.call(ada, "GET", "/api/v1/queue").json()["items"]
+    [shown] = team.call(ADMIN, "GET", "/api/v1/queue").json()["items"]
     [hidden] = team.call(bob, "GET", "/api/v1/queue").json()["items"]
     assert (shown["waits_for"], hidden["waits_for"]) == ([holder], [])
     assert hidden["message"] == "waits for a quota"
+
+
+def test_the_queue_names_only_visible_jobs_for_which_a_quota_makes_a_job_wait(
+    team: Team, world: World
+) -> None:
+    ada, bob = team.user("ada"), team.user("bob")
+    assert team.call(ADMIN, "PUT", QUOTAS, json={"label": "team:vision", "jobs": 1}).is_success
+    rows = [(bob, 50), (ada, 40), (ada, 30), (bob, 20)]
+    holder, first, of_ada, of_bob = (
+        team.call(token, "POST", JOBS, json={**DIGITS, **VISION, "priority": priority}).json()["id"]
+        for token, priority in rows
+    )
+    world.train(holder)
+    world.turn(3)
+
+    def list_named(token: str, job_id: str) -> list[str]:
+        items = team.call(token, "GET", "/api/v1/queue").json()["items"]
+        return next(entry["waits_for"] for entry in items if entry["id"] == job_id)
+
+    assert list_named(ADMIN, of_ada) == list_named(ADMIN, of_bob) == [first, holder]
+    assert (list_named(ada, of_ada), list_named(bob, of_bob)) == ([first], [holder])
 
 
 def test_the_queue_says_what_would_let_a_job_start(client: TestClient, world: World) -> None:

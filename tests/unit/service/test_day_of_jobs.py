@@ -19,9 +19,9 @@ from service.domain.queue import (
     AllocatedJob,
     PendingJob,
     QueueRules,
-    measure_usage,
     plan_queue,
 )
+from service.domain.quota_reservations import measure_usage
 from service.domain.quotas import Quota, QuotaTable, label_account, user_account
 from service.domain.resources import ResourceRequest, Resources, worker_resources
 

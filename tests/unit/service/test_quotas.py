@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from service.domain.allocation import plan_allocations
 from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, measure_usage, plan_queue
-from service.domain.quotas import Quota, QuotaTable, label_account, split_account, user_account
+from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.quota_reservations import measure_usage
+from service.domain.quotas import (
+    Quota,
+    QuotaTable,
+    QuotaUsage,
+    label_account,
+    split_account,
+    user_account,
+)
 from service.domain.resources import ResourceRequest, Resources
+from service.domain.wait_causes import explain_queue
 from tests.unit.service.test_queue import asked
 
 ADA, BOB = user_account("ada"), user_account("bob")
@@ -139,6 +148,51 @@ def test_only_quotas_keep_jobs_waiting_in_a_cluster_with_capacity_for_all(
         reason = admissions[one.id].reason
         assert reason in {Reason.ADMITTED, Reason.WAITING_FOR_QUOTA}
         assert one.accounts or reason is Reason.ADMITTED
+
+
+SMALL = [Resources(cpus=8, gpus=2, node="n")]
+
+
+def start_all(
+    pending: list[PendingJob], held: list[AllocatedJob], rules: QueueRules
+) -> list[AllocatedJob]:
+    """Start jobs turn by turn until the plan starts no other one; return all that have workers."""
+    plan = plan_queue(pending, SMALL, held, rules=rules)
+    started = [
+        AllocatedJob(
+            id=one.id,
+            request=one.request,
+            allocated_workers=plan[one.id].workers,
+            placed=("n",) * plan[one.id].workers,
+            accounts=one.accounts,
+        )
+        for one in pending
+        if plan[one.id].workers
+    ]
+    left = [one for one in pending if not plan[one.id].workers]
+    return start_all(left, [*held, *started], rules) if started else held
+
+
+@given(TABLES, PENDING, PENDING, st.booleans(), st.sets(st.sampled_from(["p0", "p1", "p2"])))
+def test_a_job_is_told_to_wait_for_a_quota_exactly_if_the_plan_lets_it(
+    table: QuotaTable, early: list[Row], late: list[Row], leaves: bool, awaiting: set[str]
+) -> None:
+    rules = QueueRules(quotas=table, awaiting_nodes=frozenset(awaiting))
+    held = start_all(
+        [replace(one, id=f"e{one.id}") for one in build_pending(table, early)], [], rules
+    )
+    held = [replace(one, leaving=leaves and one.id == "ep0") for one in held]
+    pending = build_pending(table, late)
+    held = start_all(pending, held, rules)
+    waiting = [one for one in pending if one.id not in {job.id for job in held}]
+    plan = plan_queue(waiting, SMALL, held, rules=rules)
+    causes = explain_queue(waiting, SMALL, held, rules=rules, max_priority=9)
+    for one in waiting:
+        cause = causes[one.id]
+        assert cause.for_quota == (plan[one.id].reason is Reason.WAITING_FOR_QUOTA)
+        assert cause.remedies or not cause.for_quota
+        never_starts = QuotaUsage(table).list_exhausted(one.accounts, one.request)
+        assert cause.waits_for or never_starts or not cause.for_quota
 
 
 def test_a_job_counts_towards_its_owner_and_its_labels() -> None:

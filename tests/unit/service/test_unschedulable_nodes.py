@@ -211,3 +211,19 @@ def test_nodes_that_an_attempt_avoided_are_known_after_it_for_a_while() -> None:
     assert cluster.list_avoided() == {"a": {"blind"}}
     cluster.update_supervisors([], AVOID_S)
     assert cluster.list_avoided() == {}
+
+
+@pytest.mark.parametrize("restored_until", [5.0, 50.0])
+def test_a_node_is_avoided_until_the_later_one_of_two_times(restored_until: float) -> None:
+    cluster = ClusterState(avoided_until={"a": {"blind": 20.0, "own": 20.0}})
+    cluster.restore_avoided({"a": ["blind", "other"]}, restored_until)
+    assert cluster.avoided_until == {
+        "a": {"blind": max(restored_until, 20.0), "own": 20.0, "other": restored_until}
+    }
+
+
+def test_what_another_scheduler_noted_replaces_an_expired_time() -> None:
+    cluster = ClusterState(avoided_until={"a": {"blind": 20.0}})
+    cluster.restore_avoided({"a": ["blind"]}, 50.0)
+    cluster.update_supervisors([], 30.0)
+    assert cluster.list_avoided() == {"a": {"blind"}}

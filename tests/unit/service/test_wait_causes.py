@@ -170,7 +170,8 @@ def test_a_job_waits_for_the_one_ahead_that_keeps_some_of_its_quota() -> None:
     others = [PendingJob(id=name, request=asked(), accounts=(USER,)) for name in ("b", "c")]
     causes = explain_all(first, *others)
     assert causes["first"].waits_for == ("held",)
-    expected = WaitCause(waits_for=("first",), remedies=("a higher quota of user ada",))
+    remedies = ("a higher quota of user ada",)
+    expected = WaitCause(waits_for=("first",), for_quota=True, remedies=remedies)
     assert [causes[name] for name in ("b", "c")] == [expected] * 2
 
 
@@ -185,3 +186,116 @@ def test_a_job_that_no_quota_ever_lets_start_keeps_nothing_of_it() -> None:
     never = PendingJob(id="never", request=asked(3), accounts=(USER, LABEL))
     behind = PendingJob(id="behind", request=asked(), accounts=(LABEL,))
     assert explain_all(never, behind)["behind"].waits_for == ("held",)
+
+
+def explain_behind_a_job_that_awaits_gpus(request: ResourceRequest) -> tuple[str, ...]:
+    """List the remedies of a job whose quota has workers left, but a job ahead waits for it."""
+    limits = QueueRules(quotas=QuotaTable(quotas={LABEL: Quota(gpus=2, workers=4)}))
+    held = [replace(holds("held", asked(gpus=1), "g"), accounts=(LABEL,))]
+    first = PendingJob(id="first", request=asked(2, gpus=1), accounts=(LABEL,))
+    behind = PendingJob(id="behind", request=request, accounts=(LABEL,))
+    nodes = [replace(GPU_NODE, gpus=4)]
+    causes = explain_queue([first, behind], nodes, held, rules=limits, max_priority=0)
+    assert causes["first"].remedies == ("a higher quota of label team:x", "a minimum of 1 worker")
+    return causes["behind"].remedies
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_other_minimum_is_a_remedy_for_a_quota_that_a_job_ahead_awaits(workers: int) -> None:
+    found = explain_behind_a_job_that_awaits_gpus(replace(asked(workers), max=4))
+    assert found == ("a higher quota of label team:x",)
+
+
+OTHER = "label team:y"
+SIXTEEN = [Resources(cpus=16, gpus=0, node="n")]
+
+
+def explain_with(
+    quotas: dict[str, Quota], held: Sequence[AllocatedJob], *pending: PendingJob
+) -> dict[str, WaitCause]:
+    """Explain a queue of a node with 16 CPUs, and check why the plan lets the jobs wait."""
+    rules = QueueRules(quotas=QuotaTable(quotas=quotas))
+    causes = explain_queue(pending, SIXTEEN, held, rules=rules, max_priority=9)
+    plan = plan_queue(pending, SIXTEEN, held, rules=rules)
+    for_quota = {one for one in plan if plan[one].reason is Reason.WAITING_FOR_QUOTA}
+    assert {one for one in causes if causes[one].for_quota} == for_quota
+    return causes
+
+
+def busy(name: str, workers: int, *accounts: str, leaving: bool = False) -> AllocatedJob:
+    job = holds(name, asked(workers), *["n"] * workers)
+    return replace(job, accounts=accounts, leaving=leaving)
+
+
+def waiting(name: str, workers: int, *accounts: str) -> PendingJob:
+    return PendingJob(id=name, request=asked(workers), accounts=accounts)
+
+
+def test_a_job_that_waits_for_one_awaited_quota_is_named_for_its_other_ones() -> None:
+    causes = explain_with(
+        {LABEL: Quota(jobs=1), OTHER: Quota(workers=4)},
+        [busy("x", 1, LABEL), busy("y", 2, OTHER)],
+        waiting("a", 1, LABEL),
+        waiting("b", 3, LABEL, OTHER),
+        waiting("c", 1, OTHER),
+    )
+    assert causes["b"].waits_for == ("a", "x", "y")
+    assert causes["c"].waits_for == ("b", "y")
+
+
+def test_a_job_behind_a_newly_awaited_quota_is_explained_anew() -> None:
+    causes = explain_with(
+        {LABEL: Quota(jobs=1), OTHER: Quota(workers=4)},
+        [busy("x", 1, LABEL), busy("y", 2, OTHER), busy("large", 13)],
+        waiting("a", 1, LABEL),
+        waiting("head", 8),
+        waiting("before", 1),
+        waiting("b", 3, LABEL, OTHER),
+        waiting("behind", 1, OTHER),
+    )
+    assert causes["before"].waits_for == ("head",)
+    assert causes["behind"].waits_for == ("b", "y")
+
+
+def test_a_job_waits_for_the_quota_that_one_keeps_which_waits_for_capacity() -> None:
+    causes = explain_with(
+        {USER: Quota(jobs=1)},
+        [busy("large", 13)],
+        waiting("head", 8),
+        waiting("second", 7, USER),
+        waiting("behind", 1, USER),
+    )
+    assert causes["second"].waits_for == ("head",)
+    assert causes["behind"].waits_for == ("second",)
+    assert causes["behind"].remedies == ("a higher quota of user ada",)
+
+
+def test_a_job_waits_for_the_one_ahead_whose_quota_a_leaving_job_holds() -> None:
+    causes = explain_with(
+        {USER: Quota(jobs=1)},
+        [busy("leaves", 1, USER, leaving=True), busy("large", 12)],
+        waiting("head", 3, USER),
+        waiting("behind", 2),
+    )
+    assert causes["head"].waits_for == ("leaves",)
+    assert causes["behind"].waits_for == ("head",)
+
+
+def test_a_job_that_awaits_nodes_waits_for_its_quota_first() -> None:
+    rules = QueueRules(
+        quotas=QuotaTable(quotas={USER: Quota(jobs=1)}), awaiting_nodes=frozenset({"wide"})
+    )
+    pending = [waiting("wide", 20, USER), waiting("behind", 1, USER)]
+    held = [busy("x", 1, USER)]
+    causes = explain_queue(pending, SIXTEEN, held, rules=rules, max_priority=9)
+    assert [causes[one.id].waits_for for one in pending] == [("x",), ("wide", "x")]
+
+
+def test_a_later_job_is_told_the_priority_that_its_own_age_needs() -> None:
+    jobs = [
+        replace(waiting(name, workers), rank=rank)
+        for name, workers, rank in [("head", 8, 0.0), ("a", 1, -1.5), ("b", 1, -4.5)]
+    ]
+    causes = explain_with({}, [busy("large", 13)], *jobs)
+    assert causes["a"].remedies == ("priority 2: it then starts first",)
+    assert causes["b"].remedies == ("priority 5: it then starts first",)
