@@ -19,6 +19,7 @@ def describe_unreadable(settings: Settings) -> str:
     Raises:
         StartError: the database has no file.
         SQLAlchemyError: the database cannot be read.
+        OSError: the directory of the database or of the key may not be searched.
     """
     encrypted = _read_encrypted(settings.database)
     try:
