@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row, func, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
 from service.domain.audit_actions import AuditAction
@@ -66,7 +67,6 @@ class SecretStore:
             NotFound: there is none of this name.
             Conflict: unfinished jobs refer to it.
         """
-        jobs = self._list_jobs(caller.user, name)
         with self._database.write() as session:
             row = session.get(SecretRow, (caller.user, name), with_for_update=True)
             if row is None:
@@ -74,6 +74,8 @@ class SecretStore:
                     f"user {caller.user!r} has no secret {name!r}; 'accordion secret list'"
                     " (GET /api/v1/secrets) lists yours"
                 )
+            # The secret is locked: a submission that refers to it is stored by now, or refused.
+            jobs = _list_jobs(session, caller.user, name)
             if jobs and not force:
                 raise Conflict(_describe_use(name, jobs))
             session.delete(row)
@@ -83,16 +85,6 @@ class SecretStore:
                 session, caller, AuditAction.SECRET_REMOVED, subject=name, before=before, now=now
             )
             return row
-
-    def _list_jobs(self, owner: str, name: str) -> list[Row[str, str, Any]]:
-        """Return the unfinished jobs of a user that refer to a secret, oldest first."""
-        query = (
-            select(JobRow.id, JobRow.name, JobRow.spec)
-            .where(JobRow.owner == owner, IS_UNFINISHED)
-            .order_by(JobRow.created_at, JobRow.id)
-        )
-        with self._database.read() as session:
-            return [job for job in session.execute(query) if refers_to_secret(job.spec, name)]
 
     def _set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
         now = self._clock()
@@ -113,6 +105,16 @@ class SecretStore:
             session.flush()
             append_audit(session, caller, AuditAction.SECRET_SET, subject=name, now=now)
             return row
+
+
+def _list_jobs(session: Session, owner: str, name: str) -> list[Row[str, str, Any]]:
+    """Return the unfinished jobs of a user that refer to a secret, oldest first."""
+    query = (
+        select(JobRow.id, JobRow.name, JobRow.spec)
+        .where(JobRow.owner == owner, IS_UNFINISHED)
+        .order_by(JobRow.created_at, JobRow.id)
+    )
+    return [job for job in session.execute(query) if refers_to_secret(job.spec, name)]
 
 
 def _describe_use(name: str, jobs: Sequence[Row[str, str, Any]]) -> str:

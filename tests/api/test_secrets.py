@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Connection, Engine, event
 
 from service.app import create_app
+from service.domain.access import FULL_ACCESS
 from service.domain.jobs import Status
 from service.security.secret_box import SecretBox
 from service.settings import load_settings
-from service.store.secret_rows import MAX_SECRETS
+from service.store.job_submission import JobSubmission
+from service.store.secret_rows import MAX_SECRETS, SecretStore
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import ADMIN, JOBS, PLAN, Team
 from tests.api.world import DIGITS, World
@@ -225,6 +228,54 @@ def test_the_refusal_to_remove_a_secret_names_the_oldest_jobs(
     assert detail.startswith("7 unfinished jobs use the secret 'hf-token': job-0 (")
     assert " and 2 more; wait until" in detail
     assert "job-5" not in detail
+
+
+def test_a_secret_is_not_removed_if_a_job_that_uses_it_is_submitted_meanwhile(
+    client: TestClient, world: World
+) -> None:
+    submitted: list[str] = []
+
+    def submit(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        writes = statement == "BEGIN IMMEDIATE" or ("secrets" in statement and "FOR" in statement)
+        if writes and not submitted:
+            submitted.append("")
+            submitted.append(world.submit(**TOKEN))
+
+    put(client)
+    event.listen(Engine, "before_cursor_execute", submit)
+    try:
+        refused = client.delete(f"{SECRETS}/hf-token")
+    finally:
+        event.remove(Engine, "before_cursor_execute", submit)
+    assert refused.status_code == 409
+    assert submitted[-1] in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("part", [TOKEN, {"loggers": LOGGERS}], ids=["env", "loggers"])
+@pytest.mark.parametrize("clones", [False, True])
+def test_a_job_whose_secret_is_removed_while_it_is_submitted_is_refused_as_before(
+    client: TestClient,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    part: dict[str, Any],
+    *,
+    clones: bool,
+) -> None:
+    name = "hf-token" if part is TOKEN else "wb"
+    job_id = client.post(JOBS, json=DIGITS).json()["id"]
+    path, body = (f"{JOBS}/{job_id}/clone", {"spec": part}) if clones else (JOBS, DIGITS | part)
+    without = client.post(path, json=body)
+    put(client, name=name)
+    submit = JobSubmission.submit
+
+    def remove_and_submit(*given: Any, **more: Any) -> Any:
+        SecretStore(world.database, world.clock).remove_secret(FULL_ACCESS, name)
+        return submit(*given, **more)
+
+    monkeypatch.setattr(JobSubmission, "submit", remove_and_submit)
+    refused = client.post(path, json=body)
+    assert (refused.status_code, refused.json()["errors"]) == (422, without.json()["errors"])
+    assert len(client.get(JOBS).json()["items"]) == 1
 
 
 @pytest.mark.parametrize("key", [None, "another key that is long enough for it"])
