@@ -121,9 +121,14 @@ def _describe_use(name: str, jobs: Sequence[Row[str, str, Any]]) -> str:
     """Return which unfinished jobs refer to a secret, and how to remove it."""
     shown = ", ".join(f"{job.name} ({job.id})" for job in jobs[:_NAMED_JOBS])
     more = len(jobs) - _NAMED_JOBS
-    count = "1 unfinished job uses" if len(jobs) == 1 else f"{len(jobs)} unfinished jobs use"
+    if len(jobs) == 1:
+        count, wait = "1 unfinished job uses", "it has ended, or cancel it"
+        failing = "its next attempt fails"
+    else:
+        count, wait = f"{len(jobs)} unfinished jobs use", "they have ended, or cancel them"
+        failing = "their next attempts fail"
     return (
         f"{count} the secret {name!r}: {shown}{f' and {more} more' if more > 0 else ''}; wait until"
-        f" they have ended, or cancel them. 'accordion secret remove {name} --force' (DELETE"
-        f" /api/v1/secrets/{name}?force=true) removes it now, and their next attempts fail"
+        f" {wait}. 'accordion secret remove {name} --force' (DELETE"
+        f" /api/v1/secrets/{name}?force=true) removes it now, and {failing}"
     )

@@ -193,9 +193,9 @@ def test_a_secret_that_an_unfinished_job_uses_is_removed_only_by_force(
     refused = team.call(ada, "DELETE", f"{SECRETS}/{name}")
     assert (refused.status_code, refused.json()["detail"]) == (
         409,
-        f"1 unfinished job uses the secret {name!r}: train ({job_id}); wait until they have ended,"
-        f" or cancel them. 'accordion secret remove {name} --force' (DELETE"
-        f" /api/v1/secrets/{name}?force=true) removes it now, and their next attempts fail",
+        f"1 unfinished job uses the secret {name!r}: train ({job_id}); wait until it has ended,"
+        f" or cancel it. 'accordion secret remove {name} --force' (DELETE"
+        f" /api/v1/secrets/{name}?force=true) removes it now, and its next attempt fails",
     )
     assert team.audit(action="secret.removed") == []
     removed = team.call(ada, "DELETE", f"{SECRETS}/{name}", params=FORCE)
@@ -226,7 +226,8 @@ def test_the_refusal_to_remove_a_secret_names_the_oldest_jobs(
         client.post(JOBS, json={**DIGITS, **TOKEN, "name": f"job-{number}"})
     detail = client.delete(f"{SECRETS}/hf-token").json()["detail"]
     assert detail.startswith("7 unfinished jobs use the secret 'hf-token': job-0 (")
-    assert " and 2 more; wait until" in detail
+    assert " and 2 more; wait until they have ended, or cancel them. 'accordion" in detail
+    assert detail.endswith("removes it now, and their next attempts fail")
     assert "job-5" not in detail
 
 
@@ -289,6 +290,7 @@ def test_a_scheduler_without_the_right_key_waits_and_says_so(
     if key is not None:
         world.settings.home_secrets_key.write_text(key)
     world.turn_until(lambda: "ACCORDION_SECRETS_KEY_FILE" in world.job(job_id).message)
+    assert "; give the scheduler the key of the api (" in world.job(job_id).message
     assert "after a restore, the file secrets.key of the old home" in world.job(job_id).message
     assert world.job(job_id).status == Status.STARTING
     world.settings.home_secrets_key.write_text(right)

@@ -98,6 +98,8 @@ def test_secrets_that_cannot_be_decrypted_are_told_after_a_restore_and_by_the_do
     assert restored.code == 0
     told = f"1 of 1 secrets of jobs and webhooks cannot be decrypted ({reason}"
     assert (told in restored.err) == bool(reason)
+    way_out = f"copy the secrets.key of the service that encrypted them to {new}/secrets.key, or"
+    assert (way_out in restored.err) == bool(reason)
     messages = [item["message"] for item in found if item["name"] == "secrets"]
     assert [message.startswith(told) for message in messages] == [True] * bool(reason)
 
