@@ -21,7 +21,7 @@ from service.store.stored_spec import refers_to_secret
 MAX_SECRETS = 100
 """Maximum number of secrets of a user."""
 _NAMED_JOBS = 5
-"""Most jobs that the refusal to remove a secret names."""
+"""Most jobs that the refusal to remove a secret names, and the audit log's entry of a removal."""
 
 
 class SecretStore:
@@ -79,7 +79,8 @@ class SecretStore:
             if jobs and not force:
                 raise Conflict(_describe_use(name, jobs))
             session.delete(row)
-            before = {"unfinished_jobs": [job.id for job in jobs]} if jobs else None
+            named = [job.id for job in jobs[:_NAMED_JOBS]]
+            before = {"num_jobs": len(jobs), "jobs": named} if jobs else None
             now = self._clock()
             append_audit(
                 session, caller, AuditAction.SECRET_REMOVED, subject=name, before=before, now=now

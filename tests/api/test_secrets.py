@@ -201,7 +201,10 @@ def test_a_secret_that_an_unfinished_job_uses_is_removed_only_by_force(
     removed = team.call(ada, "DELETE", f"{SECRETS}/{name}", params=FORCE)
     assert removed.status_code == 200
     [entry] = team.audit(action="secret.removed")
-    assert (entry["subject"], entry["before"]) == (name, {"unfinished_jobs": [job_id]})
+    assert (entry["subject"], entry["before"]) == (
+        name,
+        {"num_jobs": 1, "jobs": [job_id]},
+    )
 
 
 def test_a_secret_is_removed_if_its_jobs_ended_or_are_those_of_others(team: Team) -> None:
@@ -217,13 +220,30 @@ def test_a_secret_is_removed_if_its_jobs_ended_or_are_those_of_others(team: Team
     assert [entry["before"] for entry in team.audit(action="secret.removed")] == [None, None]
 
 
+def submit_seven(client: TestClient, world: World) -> list[str]:
+    """Submit jobs that use a secret, one after the other; return their IDs."""
+    put(client)
+    jobs = []
+    for number in range(7):
+        world.clock.now += 1
+        spec = {**DIGITS, **TOKEN, "name": f"job-{number}"}
+        jobs.append(client.post(JOBS, json=spec).json()["id"])
+    return jobs
+
+
+def test_the_audit_log_names_the_oldest_jobs_whose_secret_was_removed(
+    client: TestClient, world: World
+) -> None:
+    jobs = submit_seven(client, world)
+    client.delete(f"{SECRETS}/hf-token", params=FORCE)
+    [entry] = client.get("/api/v1/audit", params={"action": "secret.removed"}).json()["items"]
+    assert entry["before"] == {"num_jobs": 7, "jobs": jobs[:5]}
+
+
 def test_the_refusal_to_remove_a_secret_names_the_oldest_jobs(
     client: TestClient, world: World
 ) -> None:
-    put(client)
-    for number in range(7):
-        world.clock.now += 1
-        client.post(JOBS, json={**DIGITS, **TOKEN, "name": f"job-{number}"})
+    submit_seven(client, world)
     detail = client.delete(f"{SECRETS}/hf-token").json()["detail"]
     assert detail.startswith("7 unfinished jobs use the secret 'hf-token': job-0 (")
     assert " and 2 more; wait until they have ended, or cancel them. 'accordion" in detail
