@@ -32,7 +32,7 @@ class _RemovalQuery(QueryParams):
     """Query parameters of the removal of a secret."""
 
     force: bool = Field(
-        default=False, description="remove it although unfinished jobs of yours use it"
+        default=False, description="remove it although jobs of yours, or their loggers, need it"
     )
 
 
@@ -71,8 +71,8 @@ def remove_secret(
     caller: CallerDep,
 ) -> SecretView:
     """Remove one of your secrets. It is refused while unfinished jobs of yours use the secret, in
-    `env` or in loggers, unless `force` is set: then workers that run keep its value, and an attempt
-    that starts without it fails.
+    `env` or in loggers, or loggers of ended ones still send, unless `force` is set: then workers
+    that run keep its value, and an attempt or logger that starts without it fails.
     """
     return _describe_secret(_store_of(state).remove_secret(caller, name, force=query.force))
 

@@ -14,9 +14,12 @@ from sqlalchemy import Connection, Engine, event
 from service.app import create_app
 from service.domain.access import FULL_ACCESS
 from service.domain.jobs import Status
+from service.domain.logger_states import LoggerState
+from service.logger_process import LoggerProcess
 from service.security.secret_box import SecretBox
 from service.settings import load_settings
 from service.store.job_submission import JobSubmission
+from service.store.logger_queue import LoggerQueue
 from service.store.secret_rows import MAX_SECRETS, SecretStore
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import ADMIN, JOBS, PLAN, Team
@@ -195,7 +198,7 @@ def test_a_secret_that_an_unfinished_job_uses_is_removed_only_by_force(
         409,
         f"1 unfinished job uses the secret {name!r}: train ({job_id}); wait until it has ended,"
         f" or cancel it. 'accordion secret remove {name} --force' (DELETE"
-        f" /api/v1/secrets/{name}?force=true) removes it now, and its next attempt fails",
+        f" /api/v1/secrets/{name}?force=true) removes it now, and what needs it then fails",
     )
     assert team.audit(action="secret.removed") == []
     removed = team.call(ada, "DELETE", f"{SECRETS}/{name}", params=FORCE)
@@ -205,6 +208,56 @@ def test_a_secret_that_an_unfinished_job_uses_is_removed_only_by_force(
         name,
         {"num_jobs": 1, "jobs": [job_id]},
     )
+
+
+@pytest.fixture
+def _no_logger_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing serves loggers."""
+    monkeypatch.setattr(LoggerProcess, "start_if_due", lambda _: None)
+
+
+@pytest.mark.usefixtures("_no_logger_process")
+@pytest.mark.parametrize("state", [LoggerState.DONE, LoggerState.GIVEN_UP])
+def test_a_secret_is_kept_until_the_loggers_of_an_ended_job_are_done(
+    client: TestClient, world: World, state: LoggerState
+) -> None:
+    put(client)
+    put(client, name="wb")
+    spec = {**DIGITS, **TOKEN, "loggers": LOGGERS, "name": "train"}
+    job_id = client.post(JOBS, json=spec).json()["id"]
+    world.finish(job_id)
+    refused = client.delete(f"{SECRETS}/wb")
+    assert (refused.status_code, refused.json()["detail"]) == (
+        409,
+        f"1 ended job has loggers that still need the secret 'wb': train ({job_id}); wait until"
+        " they have sent everything. 'accordion secret remove wb --force' (DELETE"
+        " /api/v1/secrets/wb?force=true) removes it now, and what needs it then fails",
+    )
+    queue = LoggerQueue(world.database, world.clock)
+    turn = queue.claim((job_id, 1))
+    assert turn is not None
+    queue.record_failure(turn, "", state=state, next_s=None)
+    assert client.delete(f"{SECRETS}/wb").is_success, "the other logger has no secret"
+    assert client.delete(f"{SECRETS}/hf-token").is_success, "no logger has this one"
+
+
+@pytest.mark.usefixtures("_no_logger_process")
+def test_unfinished_jobs_and_loggers_that_need_a_secret_are_told_together(
+    client: TestClient, world: World
+) -> None:
+    put(client, name="wb")
+    spec = {**DIGITS, "loggers": [*LOGGERS, LOGGERS[1]]}
+    ended = client.post(JOBS, json={**spec, "name": "old"}).json()["id"]
+    world.finish(ended)
+    unfinished = client.post(JOBS, json={**spec, "name": "new"}).json()["id"]
+    detail = client.delete(f"{SECRETS}/wb").json()["detail"]
+    assert detail.startswith(
+        f"1 unfinished job uses the secret 'wb': new ({unfinished}); wait until it has ended, or"
+        f" cancel it. 1 ended job has loggers that still need the secret 'wb': old ({ended}); wait"
+    )
+    client.delete(f"{SECRETS}/wb", params=FORCE)
+    [entry] = client.get("/api/v1/audit", params={"action": "secret.removed"}).json()["items"]
+    assert entry["before"] == {"num_jobs": 2, "jobs": [unfinished, ended]}
 
 
 def test_a_secret_is_removed_if_its_jobs_ended_or_are_those_of_others(team: Team) -> None:
@@ -247,7 +300,6 @@ def test_the_refusal_to_remove_a_secret_names_the_oldest_jobs(
     detail = client.delete(f"{SECRETS}/hf-token").json()["detail"]
     assert detail.startswith("7 unfinished jobs use the secret 'hf-token': job-0 (")
     assert " and 2 more; wait until they have ended, or cancel them. 'accordion" in detail
-    assert detail.endswith("removes it now, and their next attempts fail")
     assert "job-5" not in detail
 
 
