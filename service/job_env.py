@@ -10,6 +10,7 @@ from service.errors import NotFound, SettingsError, Unavailable
 from service.security.secret_box import GIVE_KEY, SecretBox, WrongKeyError, open_secret_box
 from service.settings import Settings
 from service.store.database import Database
+from service.store.secret_refs import describe_missing
 from service.store.secret_rows import SecretStore
 from workers.contract import DataCache, JobSpec, list_secret_names, resolve_env
 
@@ -75,11 +76,3 @@ class JobEnv:
 def find_data_cache(settings: Settings) -> DataCache:
     """Return where nodes keep the data that they fetch for jobs."""
     return DataCache(folder=settings.data_cache, max_bytes=settings.data_cache_bytes)
-
-
-def describe_missing(user: str | None, name: str) -> str:
-    """Return that a user lacks a secret, and how to set it."""
-    return (
-        f"user {user!r} has no secret {name!r}; set it with 'accordion secret set {name}'"
-        f" (PUT /api/v1/secrets/{name})"
-    )

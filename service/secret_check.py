@@ -19,6 +19,7 @@ def describe_unreadable(settings: Settings) -> str:
     Raises:
         StartError: the database has no file.
         SQLAlchemyError: the database cannot be read.
+        OSError: the directory of the database or of the key may not be searched.
     """
     encrypted = _read_encrypted(settings.database)
     try:
@@ -31,7 +32,7 @@ def describe_unreadable(settings: Settings) -> str:
         return ""
     return (
         f"{len(unreadable)} of {len(encrypted)} secrets of jobs and webhooks cannot be decrypted"
-        f" ({reason}); copy secrets.key from the home directory where they were set to"
+        f" ({reason}); copy the secrets.key of the service that encrypted them to"
         f" {settings.home_secrets_key}, or name it in ACCORDION_SECRETS_KEY_FILE. If it is lost,"
         " users set them again with 'accordion secret set' and 'accordion webhook rotate-secret'"
     )

@@ -266,7 +266,7 @@ def clone(
     if new is None:
         spec = _merge_spec(job, body.spec)
         _check_spec(state, caller, spec, place="/spec")
-        new, replayed = submission.submit(spec, key, cloned_from=job.id)
+        new, replayed = submission.submit(spec, key, cloned_from=job.id, place="/spec")
     return _show_submitted(new, request=request, replayed=replayed)
 
 

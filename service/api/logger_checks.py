@@ -6,8 +6,9 @@ from service.api.app_state import AppState
 from service.api.receiver_checks import check_receiver
 from service.api.user_secrets import check_owned
 from service.domain.access import Caller
+from service.store.secret_refs import locate_logger_secrets
 from workers.contract import JobSpec
-from workers.logger_spec import MlflowSpec, list_logger_secrets
+from workers.logger_spec import MlflowSpec
 
 
 def check_loggers(state: AppState, caller: Caller, spec: JobSpec, *, pointer: str) -> None:
@@ -18,14 +19,10 @@ def check_loggers(state: AppState, caller: Caller, spec: JobSpec, *, pointer: st
         Invalid: a secret is missing, or no server may have an address.
         Unavailable: the key of the service cannot be read or written.
     """
+    check_owned(state, caller, locate_logger_secrets(spec, pointer))
     for number, logger in enumerate(spec.loggers):
-        place = f"{pointer}/{number}"
-        names = list_logger_secrets(logger)
-        check_owned(
-            state, caller, {f"{place}/{field}/secret": name for field, name in names.items()}
-        )
         if isinstance(logger, MlflowSpec) and logger.tracking_uri is not None:
-            place = f"{place}/tracking_uri"
+            place = f"{pointer}/{number}/tracking_uri"
             check_receiver(state, logger.tracking_uri, user=caller.user, pointer=place)
 
 

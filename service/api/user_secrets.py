@@ -16,11 +16,11 @@ from service.api.problems import describe_problems
 from service.api.secret_schemas import SecretList, SecretRequest, SecretView
 from service.domain.access import Caller, Scope
 from service.errors import Invalid, SettingsError, Unavailable
-from service.job_env import describe_missing
 from service.security.secret_box import SecretBox, WrongKeyError, create_secret_box
 from service.store.models import SecretRow
+from service.store.secret_refs import describe_missing, locate_env_secrets
 from service.store.secret_rows import SecretStore
-from workers.contract import SECRET_NAME_PATTERN, JobSpec, list_secret_names
+from workers.contract import SECRET_NAME_PATTERN, JobSpec
 
 router = APIRouter(prefix="/secrets", tags=["secrets"], responses=describe_problems())
 _SecretName = Annotated[
@@ -32,7 +32,7 @@ class _RemovalQuery(QueryParams):
     """Query parameters of the removal of a secret."""
 
     force: bool = Field(
-        default=False, description="remove it although unfinished jobs of yours use it"
+        default=False, description="remove it although jobs of yours, or their loggers, need it"
     )
 
 
@@ -71,8 +71,8 @@ def remove_secret(
     caller: CallerDep,
 ) -> SecretView:
     """Remove one of your secrets. It is refused while unfinished jobs of yours use the secret, in
-    `env` or in loggers, unless `force` is set: then workers that run keep its value, and an attempt
-    that starts without it fails.
+    `env` or in loggers, or loggers of ended ones still send, unless `force` is set: then workers
+    that run keep its value, and an attempt or logger that starts without it fails.
     """
     return _describe_secret(_store_of(state).remove_secret(caller, name, force=query.force))
 
@@ -84,10 +84,7 @@ def check_secrets(state: AppState, caller: Caller, spec: JobSpec, *, pointer: st
         Invalid: one is missing, or was encrypted with another key.
         Unavailable: the key of the service cannot be read or written.
     """
-    names = list_secret_names(spec.env)
-    check_owned(
-        state, caller, {f"{pointer}/{variable}/secret": name for variable, name in names.items()}
-    )
+    check_owned(state, caller, locate_env_secrets(spec, pointer))
 
 
 def check_owned(state: AppState, caller: Caller, name_by_pointer: Mapping[str, str]) -> None:

@@ -174,7 +174,7 @@ class AccountRequests(RequestSender):
 
         Args:
             name: name of the secret.
-            force: whether to remove it although unfinished jobs of yours use it.
+            force: whether to remove it although jobs of yours, or their loggers, need it.
         """
         from service.api.secret_schemas import SecretView
 

@@ -12,6 +12,7 @@ from service.commands.cli_support import JsonOption, print_json
 
 if TYPE_CHECKING:
     from service.backup import BackupContents
+    from service.settings import Settings
 
 
 def backup(
@@ -48,7 +49,6 @@ def restore(
     changes after the backup are lost: a token revoked since then is valid again.
     """
     from service.backup import find_storage, restore_backup
-    from service.secret_check import describe_unreadable
     from service.settings import load_settings
 
     settings = load_settings()
@@ -65,7 +65,7 @@ def restore(
             " copy them, or set ACCORDION_STORAGE before you start the service",
             err=True,
         )
-    unreadable = describe_unreadable(settings)
+    unreadable = _describe_unreadable(settings)
     if unreadable:
         typer.echo(f"accordion: {unreadable}", err=True)
 
@@ -97,6 +97,20 @@ def move_database(
     for table, count in rows.items():
         typer.echo(f"{table:<20} {count:>10}")
     typer.echo(f"all rows arrived in {hide_password(url)}")
+
+
+def _describe_unreadable(settings: Settings) -> str:
+    """Return what is wrong with the restored secrets, or why they could not be checked."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.errors import StartError
+    from service.secret_check import describe_unreadable
+
+    try:
+        return describe_unreadable(settings)
+    except (StartError, SQLAlchemyError, OSError) as error:
+        reason = str(getattr(error, "orig", error)).partition("\n")[0]
+        return f"the secrets could not be checked ({reason}); 'accordion doctor' checks them"
 
 
 def _check_url(target: str) -> str:

@@ -216,6 +216,13 @@ def _check_secrets(settings: Settings) -> Iterator[Finding]:
 
     try:
         unreadable = describe_unreadable(settings)
+    except OSError as error:
+        message = (
+            f"not checked: {error.filename} cannot be read ({error.strerror}); run this command as"
+            " the user of the service"
+        )
+        yield Finding(name="secrets", state="note", message=message)
+        return
     except (StartError, SQLAlchemyError):
         return
     if unreadable:

@@ -67,14 +67,15 @@ def remove_secret(
     name: _NameArgument,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="remove it although unfinished jobs use it")
+        bool, typer.Option("--force", help="remove it although jobs or their loggers need it")
     ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Remove one of your secrets, unless unfinished jobs of yours use it.
+    """Remove one of your secrets, unless unfinished jobs of yours, or loggers that still send, need
+    it.
 
-    With --force, workers that run keep its value, and attempts that start later fail.
+    With --force, workers that run keep its value, and attempts and loggers that start later fail.
     """
     with connect_client(url) as client:
         secret = client.remove_secret(name, force=force)

@@ -75,6 +75,10 @@ class ReportSource:
     """Number of events of these types, also of those that are left out."""
     log_lines: Sequence[str] = ()
     """Newest lines of output, each with its source."""
+    events_removed: int = 0
+    """Number of events, of any type, that are no longer kept."""
+    log_bytes_removed: int = 0
+    """Size of the output that is no longer kept."""
     written_at: datetime
 
 

@@ -31,6 +31,7 @@ from service.dashboard.router import CHARTS, Chart
 from service.dashboard.script_bundle import bundle_modules
 from service.domain.job_status import STATUS_TABLE
 from service.domain.jobs import Kind
+from service.domain.removed_output import describe_removed_history
 from service.store.report_reads import ReportLimits
 
 REPORT_CHARTS = (
@@ -127,6 +128,7 @@ def build_report(source: ReportSource) -> ReportPage:
             spec=yaml.safe_dump(job.spec, sort_keys=False, allow_unicode=True),
             num_shown=len(source.epochs),
             num_epochs=source.num_epochs,
+            removed=describe_removed_history(source.events_removed, source.log_bytes_removed),
             written_at=source.written_at,
             data=Markup(_dump_for_script(_collect_chart_data(source))),  # noqa: S704 - escaped
         )

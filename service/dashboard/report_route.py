@@ -91,6 +91,8 @@ def _build_page(job: JobRow, state: AppState) -> ReportPage:
         events=_list_events(rows.events),
         num_events=rows.num_events,
         log_lines=_list_lines(rows.log_chunks),
+        events_removed=rows.events_removed,
+        log_bytes_removed=rows.log_bytes_removed,
         written_at=datetime.fromtimestamp(state.clock(), UTC),
     )
     return build_report(source)

@@ -1,4 +1,4 @@
-"""Says that the oldest output of a job is not kept any more."""
+"""Says that the oldest output, or the oldest events, of a job are not kept any more."""
 
 from __future__ import annotations
 
@@ -11,4 +11,15 @@ def describe_removed(removed_bytes: int) -> str:
     )
 
 
-__all__ = ["describe_removed"]
+def describe_removed_history(num_events: int, output_bytes: int) -> str:
+    """Say how many events and how much output of a job were removed, and why; empty if none."""
+    events = f"{num_events} older event{'' if num_events == 1 else 's'}" if num_events else ""
+    output = f"{output_bytes / 1e6:.1f} MB of older output" if output_bytes else ""
+    removed = " and ".join(filter(None, (events, output)))
+    return removed and (
+        f"No longer kept: {removed}. ACCORDION_MAX_EVENTS and ACCORDION_MAX_LOG_BYTES set how much"
+        " of each job is kept, and ACCORDION_HISTORY_RETENTION_S how long after its end."
+    )
+
+
+__all__ = ["describe_removed", "describe_removed_history"]

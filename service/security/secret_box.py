@@ -16,8 +16,8 @@ from service.settings import Settings
 
 KEY_BYTES = 32
 GIVE_KEY = (
-    "give it the key of the api (ACCORDION_SECRETS_KEY_FILE) or, after a restore, the file"
-    " secrets.key of the old home directory"
+    "give the scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE) or, after a restore, the"
+    " file secrets.key of the old home directory"
 )
 """What to do if the scheduler cannot decrypt a secret."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from service.store.override_changes import (
     override_data,
     store_override_status,
 )
+from service.store.secret_refs import locate_env_secrets, locate_logger_secrets, lock_secrets
 from service.store.status_changes import record_first_status
 from service.store.stored_documents import layer_names, stored_progress
 from service.store.stored_spec import extract_filter_values, spec_of
@@ -65,20 +66,34 @@ class JobSubmission:
         self._caller = caller
 
     def submit(
-        self, spec: JobSpec, idempotency: Idempotency | None, *, cloned_from: str | None = None
+        self,
+        spec: JobSpec,
+        idempotency: Idempotency | None,
+        *,
+        cloned_from: str | None = None,
+        place: str = "",
     ) -> tuple[JobRow, bool]:
         """Create a job, or find the one that the key created before (then the second value is
-        True). `cloned_from` is the ID of the job whose spec it was made from.
+        True).
+
+        Args:
+            spec: what the job does.
+            idempotency: key of the request, if it has one.
+            cloned_from: ID of the job whose spec it was made from.
+            place: JSON pointer to the spec in the body.
 
         Raises:
-            Invalid: the key was used with another body.
+            Invalid: the key was used with another body, or the caller lacks a secret that the spec
+                refers to.
         """
+        needed = locate_env_secrets(spec, f"{place}/env")
+        needed |= locate_logger_secrets(spec, f"{place}/loggers")
         try:
-            return self._submit(spec, idempotency, cloned_from)
+            return self._submit(spec, idempotency, cloned_from, secrets=needed)
         except IntegrityError:
             # PostgreSQL runs writers concurrently: another one stored the key meanwhile, and it is
             # now visible.
-            return self._submit(spec, idempotency, cloned_from)
+            return self._submit(spec, idempotency, cloned_from, secrets=needed)
 
     def find_replay(self, idempotency: Idempotency | None) -> JobRow | None:
         """Return the job that the key created before; None if it created none.
@@ -93,13 +108,19 @@ class JobSubmission:
             return None if known is None else session.get(JobRow, known)
 
     def _submit(
-        self, spec: JobSpec, idempotency: Idempotency | None, cloned_from: str | None
+        self,
+        spec: JobSpec,
+        idempotency: Idempotency | None,
+        cloned_from: str | None,
+        *,
+        secrets: Mapping[str, str],
     ) -> tuple[JobRow, bool]:
         now = self._clock()
         with self._database.write() as session:
             known = find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(JobRow, known), True
+            lock_secrets(session, self._caller.user, secrets)
             job = _new_job(spec, self._caller.user, now)
             job.cloned_from = cloned_from
             session.add(job)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import case, update
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, case, select, update
 from sqlalchemy.orm import Session
 
 from service.domain.logger_states import LoggerState
 from service.store.models import JobRow, LoggerRow
+from service.store.repository import IS_UNFINISHED
 from workers.contract import JobSpec
 
 
@@ -15,6 +19,22 @@ def add_loggers(session: Session, job: JobRow, spec: JobSpec, *, now: float) -> 
     for number, logger in enumerate(spec.loggers):
         row = LoggerRow(job_id=job.id, number=number, kind=logger.kind, next_turn_at=now)
         session.add(row)
+
+
+def list_sending(session: Session, owner: str) -> Sequence[Row[str, str, Any, int]]:
+    """Return the loggers of a user's ended jobs that are neither done nor given up: ID, name and
+    spec of the job, and the number of the logger.
+    """
+    # SQLite would read all loggers for `IS NOT NULL`, and with the join alone all jobs of the user.
+    follows = LoggerRow.next_turn_at > 0.0
+    is_served = JobRow.id.in_(select(LoggerRow.job_id).where(follows))
+    query = (
+        select(JobRow.id, JobRow.name, JobRow.spec, LoggerRow.number)
+        .join(LoggerRow, LoggerRow.job_id == JobRow.id)
+        .where(is_served, follows, JobRow.owner == owner, ~IS_UNFINISHED)
+        .order_by(JobRow.created_at, JobRow.id)
+    )
+    return session.execute(query).all()
 
 
 def reopen_loggers(session: Session, job: JobRow, *, now: float) -> None:
@@ -29,4 +49,4 @@ def reopen_loggers(session: Session, job: JobRow, *, now: float) -> None:
     )
 
 
-__all__ = ["add_loggers", "reopen_loggers"]
+__all__ = ["add_loggers", "list_sending", "reopen_loggers"]

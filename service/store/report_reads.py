@@ -16,6 +16,7 @@ from service.store.models import (
     DecisionRow,
     EpochRow,
     EventRow,
+    JobRow,
     LogChunkRow,
     OverrideRow,
 )
@@ -62,6 +63,10 @@ class ReportRows:
     num_events: int
     """Number of events of the given types, also of those that are left out."""
     log_chunks: Sequence[LogChunkRow]
+    events_removed: int
+    """Number of events, of any type, that are no longer kept."""
+    log_bytes_removed: int
+    """Size of the output that is no longer kept."""
 
 
 def read_report_rows(
@@ -73,7 +78,9 @@ def read_report_rows(
     events = select(EventRow).where(EventRow.job_id == job_id, EventRow.type.in_(event_types))
     chunks = select(LogChunkRow).where(LogChunkRow.job_id == job_id)
     decisions = select(DecisionRow).where(DecisionRow.job_id == job_id)
+    removed = select(JobRow.events_removed, JobRow.log_bytes_removed).where(JobRow.id == job_id)
     with database.read() as session:
+        events_removed, log_bytes_removed = session.execute(removed).first() or (0, 0)
         numbers = session.scalars(
             select(EpochRow.epoch).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch)
         ).all()
@@ -95,6 +102,8 @@ def read_report_rows(
             events=_read_newest(session, events, EventRow.seq, limit=limits.items),
             num_events=_count_rows(session, events),
             log_chunks=_read_newest(session, chunks, LogChunkRow.number, limit=_CHUNKS),
+            events_removed=events_removed,
+            log_bytes_removed=log_bytes_removed,
         )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
 from service.domain.audit_actions import AuditAction
 from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
+from service.store.logger_rows import list_sending
 from service.store.models import JobRow, SecretRow, UserRow
 from service.store.repository import IS_UNFINISHED
 from service.store.stored_spec import refers_to_secret
@@ -20,7 +22,7 @@ from service.store.stored_spec import refers_to_secret
 MAX_SECRETS = 100
 """Maximum number of secrets of a user."""
 _NAMED_JOBS = 5
-"""Most jobs that the refusal to remove a secret names."""
+"""Most jobs that the refusal to remove a secret names, and the audit log's entry of a removal."""
 
 
 class SecretStore:
@@ -60,13 +62,12 @@ class SecretStore:
         Args:
             caller: user whose secret it is.
             name: name of the secret.
-            force: whether to remove it although unfinished jobs refer to it.
+            force: whether to remove it although jobs need it.
 
         Raises:
             NotFound: there is none of this name.
-            Conflict: unfinished jobs refer to it.
+            Conflict: unfinished jobs, or loggers that still send, refer to it.
         """
-        jobs = self._list_jobs(caller.user, name)
         with self._database.write() as session:
             row = session.get(SecretRow, (caller.user, name), with_for_update=True)
             if row is None:
@@ -74,25 +75,18 @@ class SecretStore:
                     f"user {caller.user!r} has no secret {name!r}; 'accordion secret list'"
                     " (GET /api/v1/secrets) lists yours"
                 )
-            if jobs and not force:
-                raise Conflict(_describe_use(name, jobs))
+            # The secret is locked: a submission that refers to it is stored by now, or refused.
+            use = _find_use(session, caller.user, name)
+            if use.jobs and not force:
+                raise Conflict(_describe_use(name, use))
             session.delete(row)
-            before = {"unfinished_jobs": [job.id for job in jobs]} if jobs else None
+            named = use.jobs[:_NAMED_JOBS]
+            before = {"num_jobs": len(use.jobs), "jobs": named} if named else None
             now = self._clock()
             append_audit(
                 session, caller, AuditAction.SECRET_REMOVED, subject=name, before=before, now=now
             )
             return row
-
-    def _list_jobs(self, owner: str, name: str) -> list[Row[str, str, Any]]:
-        """Return the unfinished jobs of a user that refer to a secret, oldest first."""
-        query = (
-            select(JobRow.id, JobRow.name, JobRow.spec)
-            .where(JobRow.owner == owner, IS_UNFINISHED)
-            .order_by(JobRow.created_at, JobRow.id)
-        )
-        with self._database.read() as session:
-            return [job for job in session.execute(query) if refers_to_secret(job.spec, name)]
 
     def _set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
         now = self._clock()
@@ -115,13 +109,66 @@ class SecretStore:
             return row
 
 
-def _describe_use(name: str, jobs: Sequence[Row[str, str, Any]]) -> str:
-    """Return which unfinished jobs refer to a secret, and how to remove it."""
-    shown = ", ".join(f"{job.name} ({job.id})" for job in jobs[:_NAMED_JOBS])
-    more = len(jobs) - _NAMED_JOBS
-    count = "1 unfinished job uses" if len(jobs) == 1 else f"{len(jobs)} unfinished jobs use"
-    return (
-        f"{count} the secret {name!r}: {shown}{f' and {more} more' if more > 0 else ''}; wait until"
-        f" they have ended, or cancel them. 'accordion secret remove {name} --force' (DELETE"
-        f" /api/v1/secrets/{name}?force=true) removes it now, and their next attempts fail"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """Jobs of a user that need a secret: their names by ID, oldest first."""
+
+    unfinished: Mapping[str, str]
+    sending: Mapping[str, str]
+    """Ended jobs with loggers that are neither done nor given up."""
+
+    @property
+    def jobs(self) -> list[str]:
+        """IDs of all of them."""
+        return [*self.unfinished, *self.sending]
+
+
+def _find_use(session: Session, owner: str, name: str) -> _Use:
+    query = (
+        select(JobRow.id, JobRow.name, JobRow.spec)
+        .where(JobRow.owner == owner, IS_UNFINISHED)
+        .order_by(JobRow.created_at, JobRow.id)
     )
+    return _Use(
+        unfinished={
+            job.id: job.name for job in session.execute(query) if refers_to_secret(job.spec, name)
+        },
+        sending={
+            job.id: job.name
+            for job in list_sending(session, owner)
+            if refers_to_secret(job.spec, name, logger=job.number)
+        },
+    )
+
+
+def _describe_use(name: str, use: _Use) -> str:
+    """Return which jobs need a secret, and how to remove it."""
+    sentences = []
+    if len(use.unfinished) == 1:
+        sentences.append(
+            f"1 unfinished job uses the secret {name!r}: {_name_jobs(use.unfinished)}; wait until"
+            " it has ended, or cancel it."
+        )
+    elif use.unfinished:
+        sentences.append(
+            f"{len(use.unfinished)} unfinished jobs use the secret {name!r}:"
+            f" {_name_jobs(use.unfinished)}; wait until they have ended, or cancel them."
+        )
+    if use.sending:
+        ended = (
+            "1 ended job has" if len(use.sending) == 1 else f"{len(use.sending)} ended jobs have"
+        )
+        sentences.append(
+            f"{ended} loggers that still need the secret {name!r}: {_name_jobs(use.sending)}; wait"
+            " until they have sent everything."
+        )
+    return (
+        f"{' '.join(sentences)} 'accordion secret remove {name} --force' (DELETE"
+        f" /api/v1/secrets/{name}?force=true) removes it now, and what needs it then fails"
+    )
+
+
+def _name_jobs(names: Mapping[str, str]) -> str:
+    shown = [f"{name} ({job_id})" for job_id, name in names.items()]
+    more = len(shown) - _NAMED_JOBS
+    return f"{', '.join(shown[:_NAMED_JOBS])}{f' and {more} more' if more > 0 else ''}"

@@ -85,11 +85,14 @@ def spec_value(job: JobRow, place: str, default: Value) -> Any:
     return value_at(job.spec, place, default)
 
 
-def refers_to_secret(spec: Any, name: str) -> bool:
-    """Return whether variables or loggers of a stored spec refer to a secret of this name."""
+def refers_to_secret(spec: Any, name: str, *, logger: int | None = None) -> bool:
+    """Return whether variables or loggers of a stored spec refer to a secret of this name; with a
+    number, whether this logger does.
+    """
     document = spec if isinstance(spec, dict) else {}
-    loggers = document.get("loggers")
-    sections = [document.get("env"), *(loggers if isinstance(loggers, list) else ())]
+    found = document.get("loggers")
+    loggers = found if isinstance(found, list) else []
+    sections = [document.get("env"), *loggers] if logger is None else loggers[logger : logger + 1]
     return any({"secret": name} in part.values() for part in sections if isinstance(part, dict))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy import Connection, Engine, event, select, update
 
 from service.app import create_app
 from service.backup import move_database, restore_backup, write_backup
@@ -21,7 +21,7 @@ from service.errors import StartError
 from service.settings import Settings, load_settings
 from service.store.copying import count_rows
 from service.store.database import Database
-from service.store.models import Base
+from service.store.models import Base, JobRow
 from tests.api.conftest import LOCAL
 from tests.api.world import World
 from tests.postgres import Postgres
@@ -133,6 +133,21 @@ def test_a_backup_notes_the_storage_of_the_jobs_not_that_of_its_own_settings(
     made = write_backup(elsewhere, tmp_path / "backup.tar.gz", world.clock())
     assert (nothing.storage, own.storage) == ("", "")
     assert made.storage == str(world.settings.home / "storage")
+
+
+@pytest.mark.parametrize(
+    ("first_seen_at", "second_seen_at", "storage"), [(2.0, 1.0, "/b"), (1.0, 2.0, "/a")]
+)
+def test_a_backup_notes_the_storage_of_the_job_whose_workers_started_last(
+    world: World, tmp_path: Path, first_seen_at: float, second_seen_at: float, storage: str
+) -> None:
+    for root, seen_at in (("/b", first_seen_at), ("/a", second_seen_at)):
+        job_id = world.submit()
+        used = {"place": f"{root}/{job_id}/checkpoints", "seen_at": seen_at}
+        with world.database.write() as session:
+            session.execute(update(JobRow).where(JobRow.id == job_id).values(storage=used))
+    made = write_backup(world.settings, tmp_path / "backup.tar.gz", world.clock())
+    assert made.storage == storage
 
 
 def test_a_backup_is_of_one_moment_while_jobs_are_submitted(world: World, tmp_path: Path) -> None:

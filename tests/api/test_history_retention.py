@@ -98,6 +98,17 @@ def test_readers_are_told_what_was_removed(short_client: TestClient, short: Worl
     assert (kind, chunk["removed_bytes"], last[1]) == ("log", job.log_bytes_removed, "end")
 
 
+def test_a_report_says_what_was_removed(short_client: TestClient, short: World) -> None:
+    job_id = short.finish(short.submit()).id
+    whole = short_client.get(f"{JOBS}/{job_id}/report").text
+    job = trim(short, job_id)
+    removed = f"{job.events_removed} older events and {job.log_bytes_removed / 1e6:.1f} MB of"
+    html = short_client.get(f"{JOBS}/{job_id}/report").text
+    assert f"No longer kept: {removed} older output. ACCORDION_MAX_EVENTS and" in html
+    assert "ACCORDION_HISTORY_RETENTION_S how long after its end." in html
+    assert "No longer kept" not in whole
+
+
 def test_a_long_history_is_removed_in_small_transactions(
     short: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

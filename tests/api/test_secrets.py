@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Connection, Engine, event
 
 from service.app import create_app
+from service.domain.access import FULL_ACCESS
 from service.domain.jobs import Status
+from service.domain.logger_states import LoggerState
+from service.logger_process import LoggerProcess
 from service.security.secret_box import SecretBox
 from service.settings import load_settings
-from service.store.secret_rows import MAX_SECRETS
+from service.store.job_submission import JobSubmission
+from service.store.logger_queue import LoggerQueue
+from service.store.secret_rows import MAX_SECRETS, SecretStore
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import ADMIN, JOBS, PLAN, Team
 from tests.api.world import DIGITS, World
@@ -190,15 +196,68 @@ def test_a_secret_that_an_unfinished_job_uses_is_removed_only_by_force(
     refused = team.call(ada, "DELETE", f"{SECRETS}/{name}")
     assert (refused.status_code, refused.json()["detail"]) == (
         409,
-        f"1 unfinished job uses the secret {name!r}: train ({job_id}); wait until they have ended,"
-        f" or cancel them. 'accordion secret remove {name} --force' (DELETE"
-        f" /api/v1/secrets/{name}?force=true) removes it now, and their next attempts fail",
+        f"1 unfinished job uses the secret {name!r}: train ({job_id}); wait until it has ended,"
+        f" or cancel it. 'accordion secret remove {name} --force' (DELETE"
+        f" /api/v1/secrets/{name}?force=true) removes it now, and what needs it then fails",
     )
     assert team.audit(action="secret.removed") == []
     removed = team.call(ada, "DELETE", f"{SECRETS}/{name}", params=FORCE)
     assert removed.status_code == 200
     [entry] = team.audit(action="secret.removed")
-    assert (entry["subject"], entry["before"]) == (name, {"unfinished_jobs": [job_id]})
+    assert (entry["subject"], entry["before"]) == (
+        name,
+        {"num_jobs": 1, "jobs": [job_id]},
+    )
+
+
+@pytest.fixture
+def _no_logger_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing serves loggers."""
+    monkeypatch.setattr(LoggerProcess, "start_if_due", lambda _: None)
+
+
+@pytest.mark.usefixtures("_no_logger_process")
+@pytest.mark.parametrize("state", [LoggerState.DONE, LoggerState.GIVEN_UP])
+def test_a_secret_is_kept_until_the_loggers_of_an_ended_job_are_done(
+    client: TestClient, world: World, state: LoggerState
+) -> None:
+    put(client)
+    put(client, name="wb")
+    spec = {**DIGITS, **TOKEN, "loggers": LOGGERS, "name": "train"}
+    job_id = client.post(JOBS, json=spec).json()["id"]
+    world.finish(job_id)
+    refused = client.delete(f"{SECRETS}/wb")
+    assert (refused.status_code, refused.json()["detail"]) == (
+        409,
+        f"1 ended job has loggers that still need the secret 'wb': train ({job_id}); wait until"
+        " they have sent everything. 'accordion secret remove wb --force' (DELETE"
+        " /api/v1/secrets/wb?force=true) removes it now, and what needs it then fails",
+    )
+    queue = LoggerQueue(world.database, world.clock)
+    turn = queue.claim((job_id, 1))
+    assert turn is not None
+    queue.record_failure(turn, "", state=state, next_s=None)
+    assert client.delete(f"{SECRETS}/wb").is_success, "the other logger has no secret"
+    assert client.delete(f"{SECRETS}/hf-token").is_success, "no logger has this one"
+
+
+@pytest.mark.usefixtures("_no_logger_process")
+def test_unfinished_jobs_and_loggers_that_need_a_secret_are_told_together(
+    client: TestClient, world: World
+) -> None:
+    put(client, name="wb")
+    spec = {**DIGITS, "loggers": [*LOGGERS, LOGGERS[1]]}
+    ended = client.post(JOBS, json={**spec, "name": "old"}).json()["id"]
+    world.finish(ended)
+    unfinished = client.post(JOBS, json={**spec, "name": "new"}).json()["id"]
+    detail = client.delete(f"{SECRETS}/wb").json()["detail"]
+    assert detail.startswith(
+        f"1 unfinished job uses the secret 'wb': new ({unfinished}); wait until it has ended, or"
+        f" cancel it. 1 ended job has loggers that still need the secret 'wb': old ({ended}); wait"
+    )
+    client.delete(f"{SECRETS}/wb", params=FORCE)
+    [entry] = client.get("/api/v1/audit", params={"action": "secret.removed"}).json()["items"]
+    assert entry["before"] == {"num_jobs": 2, "jobs": [unfinished, ended]}
 
 
 def test_a_secret_is_removed_if_its_jobs_ended_or_are_those_of_others(team: Team) -> None:
@@ -214,17 +273,82 @@ def test_a_secret_is_removed_if_its_jobs_ended_or_are_those_of_others(team: Team
     assert [entry["before"] for entry in team.audit(action="secret.removed")] == [None, None]
 
 
+def submit_seven(client: TestClient, world: World) -> list[str]:
+    """Submit jobs that use a secret, one after the other; return their IDs."""
+    put(client)
+    jobs = []
+    for number in range(7):
+        world.clock.now += 1
+        spec = {**DIGITS, **TOKEN, "name": f"job-{number}"}
+        jobs.append(client.post(JOBS, json=spec).json()["id"])
+    return jobs
+
+
+def test_the_audit_log_names_the_oldest_jobs_whose_secret_was_removed(
+    client: TestClient, world: World
+) -> None:
+    jobs = submit_seven(client, world)
+    client.delete(f"{SECRETS}/hf-token", params=FORCE)
+    [entry] = client.get("/api/v1/audit", params={"action": "secret.removed"}).json()["items"]
+    assert entry["before"] == {"num_jobs": 7, "jobs": jobs[:5]}
+
+
 def test_the_refusal_to_remove_a_secret_names_the_oldest_jobs(
     client: TestClient, world: World
 ) -> None:
-    put(client)
-    for number in range(7):
-        world.clock.now += 1
-        client.post(JOBS, json={**DIGITS, **TOKEN, "name": f"job-{number}"})
+    submit_seven(client, world)
     detail = client.delete(f"{SECRETS}/hf-token").json()["detail"]
     assert detail.startswith("7 unfinished jobs use the secret 'hf-token': job-0 (")
-    assert " and 2 more; wait until" in detail
+    assert " and 2 more; wait until they have ended, or cancel them. 'accordion" in detail
     assert "job-5" not in detail
+
+
+def test_a_secret_is_not_removed_if_a_job_that_uses_it_is_submitted_meanwhile(
+    client: TestClient, world: World
+) -> None:
+    submitted: list[str] = []
+
+    def submit(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        writes = statement == "BEGIN IMMEDIATE" or ("secrets" in statement and "FOR" in statement)
+        if writes and not submitted:
+            submitted.append("")
+            submitted.append(world.submit(**TOKEN))
+
+    put(client)
+    event.listen(Engine, "before_cursor_execute", submit)
+    try:
+        refused = client.delete(f"{SECRETS}/hf-token")
+    finally:
+        event.remove(Engine, "before_cursor_execute", submit)
+    assert refused.status_code == 409
+    assert submitted[-1] in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("part", [TOKEN, {"loggers": LOGGERS}], ids=["env", "loggers"])
+@pytest.mark.parametrize("clones", [False, True])
+def test_a_job_whose_secret_is_removed_while_it_is_submitted_is_refused_as_before(
+    client: TestClient,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    part: dict[str, Any],
+    *,
+    clones: bool,
+) -> None:
+    name = "hf-token" if part is TOKEN else "wb"
+    job_id = client.post(JOBS, json=DIGITS).json()["id"]
+    path, body = (f"{JOBS}/{job_id}/clone", {"spec": part}) if clones else (JOBS, DIGITS | part)
+    without = client.post(path, json=body)
+    put(client, name=name)
+    submit = JobSubmission.submit
+
+    def remove_and_submit(*given: Any, **more: Any) -> Any:
+        SecretStore(world.database, world.clock).remove_secret(FULL_ACCESS, name)
+        return submit(*given, **more)
+
+    monkeypatch.setattr(JobSubmission, "submit", remove_and_submit)
+    refused = client.post(path, json=body)
+    assert (refused.status_code, refused.json()["errors"]) == (422, without.json()["errors"])
+    assert len(client.get(JOBS).json()["items"]) == 1
 
 
 @pytest.mark.parametrize("key", [None, "another key that is long enough for it"])
@@ -238,6 +362,7 @@ def test_a_scheduler_without_the_right_key_waits_and_says_so(
     if key is not None:
         world.settings.home_secrets_key.write_text(key)
     world.turn_until(lambda: "ACCORDION_SECRETS_KEY_FILE" in world.job(job_id).message)
+    assert "; give the scheduler the key of the api (" in world.job(job_id).message
     assert "after a restore, the file secrets.key of the old home" in world.job(job_id).message
     assert world.job(job_id).status == Status.STARTING
     world.settings.home_secrets_key.write_text(right)

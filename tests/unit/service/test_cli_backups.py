@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 
+from service import secret_check
 from service.domain.access import FULL_ACCESS
 from service.security.secret_box import create_secret_box
 from service.settings import load_settings
@@ -96,8 +98,45 @@ def test_secrets_that_cannot_be_decrypted_are_told_after_a_restore_and_by_the_do
     assert restored.code == 0
     told = f"1 of 1 secrets of jobs and webhooks cannot be decrypted ({reason}"
     assert (told in restored.err) == bool(reason)
+    way_out = f"copy the secrets.key of the service that encrypted them to {new}/secrets.key, or"
+    assert (way_out in restored.err) == bool(reason)
     messages = [item["message"] for item in found if item["name"] == "secrets"]
     assert [message.startswith(told) for message in messages] == [True] * bool(reason)
+
+
+def test_the_doctor_says_if_the_database_may_not_be_read(
+    alone: Accordion, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tests may run as root, who may read all files: a name that is too long fails alike.
+    file = home / ("x" * 300) / "accordion.db"
+    monkeypatch.setenv("ACCORDION_DATABASE_URL", f"sqlite:///{file}")
+    found = alone("doctor", "--json").json()["findings"]
+    [told] = [item for item in found if item["name"] == "secrets"]
+    assert told["state"] == "note"
+    assert told["message"].startswith(f"not checked: {file} cannot be read (File name too long)")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OperationalError("SELECT", {}, Exception("connection lost\nDETAIL")), "connection lost"),
+        (PermissionError(13, "Permission denied"), "[Errno 13] Permission denied"),
+    ],
+)
+def test_a_restore_succeeds_although_the_secrets_cannot_be_checked(
+    alone: Accordion, home: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(_: object) -> str:
+        raise error
+
+    alone("backup", home.parent / "backup.tar.gz")
+    monkeypatch.setenv("ACCORDION_HOME", str(home.parent / "new"))
+    monkeypatch.setattr(secret_check, "describe_unreadable", fail)
+    restored = alone("restore", home.parent / "backup.tar.gz")
+    assert (restored.code, restored.err) == (
+        0,
+        f"accordion: the secrets could not be checked ({reason}); 'accordion doctor' checks them\n",
+    )
 
 
 def set_secret(home: Path) -> None:

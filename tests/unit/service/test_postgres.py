@@ -5,15 +5,20 @@ names fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
+from time import time
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from service.domain.access import FULL_ACCESS
+from service.errors import Conflict
+from service.store import job_submission
+from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.ended_sessions import end_session, is_session_ended
 from service.store.job_list import JobFilter
@@ -22,6 +27,7 @@ from service.store.leases import Lease
 from service.store.models import EndedSessionRow
 from service.store.postgres import SessionLimits
 from service.store.repository import Repository
+from service.store.secret_rows import SecretStore
 from tests.postgres import Postgres
 from workers.contract import JobSpec
 
@@ -156,6 +162,28 @@ def test_two_logouts_at_once_end_a_session(connect: Callable[..., Database]) -> 
         session.commit()
         assert other.result(timeout=30) is None
     assert is_session_ended(second, "d")
+
+
+def test_a_secret_is_kept_while_a_job_that_uses_it_is_stored(
+    connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = connect(), connect()
+    SecretStore(first, lambda: 1.0).set_secret(FULL_ACCESS, "hf", "x")
+    spec = {"task": {"name": "digits-mlp"}, "env": {"HF": {"secret": "hf"}}}
+
+    def wait_for_removal(*given: Any, **more: Any) -> None:
+        with first.read() as reader:
+            removals.append(pool.submit(SecretStore(second, time).remove_secret, FULL_ACCESS, "hf"))
+            while not reader.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
+                assert not removals[0].done()
+        append_audit(*given, **more)
+
+    removals: list[Future[Any]] = []
+    monkeypatch.setattr(job_submission, "append_audit", wait_for_removal)
+    with ThreadPoolExecutor(1) as pool:
+        JobSubmission(first, lambda: 1.0, FULL_ACCESS).submit(JobSpec.model_validate(spec), None)
+        with pytest.raises(Conflict, match="1 unfinished job uses the secret"):
+            removals[0].result(timeout=30)
 
 
 def test_the_server_runs_as_an_ordinary_user(postgres: Postgres) -> None:

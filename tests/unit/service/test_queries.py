@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, event, insert, select
 
 from service import allocator
+from service.domain.access import FULL_ACCESS
 from service.metrics import metrics_response
 from service.store import job_list
 from service.store.audit_log import AuditFilter, read_audit
@@ -20,6 +21,7 @@ from service.store.expired_history import ExpiredHistory
 from service.store.job_list import JobFilter, ListingState
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
+from service.store.secret_rows import SecretStore
 from service.store.unfinished_jobs import UnfinishedJobs
 from tests.api.world import World
 
@@ -91,6 +93,16 @@ def test_a_change_of_status_looks_webhooks_up_by_index(world: World) -> None:
     with statements() as seen:
         world.cancel(world.submit())
     found = [one for one in seen if "FROM webhooks" in one[0]]
+    assert len(found) == 2
+    assert full_scans(world, found) == []
+
+
+def test_the_removal_of_a_secret_looks_jobs_and_loggers_up_by_index(world: World) -> None:
+    secrets = SecretStore(world.database, world.clock)
+    secrets.set_secret(FULL_ACCESS, "hf-token", "x")
+    with statements() as seen:
+        secrets.remove_secret(FULL_ACCESS, "hf-token")
+    found = [one for one in seen if one[0].startswith("SELECT jobs")]
     assert len(found) == 2
     assert full_scans(world, found) == []
 

@@ -160,6 +160,23 @@ def test_a_long_history_says_how_much_of_it_is_shown() -> None:
     assert "200 of 10000 are shown" in page.text
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"events_removed": 1}, "No longer kept: 1 older event. ACCORDION_MAX_EVENTS"),
+        ({"log_bytes_removed": 2_040_000}, "No longer kept: 2.0 MB of older output. ACCORDION_"),
+        (
+            {"events_removed": 2, "log_bytes_removed": 300_000},
+            "No longer kept: 2 older events and 0.3 MB of older output. ACCORDION_",
+        ),
+    ],
+)
+def test_a_report_says_which_part_of_the_history_was_removed(
+    changes: dict[str, int], said: str
+) -> None:
+    assert said in render(make_source(**changes)).text
+
+
 def test_tables_are_bounded() -> None:
     events = [make_event("status", status="RUNNING", message="", attempt=1)] * 1000
     source = make_source(

@@ -1,0 +1,58 @@
+"""Secrets that the spec of a new job refers to: where it names them, and that they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.errors import Invalid
+from service.store.models import SecretRow
+from workers.contract import JobSpec, list_secret_names
+from workers.logger_spec import list_logger_secrets
+
+
+def locate_env_secrets(spec: JobSpec, pointer: str) -> dict[str, str]:
+    """Return the names of the secrets of `env`, by JSON pointer; `pointer` is that of `env`."""
+    names = list_secret_names(spec.env)
+    return {f"{pointer}/{variable}/secret": name for variable, name in names.items()}
+
+
+def locate_logger_secrets(spec: JobSpec, pointer: str) -> dict[str, str]:
+    """Return the names of the secrets of loggers, by JSON pointer; `pointer` is that of all."""
+    return {
+        f"{pointer}/{number}/{field}/secret": name
+        for number, logger in enumerate(spec.loggers)
+        for field, name in list_logger_secrets(logger).items()
+    }
+
+
+def lock_secrets(session: Session, user: str, name_by_pointer: Mapping[str, str]) -> None:
+    """Keep secrets of a user until the end of the transaction, in which a job that needs them is
+    stored.
+
+    Raises:
+        Invalid: one is missing.
+    """
+    if not name_by_pointer:
+        return
+    query = select(SecretRow.name).where(
+        SecretRow.user == user, SecretRow.name.in_(set(name_by_pointer.values()))
+    )
+    # In one order. SQLite, which runs one writer at a time, ignores the lock.
+    known = set(session.scalars(query.order_by(SecretRow.name).with_for_update(read=True)))
+    for place, name in name_by_pointer.items():
+        if name not in known:
+            raise Invalid(describe_missing(user, name), place)
+
+
+def describe_missing(user: str | None, name: str) -> str:
+    """Return that a user lacks a secret, and how to set it."""
+    return (
+        f"user {user!r} has no secret {name!r}; set it with 'accordion secret set {name}'"
+        f" (PUT /api/v1/secrets/{name})"
+    )
+
+
+__all__ = ["describe_missing", "locate_env_secrets", "locate_logger_secrets", "lock_secrets"]
