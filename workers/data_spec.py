@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from workers.spec_patterns import DATA_NAME_PATTERN
 from workers.spec_types import Strict
 from workers.storage_url import check_storage_url
 
@@ -41,7 +42,6 @@ def _check_number(locations: dict[str, str]) -> dict[str, str]:
     return locations
 
 
-DATA_NAME_PATTERN = r"^[a-z]([a-z0-9_]*[a-z0-9])?$"
 _DataName = Annotated[str, Field(max_length=32, pattern=DATA_NAME_PATTERN)]
 _Location = Annotated[str, Field(max_length=1000), AfterValidator(_check_location)]
 DataLocations = Annotated[
@@ -60,4 +60,4 @@ class DataCache(Strict):
     """Size up to which data are kept there; 0 if only free disk space limits them."""
 
 
-__all__ = ["DATA_NAME_PATTERN", "MAX_LOCATIONS", "DataCache", "DataLocations", "name_variable"]
+__all__ = ["MAX_LOCATIONS", "DataCache", "DataLocations", "name_variable"]

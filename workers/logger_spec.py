@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from workers.env_spec import SecretRef
+from workers.spec_patterns import URL_PATTERN, WANDB_NAME_PATTERN
 from workers.spec_types import Strict
 
 MAX_LOGGERS = 4
 """Maximum number of loggers of a job."""
 _PLAIN = r"^[^\x00-\x1f\x7f]*$"
-URL_PATTERN = r"^https?://"
-WANDB_NAME_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
 
 class TensorboardSpec(Strict):
@@ -95,8 +94,6 @@ def list_logger_secrets(logger: LoggerSpec) -> dict[str, str]:
 
 __all__ = [
     "MAX_LOGGERS",
-    "URL_PATTERN",
-    "WANDB_NAME_PATTERN",
     "LoggerSpec",
     "MlflowSpec",
     "TensorboardSpec",

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from workers.described_models import DescribedModel
+from workers.spec_patterns import SHA256_PATTERN
 
 MAX_LABELS = 32
 """Maximum number of labels of a job."""
@@ -20,7 +21,6 @@ takes 128 KiB with the name.
 """
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL_PATTERN)]
-SHA256_PATTERN = r"^[0-9a-f]{64}$"
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 

@@ -14,6 +14,11 @@ from pydantic import (
     model_validator,
 )
 
+from workers.spec_patterns import (
+    NODE_LABEL_NAME_PATTERN,
+    NODE_LABEL_VALUE_PATTERN,
+    RESOURCE_NAME_PATTERN,
+)
 from workers.spec_types import Number, Strict, Whole
 
 MIN_SHARE = 0.001
@@ -28,14 +33,9 @@ BUILT_IN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 """Resources that Ray gives every node."""
 MIN_RESOURCE = 1e-4
 """Smallest amount of a custom resource: Ray counts in ten-thousandths."""
-_NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-RESOURCE_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.:-]*$"
-LABEL_NAME_PATTERN = rf"^({_NAME}(\.{_NAME})*/)?{_NAME}$"
-LABEL_VALUE_PATTERN = rf"^{_NAME}$"
 ResourceName = Annotated[str, Field(max_length=63, pattern=RESOURCE_NAME_PATTERN)]
-LabelName = Annotated[str, Field(max_length=253, pattern=LABEL_NAME_PATTERN)]
-LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN)]
-"""Ray also reads operators such as `!spot` and `in(a, b)` here, which the queue does not know."""
+LabelName = Annotated[str, Field(max_length=253, pattern=NODE_LABEL_NAME_PATTERN)]
+LabelValue = Annotated[str, Field(pattern=NODE_LABEL_VALUE_PATTERN)]
 
 
 def _memory_bounds(schema: dict[str, Any]) -> None:

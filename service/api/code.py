@@ -22,7 +22,7 @@ from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec
-from workers.spec_types import SHA256_PATTERN
+from workers.spec_patterns import SHA256_PATTERN
 from workers.tasks import SCRIPT
 
 ZIP = "application/zip"

@@ -17,10 +17,16 @@ from workers.contract import (
     JOB_ID_PATTERN,
     SECRET_NAME_PATTERN,
 )
-from workers.data_spec import DATA_NAME_PATTERN
-from workers.logger_spec import URL_PATTERN, WANDB_NAME_PATTERN
-from workers.spec_types import LABEL_PATTERN, SHA256_PATTERN
-from workers.workers_spec import LABEL_NAME_PATTERN, LABEL_VALUE_PATTERN, RESOURCE_NAME_PATTERN
+from workers.spec_patterns import (
+    DATA_NAME_PATTERN,
+    NODE_LABEL_NAME_PATTERN,
+    NODE_LABEL_VALUE_PATTERN,
+    RESOURCE_NAME_PATTERN,
+    SHA256_PATTERN,
+    URL_PATTERN,
+    WANDB_NAME_PATTERN,
+)
+from workers.spec_types import LABEL_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""
@@ -71,12 +77,12 @@ _BY_PATTERN: Mapping[str, str] = {
     RESOURCE_NAME_PATTERN: (
         "is not the name of a resource; use letters, digits and ._:-, and start with a letter or _"
     ),
-    LABEL_NAME_PATTERN: (
+    NODE_LABEL_NAME_PATTERN: (
         "is not the name of a node label, such as ray.io/accelerator-type; use up to 63 letters,"
         " digits and ._-, after a prefix and / if needed; each part starts and ends with a letter"
         " or digit"
     ),
-    LABEL_VALUE_PATTERN: (
+    NODE_LABEL_VALUE_PATTERN: (
         "is not the value of a node label; use up to 63 letters, digits and ._-, and start and end"
         " with a letter or digit"
     ),
