@@ -38,7 +38,7 @@ class ClusterState:
     """
     placed_at: dict[str, float] = field(default_factory=dict)
     """When a worker process of the job was last seen placed on a node, or its supervisor resolving
-    packages, by job id; monotonic clock.
+    packages or waiting for the storage, by job id; monotonic clock.
     """
     avoided_until: dict[str, dict[str, float]] = field(default_factory=dict)
     """Nodes on which workers of a job could not start, by job id, and until when that counts after
@@ -56,7 +56,7 @@ class ClusterState:
         placed = {
             job_id: now
             for job_id, supervisor in self.supervisors.items()
-            if supervisor.placed or supervisor.phase == "resolving"
+            if supervisor.placed or supervisor.phase in {"resolving", "waiting"}
         }
         self.placed |= {
             job_id: (supervisor.attempt, supervisor.placed)
@@ -133,10 +133,10 @@ class ClusterState:
     def extended_deadline(
         self, deadline: float | None, job: JobRow, start_timeout_s: float
     ) -> float | None:
-        """The job's deadline, extended while its packages are resolved, and while it starts and its
-        processes are placed; monotonic clock.
+        """The job's deadline, extended while its packages are resolved, while it waits for its
+        storage, and while it starts and its processes are placed; monotonic clock.
 
-        Neither is limited here: resolving has a limit of its own; placed processes load their data,
+        None is limited here: resolving has a limit of its own; placed processes load their data,
         and the supervisor ends those that are unresponsive or exceed the job's own limit.
         """
         placed_at = self.placed_at.get(job.id)

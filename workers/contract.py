@@ -352,7 +352,7 @@ class Launch(Strict):
     """
     saved_step: int = 0
     """Steps that the newest checkpoint of the job holds, as the service knows; 0 without one. If
-    nothing of the job is where its checkpoints should be, it waits for its storage.
+    the directory has no record of a group that trained, the attempt waits for it.
     """
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """Environment variables of the worker processes, with the values of secrets."""

@@ -57,29 +57,27 @@ def test_a_restored_service_takes_up_the_job_that_trained_meanwhile(tmp_path: Pa
     assert events == list(range(1, len(events) + 1))
 
 
-def test_a_job_waits_where_nothing_of_what_it_has_saved_is_there(tmp_path: Path) -> None:
-    storage, home = tmp_path / "storage", tmp_path / "home"
-    with Cluster(nodes=1) as cluster:
-        with serve(home, list_variables(cluster, storage)) as client:
-            job_id = client.submit(SPEC).id
-            wait_for(lambda: len(list_epochs(client, job_id)) >= 2, lambda: client.job(job_id))
-            client.pause(job_id)
-            wait_for(lambda: client.job(job_id).status == "PAUSED", lambda: client.job(job_id))
-            epochs = list_epochs(client, job_id)
-        with serve(home, list_variables(cluster, tmp_path / "other")) as client:
-            client.resume(job_id)
-            wait_for(
-                lambda: "nothing of it is there" in client.job(job_id).message,
-                lambda: client.job(job_id),
-            )
-            assert list_epochs(client, job_id) == epochs
-            client.pause(job_id)
-            wait_for(lambda: client.job(job_id).status == "PAUSED", lambda: client.job(job_id))
-        with serve(home, list_variables(cluster, storage)) as client:
-            client.resume(job_id)
-            wait_for(
-                lambda: len(list_epochs(client, job_id)) > len(epochs), lambda: client.job(job_id)
-            )
-            assert list_epochs(client, job_id)[: len(epochs)] == epochs
-            client.cancel(job_id)
-            wait_for(lambda: client.job(job_id).ended_at is not None, lambda: client.job(job_id))
+def test_a_job_waits_until_its_storage_is_mounted(tmp_path: Path) -> None:
+    storage, away = tmp_path / "storage", tmp_path / "away"
+    with (
+        Cluster(nodes=1) as cluster,
+        serve(tmp_path / "home", list_variables(cluster, storage)) as client,
+    ):
+        job_id = client.submit(SPEC).id
+        wait_for(lambda: len(list_epochs(client, job_id)) >= 2, lambda: client.job(job_id))
+        client.pause(job_id)
+        wait_for(lambda: client.job(job_id).status == "PAUSED", lambda: client.job(job_id))
+        epochs = list_epochs(client, job_id)
+        storage.rename(away)
+        client.resume(job_id)
+        wait_for(
+            lambda: "nothing of it is in" in client.job(job_id).message, lambda: client.job(job_id)
+        )
+        assert list_epochs(client, job_id) == epochs
+        storage.rename(tmp_path / "empty")
+        away.rename(storage)
+        wait_for(lambda: len(list_epochs(client, job_id)) > len(epochs), lambda: client.job(job_id))
+        assert list_epochs(client, job_id)[: len(epochs)] == epochs
+        assert (client.job(job_id).status, client.job(job_id).attempt) == ("RUNNING", 2)
+        client.cancel(job_id)
+        wait_for(lambda: client.job(job_id).ended_at is not None, lambda: client.job(job_id))

@@ -112,6 +112,7 @@ class Supervisor:
     def _try_attempt(self) -> bool:
         """Run the rest of the attempt; return False if that must be retried."""
         try:
+            self._wait_for_records()
             if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
                 self._publish_end(self._find_recorded_end() or self._run_attempt())
         except Exception as error:
@@ -121,6 +122,29 @@ class Supervisor:
             log.exception("the supervisor cannot continue")
             return False
         return True
+
+    def _wait_for_records(self) -> None:
+        """Wait while a job that has saved steps finds no record of a group in its directory: that
+        is not mounted, or another one. An attempt that is to stop meanwhile stops by itself.
+
+        Nothing is written meanwhile, so the generations of the right directory stay the newest.
+        """
+        launch = self._launch
+        if not launch.saved_step or launch.spec.checkpoint.storage is not None:
+            return
+        why = (
+            f"this job has saved {launch.saved_step} steps, and nothing of it is in"
+            f" {launch.storage}; mount its storage. If it is elsewhere now, set ACCORDION_STORAGE,"
+            " then pause and resume the job; a clone trains from the beginning"
+        )
+        self._watcher.fetch(ASK_TIMEOUT_S)
+        while not Lineage.of_records(read_records(self._storage)).groups:
+            if self.desired_state().stop is not None:
+                return
+            if self._state[1] != why:
+                log.warning("%s", why)
+                self._publish("waiting", why)
+            self._pause(TRY_AGAIN_S)
 
     def _run_attempt(self) -> EndRecord | PausedRecord:
         """Run worker groups until the attempt ends; record how it ended."""

@@ -6,7 +6,6 @@ neither treated as an empty storage nor counted as a failure of the group.
 
 from __future__ import annotations
 
-import errno
 import secrets
 import socket
 from collections.abc import Callable, Iterable
@@ -217,15 +216,6 @@ def _find_newest(
 
     offers = find_candidates(storage, state.context.launch.job_id, log_once, lineage=lineage)
     found = next((manifest for manifest in offers if manifest.name not in refused), None)
-    if found is None and not lineage.groups and state.context.launch.saved_step:
-        # Not even the job's records are there: this is another directory, or an unmounted one.
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"this job has saved {state.context.launch.saved_step} steps, and nothing of it is"
-            " there; mount its storage, set ACCORDION_STORAGE to where it is, or clone the job to"
-            " train from the beginning",
-            str(directory),
-        )
     if found is None:
         _write_or_refuse(state, storage.prepare)
         if lineage.saved_step:

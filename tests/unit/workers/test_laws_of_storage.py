@@ -8,7 +8,6 @@ when the next group already trains.
 from __future__ import annotations
 
 import gc
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.unit.workers.faulty import FAULTS, Fault, Group
 from tests.unit.workers.faulty_paths import make_paths_faulty
 from tests.unit.workers.storage_world import EPOCHS, SAMPLES, Job, JournalLink
-from workers.contract import CheckpointRecord, Record, Started
-from workers.hub.journal import read_records
 from workers.training import checkpointing as state
 from workers.training import slow_work as together
 
@@ -190,26 +187,3 @@ def test_a_job_whose_storage_is_away_can_be_stopped_before_its_first_step(job: J
     link = job.run(Group(at=0, times=10**6), on_line=order_pause)
     assert link.outcome == "stopped"
     assert "it is tried again in 1 s" in link.lines[0]
-
-
-def test_a_job_that_has_saved_steps_waits_where_nothing_of_it_is_found(
-    directory_job: Job,
-) -> None:
-    here, away = directory_job.folder, directory_job.folder.with_name("away")
-    assert directory_job.run(Group(at=12, fault="kill")).outcome == "gone"
-    saved = max(record.payload.step for record in read_records(here) if is_saved(record))
-    here.rename(away)
-    here.mkdir()
-    directory_job.launch = directory_job.launch.model_copy(update={"saved_step": saved})
-    link = directory_job.run(Group(), on_line=order_pause)
-    assert link.outcome == "stopped"
-    assert f"this job has saved {saved} steps, and nothing of it is there" in link.lines[0]
-    assert not any(isinstance(record.payload, Started) for record in read_records(here))
-    shutil.rmtree(here)
-    away.rename(here)
-    assert directory_job.run(Group()).outcome == "completed"
-    assert torch.equal(directory_job.visits(), torch.ones(EPOCHS, SAMPLES))
-
-
-def is_saved(record: Record) -> bool:
-    return isinstance(record.payload, CheckpointRecord)

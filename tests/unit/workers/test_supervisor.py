@@ -309,3 +309,73 @@ def test_an_engine_that_cannot_run_ends_the_job_with_its_sentence(
     assert the_end(tmp_path) == EndRecord(
         status="FAILED", reason="START_FAILED", message="needs Ray 2.60.*"
     )
+
+
+def swap(here: Path) -> None:
+    """Mount or unmount the storage, whose files are beside it while it is not mounted."""
+    away, other = here.with_name("away"), here.with_name("other")
+    if away.exists():
+        here.rename(other)
+        away.rename(here)
+    else:
+        here.rename(away)
+        here.mkdir()
+
+
+@pytest.fixture
+def unmounted(cluster: FakeCluster, tmp_path: Path) -> Path:
+    """The directory of a job that has trained and saved, which is not mounted."""
+    here = tmp_path / "job"
+    here.mkdir()
+    for payload in (STARTED, note(7)):
+        journal(here).write(payload)
+    swap(here)
+    return here
+
+
+def begin(cluster: FakeCluster, here: Path, on_pause: Callable[[Supervisor], object]) -> FakePool:
+    """Run an attempt that knows of seven saved steps to its end; `on_pause` hears each pause."""
+    started = launch(here).model_copy(update={"attempt": 2, "saved_step": 7})
+    pool = FakePool(started, ["completed"], True)
+    found: list[Supervisor] = []
+
+    def pause(_: float) -> None:
+        until(lambda: bool(found))
+        on_pause(found[0])
+
+    supervisor = Supervisor(
+        started.model_dump_json(), create_pool=lambda _: pool, client=cluster, pause=pause
+    )
+    found.append(supervisor)
+    until(lambda: supervisor.state()[0] == "ended")
+    return pool
+
+
+def test_a_job_that_has_saved_steps_waits_until_its_storage_is_mounted(
+    cluster: FakeCluster, unmounted: Path
+) -> None:
+    states: list[tuple[str, str]] = []
+
+    def mount(supervisor: Supervisor) -> None:
+        states.append(supervisor.state()[:2])
+        assert list(unmounted.iterdir()) == []
+        if len(states) == 3:
+            swap(unmounted)
+
+    pool = begin(cluster, unmounted, mount)
+    assert {phase for phase, _ in states} == {"waiting"}
+    assert f"has saved 7 steps, and nothing of it is in {unmounted};" in states[0][1]
+    assert the_end(unmounted) == COMPLETED
+    assert pool.generations == [3], "newer than what the storage has"
+
+
+def test_a_job_can_be_paused_while_its_storage_is_not_mounted(
+    cluster: FakeCluster, unmounted: Path
+) -> None:
+    pool = begin(
+        cluster,
+        unmounted,
+        lambda _: cluster.call("order", JOB, DesiredState(version=1, stop="pause")),
+    )
+    assert pool.generations == []
+    assert [item.payload.kind for item in read_records(unmounted)] == ["paused"]
