@@ -374,7 +374,7 @@ def test_the_secret_is_shown_once_and_stored_encrypted(hooked: Hooked, tmp_path:
         ({"url": "https://8.8.8.8/", "statuses": []}, "/statuses", "at least 1"),
         ({"url": "https://8.8.8.8/", "statuses": ["DONE"]}, "/statuses/0", "'QUEUED'"),
         ({"url": "https://8.8.8.8/", "label": "team"}, "/label", "is not a label; give it as"),
-        ({"url": "https://8.8.8.8/", "name": "A"}, "/name", "pattern"),
+        ({"url": "https://8.8.8.8/", "name": "A"}, "/name", "is not the name of a webhook"),
     ],
 )
 @refused_early
