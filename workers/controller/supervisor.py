@@ -132,19 +132,21 @@ class Supervisor:
         launch = self._launch
         if not launch.saved_step or launch.spec.checkpoint.storage is not None:
             return
+        if self._has_group_records():
+            return
         why = (
             f"this job has saved {launch.saved_step} steps, and nothing of it is in"
             f" {launch.storage}; mount its storage. If it is elsewhere now, set ACCORDION_STORAGE,"
             " then pause and resume the job; a clone trains from the beginning"
         )
         self._watcher.fetch(ASK_TIMEOUT_S)
-        while not Lineage.of_records(read_records(self._storage)).groups:
-            if self.desired_state().stop is not None:
-                return
-            if self._state[1] != why:
-                log.warning("%s", why)
-                self._publish("waiting", why)
+        log.warning("%s", why)
+        self._publish("waiting", why)
+        while self.desired_state().stop is None and not self._has_group_records():
             self._pause(TRY_AGAIN_S)
+
+    def _has_group_records(self) -> bool:
+        return bool(Lineage.of_records(read_records(self._storage)).groups)
 
     def _run_attempt(self) -> EndRecord | PausedRecord:
         """Run worker groups until the attempt ends; record how it ended."""
