@@ -87,7 +87,7 @@ def move_database(
     """
     from service.backup import move_database as move
     from service.settings import load_settings
-    from service.store.copying import hide_password
+    from service.store.database import hide_password
 
     url = _check_url(target)
     rows = move(load_settings(), url, time.time())

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.errors import StartError
-from service.store.database import Database
+from service.store.database import Database, hide_password
 from service.store.migrations import current, head, upgrade
 from service.store.models import Base, LeaseRow
 from service.store.postgres import lift_limits
@@ -134,15 +134,6 @@ def count_rows(url: str) -> dict[str, int]:
             }
     finally:
         database.close()
-
-
-def hide_password(url: str) -> str:
-    """Return the URL of a database for messages, without password, and only with the hosts of its
-    query.
-    """
-    parsed = make_url(url)
-    query = {name: value for name, value in parsed.query.items() if name in {"host", "port"}}
-    return parsed.set(query=query).render_as_string(hide_password=True)
 
 
 @contextmanager

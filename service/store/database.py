@@ -37,6 +37,15 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+def hide_password(url: str) -> str:
+    """Return the URL of a database for messages, without password, and only with the hosts of its
+    query.
+    """
+    parsed = make_url(url)
+    query = {name: value for name, value in parsed.query.items() if name in {"host", "port"}}
+    return parsed.set(query=query).render_as_string(hide_password=True)
+
+
 class Database:
     """Database of one process, shared by its threads. `limits` apply to PostgreSQL."""
 

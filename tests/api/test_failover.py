@@ -12,8 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from service.store.copying import hide_password
-from service.store.database import Database
+from service.store.database import Database, hide_password
 from service.store.leases import SCHEDULER_LEASE
 from service.store.models import LeaseRow
 from tests.api.conftest import Live, serve_live

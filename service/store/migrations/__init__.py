@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from service.errors import StartError
-from service.store.database import Database
+from service.store.database import Database, hide_password
 from service.store.file_guard import is_damage
 
 _PG_LOCK = 0x4143_434F
@@ -28,8 +28,8 @@ def upgrade(url: str) -> None:
     work.
 
     Raises:
-        StartError: the database does not answer, its file cannot be made, or its driver is not
-            installed.
+        StartError: the database does not answer, its file cannot be made, its driver is not
+            installed, or a newer version has migrated it.
     """
     parsed = make_url(url)
     try:
@@ -47,7 +47,7 @@ def upgrade(url: str) -> None:
             else " ".join(str(getattr(error, "orig", error)).split())
         )
         raise StartError(
-            f"the database {parsed.render_as_string(hide_password=True)} cannot be used ({reason});"
+            f"the database {hide_password(url)} cannot be used ({reason});"
             " is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
         ) from error
 
@@ -58,8 +58,16 @@ def _upgrade(url: str) -> None:
         with database.connect_writer() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _PG_LOCK})
-            if MigrationContext.configure(connection).get_current_revision() == head():
+            found = MigrationContext.configure(connection).get_current_revision()
+            if found == head():
                 return
+            if found is not None and found > head():
+                raise StartError(
+                    f"a newer version of Accordion has migrated the database {hide_password(url)}"
+                    f" (tables of version {found}; this one knows {head()} and older): start the"
+                    " newer version, or restore a backup from before the upgrade into an empty"
+                    " database ('accordion restore')"
+                )
             config = alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")

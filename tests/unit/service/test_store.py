@@ -383,6 +383,17 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(
     assert "hidden" not in str(raised.value)
 
 
+def test_an_older_version_does_not_start_on_the_tables_of_a_newer_one(empty_url: str) -> None:
+    upgrade(empty_url)
+    database = Database(empty_url)
+    with database.connect_writer() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StartError, match=rf"version 9999; this one knows {head()} and older"):
+        upgrade(empty_url)
+    assert current(database) == "9999"
+    database.close()
+
+
 def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
