@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, not_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -15,7 +15,7 @@ from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.logger_rows import list_sending
-from service.store.models import JobRow, SecretRow, UserRow
+from service.store.models import JobRow, SecretRow, UserRow, WebhookRow
 from service.store.repository import IS_UNFINISHED
 from service.store.stored_spec import refers_to_secret
 
@@ -40,9 +40,30 @@ class SecretStore:
 
     def read_encrypted(self, user: str, names: Collection[str]) -> dict[str, str]:
         """Return the encrypted values of those of the named secrets that the user has, by name."""
-        query = select(SecretRow).where(SecretRow.user == user, SecretRow.name.in_(names))
+        found = self.read_all_encrypted({user}, names)
+        return {name: encrypted for (_, name), encrypted in found.items()}
+
+    def read_all_encrypted(
+        self, users: Collection[str], names: Collection[str]
+    ) -> dict[tuple[str, str], str]:
+        """Return the encrypted values of the named secrets of several users, by user and name."""
+        query = select(SecretRow.user, SecretRow.name, SecretRow.encrypted)
+        query = query.where(SecretRow.user.in_(users), SecretRow.name.in_(names))
         with self._database.read() as session:
-            return {row.name: row.encrypted for row in session.scalars(query)}
+            return {(user, name): value for user, name, value in session.execute(query)}
+
+    def count_others(self, user: str, *, secret: str = "", webhook: str = "") -> int:
+        """Count the secrets of all users and webhooks that are encrypted with the key of the
+        service, without the named secret or webhook of this user.
+        """
+        secrets = select(func.count()).where(
+            not_(and_(SecretRow.user == user, SecretRow.name == secret))
+        )
+        webhooks = select(func.count()).where(
+            not_(and_(WebhookRow.user == user, WebhookRow.name == webhook))
+        )
+        with self._database.read() as session:
+            return (session.scalar(secrets) or 0) + (session.scalar(webhooks) or 0)
 
     def set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
         """Set a secret of the caller; it replaces the previous value.
