@@ -37,7 +37,7 @@ def describe_unreadable(settings: Settings) -> str:
     )
     return (
         f"{len(unreadable)} of {len(encrypted)} secrets of jobs and webhooks cannot be decrypted"
-        f" ({key.problem}); {way_out}"
+        f" ({key.problem}), and jobs that refer to them wait; {way_out}"
     )
 
 
