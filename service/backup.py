@@ -5,8 +5,8 @@
     accordion.db    all rows, as a SQLite database, also of a PostgreSQL database
     code/*.zip      uploaded code
 
-Not in it: checkpoints and other files on the storage, files of loggers, settings, tokens of the home
-directory, and the key that decrypts secrets.
+Not in it: checkpoints and other files on the storage, files of loggers, settings, tokens of the
+home directory, and the key that decrypts secrets.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from service.store.stored_spec import resource_request
 _HOUR_S = 3600.0
 
 
-def contends(job: JobRow) -> bool:
+def is_contending(job: JobRow) -> bool:
     """Return whether a queued job waits for capacity or quota. Otherwise others start as if it were
     not there.
     """
@@ -53,7 +53,7 @@ class QueueReader:
 
     def read_contenders(self) -> list[JobRow]:
         """Return the queued jobs that need nothing but capacity and quota, in the same order."""
-        return [row for row in self.read_queue() if contends(row)]
+        return [row for row in self.read_queue() if is_contending(row)]
 
     def compute_rank(self, priority: int, queued_at: float) -> float:
         """Return the rank of a job in the order of the queue. Every job gains alike with time, so

@@ -107,9 +107,7 @@ class Scheduler:
         self._nodes = NodeAvoidance(database, settings, clock)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
-        self._allocator = Allocator(
-            self._jobs, self._writes, self._lease, env=self._env, clock=monotonic
-        )
+        self._allocator = self._build_allocator()
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
         self._housekeeping = self._build_housekeeping(database, clock)
@@ -131,6 +129,10 @@ class Scheduler:
         self._deadlines = Deadlines(clock=clock, monotonic=monotonic, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first found missing."""
+
+    def _build_allocator(self) -> Allocator:
+        jobs, writes, env = self._jobs, self._writes, self._env
+        return Allocator(jobs, writes, self._lease, env=env, clock=self._monotonic)
 
     def _build_reports(self, writes: ReportWrites, clock: Clock) -> ReportDrain:
         storage_of = self._settings.storage_of

@@ -33,7 +33,7 @@ from service.domain.cluster_snapshot import (
 from service.domain.jobs import Reason
 from service.domain.wait_causes import WAITS_FOR_SECRET, WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
-from service.queue_inputs import QueueReader, contends
+from service.queue_inputs import QueueReader, is_contending
 from service.store.models import JobRow
 from service.store.stored_spec import resource_request
 from workers.spec_types import MAX_PRIORITY
@@ -105,8 +105,8 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     those ahead of it if it does not delay them. Jobs whose `start_at` has not come are listed last.
 
     Without the scope `read:all`, names, quotas, secrets and remedies of other users' jobs are not
-    shown, nor the jobs that they wait for because of a quota; nor, for your own jobs, those of other
-    users.
+    shown, nor the jobs that they wait for because of a quota; nor, for your own jobs, those of
+    other users.
     """
     cluster, now = state.repository.cluster(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
@@ -153,14 +153,14 @@ def _explain_queue(
     nodes, foreign = read_cluster_snapshot(snapshot)
     placed = read_placements(snapshot)
     causes = explain_queue(
-        reader.list_pending([row for row in rows if contends(row)]),
+        reader.list_pending([row for row in rows if is_contending(row)]),
         nodes,
         reader.list_allocated(allocated, lambda row: placed.get(row.id)),
         foreign=foreign,
         rules=reader.rules,
         max_priority=max_priority,
     )
-    return causes | {row.id: WAITS_FOR_SECRET for row in rows if not contends(row)}
+    return causes | {row.id: WAITS_FOR_SECRET for row in rows if not is_contending(row)}
 
 
 def _hide_details(row: JobRow, cause: WaitCause) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
 import structlog
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from service.api.app_state import AppState

@@ -60,7 +60,9 @@ def check_storages(jobs: Sequence[JobView], *, is_local: bool) -> Iterator[Findi
         yield _check_storage(root, users, is_local=is_local)
     more = len(storages) - MAX_STORAGES
     if more > 0:
-        message = f"{more} more {'was' if more == 1 else 'were'} not looked at, which older jobs use"
+        message = (
+            f"{more} more {'was' if more == 1 else 'were'} not looked at, which older jobs use"
+        )
         yield Finding(name="storage", state="note", message=message)
 
 
@@ -72,8 +74,8 @@ def _check_storage(root: str, users: Sequence[JobView], *, is_local: bool) -> Fi
         is_needed = any(job.status in UNFINISHED for job in users)
         keeps = "keeps its" if len(users) == 1 else "keep their"
         message = (
-            f"{_name_jobs(users)} {keeps} checkpoints in {folder}, which {problem}; mount it, or copy"
-            " what it had to the storage that the service has now (ACCORDION_STORAGE)"
+            f"{_name_jobs(users)} {keeps} checkpoints in {folder}, which {problem}; mount it, or"
+            " copy what it had to the storage that the service has now (ACCORDION_STORAGE)"
         )
         return Finding(name="storage", state="bad" if is_needed else "note", message=message)
     newest, used = users[0], users[0].storage

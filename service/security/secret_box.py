@@ -77,7 +77,7 @@ class ServiceKey:
     """The key of the service as it was found, which may be missing or wrong."""
 
     box: SecretBox | None
-    """None if there is no key, or it cannot be read."""
+    """Encrypts and decrypts with it; None if there is no key, or it cannot be read."""
     problem: str
     """Why a value that `can_decrypt` rejects cannot be decrypted."""
 

@@ -1,4 +1,4 @@
-"""Secrets that the key of the service does not decrypt: the key was lost, or another one is used."""
+"""Secrets that the key of the service does not decrypt: it was lost, or another one is used."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait_for_secret(world: World, job_id: str) -> JobRow:
 
 @pytest.fixture
 def stuck(client: TestClient, world: World) -> str:
-    """A job of the highest priority that fills the cluster, and whose secret cannot be decrypted."""
+    """A job that is ahead of all and fills the cluster, and whose secret cannot be decrypted."""
     put(client)
     job_id = submit(client, priority=100, workers={"min": 4, "max": 4})
     replace_key(world, OTHER_KEY)
@@ -283,7 +283,7 @@ def add_webhook(world: World, name: str) -> None:
     wanted = RequestedWebhook(
         name=name,
         url="https://example.com/",
-        statuses=["FAILED"],
+        statuses=[Status.FAILED],
         label=None,
         all_jobs=False,
         service_url="http://127.0.0.1/",

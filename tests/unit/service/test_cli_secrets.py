@@ -90,7 +90,7 @@ def test_secrets_of_a_lost_key_are_marked_and_given_up_only_by_force(
     assert "an admin makes a new one with 'accordion secret set NAME --force'" in refused.err
     assert call("set", "a", "--file", file, "--force").code == 0
     [readable, lost] = call("list").out.splitlines()[1:]
-    assert readable.endswith("  yes")
+    assert readable.rstrip().endswith("  yes")
     assert "  no: its key was lost or replaced; set the secret again, or put the key back" in lost
 
 
