@@ -177,6 +177,20 @@ def test_a_dry_run_counts_no_job_that_waits_for_its_secret(
     assert found["would_wait"] is False, found
 
 
+def test_no_node_is_requested_for_a_job_that_waits_for_its_secret(
+    client: TestClient, world: World
+) -> None:
+    world.runtime.has_autoscaler = True
+    put(client)
+    job_id = submit(client, workers={"min": 1, "max": 1, "cpus": 8})
+    right = replace_key(world, OTHER_KEY)
+    world.turn(20)
+    assert world.job(job_id).reason == Reason.WAITING_FOR_SECRET
+    assert not any(world.runtime.capacity_requests)
+    world.settings.home_secrets_key.write_text(right)
+    world.turn_until(lambda: any(world.runtime.capacity_requests))
+
+
 def test_the_queue_hides_the_secrets_of_others(team: Team, world: World) -> None:
     ada, bob = team.user("ada"), team.user("bob")
     assert team.call(ada, "PUT", f"{SECRETS}/hf-token", json={"value": VALUE}).is_success
