@@ -79,8 +79,10 @@ def set_secret(
     has when an attempt starts. It is refused while the key of the service is gone and other
     secrets, or those of webhooks, can be decrypted with that key only, unless `force` is set.
     """
+    makes_key = _open_box(state) is None
     box = create_box(state, caller, secret=name, force=query.force)
-    row = _store_of(state).set_secret(caller, name, box.encrypt(body.value))
+    encrypted = box.encrypt(body.value)
+    row = _store_of(state).set_secret(caller, name, encrypted, makes_key=makes_key)
     return _describe_secret(row, find_service_key(state.settings))
 
 

@@ -65,17 +65,21 @@ class SecretStore:
         with self._database.read() as session:
             return (session.scalar(secrets) or 0) + (session.scalar(webhooks) or 0)
 
-    def set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
-        """Set a secret of the caller; it replaces the previous value.
+    def set_secret(
+        self, caller: Caller, name: str, encrypted: str, *, makes_key: bool = False
+    ) -> SecretRow:
+        """Set a secret of the caller; it replaces the previous value. The audit log notes if a new
+        key was made for it.
 
         Raises:
             Conflict: the caller has too many.
         """
+        after = {"new_key": True} if makes_key else None
         try:
-            return self._set_secret(caller, name, encrypted)
+            return self._set_secret(caller, name, encrypted, after=after)
         except IntegrityError:
             # PostgreSQL runs writers concurrently: another one inserted it meanwhile.
-            return self._set_secret(caller, name, encrypted)
+            return self._set_secret(caller, name, encrypted, after=after)
 
     def remove_secret(self, caller: Caller, name: str, *, force: bool = False) -> SecretRow:
         """Remove a secret of the caller, and return it.
@@ -109,7 +113,9 @@ class SecretStore:
             )
             return row
 
-    def _set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
+    def _set_secret(
+        self, caller: Caller, name: str, encrypted: str, *, after: Mapping[str, bool] | None
+    ) -> SecretRow:
         now = self._clock()
         with self._database.write() as session:
             row = session.get(SecretRow, (caller.user, name), with_for_update=True)
@@ -126,7 +132,9 @@ class SecretStore:
                 session.add(row)
             row.encrypted, row.set_at = encrypted, now
             session.flush()
-            append_audit(session, caller, AuditAction.SECRET_SET, subject=name, now=now)
+            append_audit(
+                session, caller, AuditAction.SECRET_SET, subject=name, after=after, now=now
+            )
             return row
 
 

@@ -100,7 +100,8 @@ def list_env_secrets(job: JobRow) -> list[str]:
     """Return the names of the secrets that variables of the stored spec refer to, sorted."""
     env = stored_spec(job).get("env")
     variables = env.values() if isinstance(env, dict) else ()
-    return sorted({name for one in variables if (name := value_at(one, "secret", ""))})
+    names = (one.get("secret") for one in variables if isinstance(one, dict))
+    return sorted({name for name in names if isinstance(name, str)})
 
 
 def resource_request(job: JobRow) -> ResourceRequest:

@@ -291,6 +291,9 @@ def test_only_an_admin_gives_up_secrets_of_a_lost_key(team: Team, world: World) 
     assert "needs the scope 'admin'" in refused.json()["detail"]
     assert not world.settings.home_secrets_key.exists()
     assert team.call(ADMIN, "PUT", path, params=FORCE, **body).is_success
+    notes = [(entry["user"], entry["after"]) for entry in team.audit(action="secret.set")]
+    made = {"new_key": True}
+    assert notes == [("admin", made), ("ada", None), ("admin", None), ("ada", made)]
 
 
 def add_webhook(world: World, name: str) -> None:
