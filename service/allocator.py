@@ -14,6 +14,7 @@ from service.domain.jobs import Reason, Status
 from service.domain.queue import Admission, AllocatedJob, plan_queue
 from service.domain.resources import Resources, list_worker_resources, sort_custom
 from service.foreign_use import ForeignUse
+from service.job_env import JobEnv
 from service.queue_inputs import QueueReader
 from service.runtime.protocol import Node, SupervisorState
 from service.settings import Settings
@@ -187,12 +188,14 @@ class Allocator:
         writes: SchedulerWrites,
         lease: Lease,
         *,
+        env: JobEnv,
         clock: Callable[[], float],
     ) -> None:
         self._repository = jobs.repository
         self._jobs = jobs
         self._writes = writes
         self._lease = lease
+        self._env = env
         self._clock = clock
         self._unplaceable_since: dict[str, float] = {}
         self._settled: tuple[Any, ...] | None = None
@@ -207,13 +210,18 @@ class Allocator:
         if not queue:
             return []
         rows = self._jobs.list_allocated()
+        unreadable = self._env.find_unreadable(queue)
         admissions = plan_queue(
-            reader.list_pending(queue),
+            reader.list_pending([job for job in queue if job.id not in unreadable]),
             cluster.usable_nodes(),
             reader.list_allocated(rows, cluster.placed_nodes),
             foreign=cluster.foreign_use.estimate(cluster.held_resources(rows)),
             rules=reader.rules,
         )
+        admissions |= {
+            job_id: Admission(reason=Reason.WAITING_FOR_SECRET, workers=0, message=message)
+            for job_id, message in unreadable.items()
+        }
         admitted = [
             self._apply_allocation(
                 job, admissions[job.id], token, timeout_s=settings.start_timeout_s
@@ -234,7 +242,7 @@ class Allocator:
         self._note_unplaceable(jobs, cluster)
         if not rows:
             return
-        pending, rules = reader.list_pending(reader.read_queue()), reader.rules
+        pending, rules = reader.list_pending(reader.read_contenders()), reader.rules
         nodes = cluster.usable_nodes()
         foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
         inputs = (jobs, pending, nodes, foreign, rules)

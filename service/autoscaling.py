@@ -148,7 +148,7 @@ class Autoscaling:
             self._foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
             self._foreign_at = now
         return plan_capacity(
-            reader.list_pending(reader.read_queue()),
+            reader.list_pending(reader.read_contenders()),
             reader.list_allocated(rows, cluster.placed_nodes),
             cluster.usable_nodes(),
             foreign=self._foreign,

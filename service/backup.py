@@ -5,7 +5,8 @@
     accordion.db    all rows, as a SQLite database, also of a PostgreSQL database
     code/*.zip      uploaded code
 
-Checkpoints and logs on the storage are not in it, and neither are tokens of the home directory.
+Not in it: checkpoints and other files on the storage, files of loggers, settings, tokens of the
+home directory, and the key that decrypts secrets.
 """
 
 from __future__ import annotations

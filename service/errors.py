@@ -11,7 +11,8 @@ ServiceError
 │   ├── Unauthorized      401, Forbidden 403
 │   ├── TooManyRequests   429
 │   └── Unavailable       503
-│       └── DatabaseReplaced
+│       ├── DatabaseReplaced
+│       └── UnreadableSecret
 ├── SettingsError         a setting is wrong; the process does not start
 ├── StartError            a process cannot start, or its database cannot be used
 └── RuntimeUnavailable    the Ray cluster does not answer
@@ -121,6 +122,10 @@ class Unavailable(ApiError):
 
 class DatabaseReplaced(Unavailable):
     """The file of the database was removed, replaced or overwritten while it is in use."""
+
+
+class UnreadableSecret(Unavailable):
+    """A secret cannot be decrypted with the key that the process has."""
 
 
 class SettingsError(ServiceError):

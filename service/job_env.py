@@ -4,14 +4,16 @@ of their data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
-from service.errors import NotFound, SettingsError, Unavailable
-from service.security.secret_box import GIVE_KEY, SecretBox, WrongKeyError, open_secret_box
+from service.errors import NotFound, UnreadableSecret
+from service.security.secret_box import GIVE_KEY, find_service_key
 from service.settings import Settings
 from service.store.database import Database
-from service.store.secret_refs import describe_missing
+from service.store.models import JobRow
+from service.store.secret_refs import describe_missing, describe_unreadable
 from service.store.secret_rows import SecretStore
+from service.store.stored_spec import list_env_secrets
 from workers.contract import DataCache, JobSpec, list_secret_names, resolve_env
 
 
@@ -27,7 +29,7 @@ class JobEnv:
 
         Raises:
             NotFound: the user has no secret of a name that the spec gives.
-            Unavailable: a secret cannot be decrypted by this process.
+            UnreadableSecret: a secret cannot be decrypted by this process.
         """
         try:
             values = self.decrypt(set(list_secret_names(spec.env).values()), owner)
@@ -40,39 +42,46 @@ class JobEnv:
 
         Raises:
             NotFound: the user has no secret of one of the names.
-            Unavailable: a secret cannot be decrypted by this process.
+            UnreadableSecret: a secret cannot be decrypted by this process.
         """
         if not names:
             return {}
         encrypted = self._store.read_encrypted(owner or "", names)
         for name in sorted(set(names) - encrypted.keys()):
             raise NotFound(describe_missing(owner, name))
-        box = self._open_box()
-        values = {}
-        for name, text in encrypted.items():
-            try:
-                values[name] = box.decrypt(text)
-            except WrongKeyError:
-                raise Unavailable(
-                    f"the secret {name!r} of user {owner!r} was encrypted with another key than"
-                    f" the scheduler has; {GIVE_KEY}, or set the secret again with 'accordion"
-                    f" secret set {name}'"
-                ) from None
-        return values
+        key = find_service_key(self._settings)
+        unreadable = sorted(name for name in names if not key.can_decrypt(encrypted[name]))
+        if unreadable or key.box is None:
+            raise UnreadableSecret(_explain_unreadable(owner, unreadable, key.problem))
+        return {name: key.box.decrypt(text) for name, text in encrypted.items()}
 
-    def _open_box(self) -> SecretBox:
-        try:
-            box = open_secret_box(self._settings)
-        except SettingsError as error:
-            raise Unavailable(str(error)) from error
-        if box is None:
-            raise Unavailable(
-                f"the scheduler has no key to decrypt secrets: {self._settings.home_secrets_key}"
-                f" does not exist; {GIVE_KEY}"
-            )
-        return box
+    def find_unreadable(self, jobs: Sequence[JobRow]) -> dict[str, str]:
+        """Return why jobs cannot start, by job id: those of these whose variables refer to a secret
+        that this process cannot decrypt. One that refers to a missing secret is left out: it fails
+        as soon as it starts.
+        """
+        named = {job.id: names for job in jobs if (names := list_env_secrets(job))}
+        if not named:
+            return {}
+        owners = {job.id: job.owner for job in jobs}
+        encrypted = self._store.read_all_encrypted(
+            {owners[job_id] or "" for job_id in named},
+            {name for names in named.values() for name in names},
+        )
+        key = find_service_key(self._settings)
+        rejected = {place for place, text in encrypted.items() if not key.can_decrypt(text)}
+        return {
+            job_id: _explain_unreadable(owners[job_id], unreadable, key.problem)
+            for job_id, names in named.items()
+            if (unreadable := [name for name in names if (owners[job_id] or "", name) in rejected])
+        }
 
 
 def find_data_cache(settings: Settings) -> DataCache:
     """Return where nodes keep the data that they fetch for jobs."""
     return DataCache(folder=settings.data_cache, max_bytes=settings.data_cache_bytes)
+
+
+def _explain_unreadable(owner: str | None, names: Sequence[str], problem: str) -> str:
+    """Return which secrets the scheduler cannot decrypt, and what users and admins can do."""
+    return f"{describe_unreadable(owner, names, problem)}, or {GIVE_KEY}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from service.domain.allocation import build_allocated_job
-from service.domain.jobs import Status
+from service.domain.jobs import Reason, Status
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules
 from service.domain.resources import ResourceRequest
 from service.settings import Settings
@@ -16,6 +16,13 @@ from service.store.stored_documents import stored_labels
 from service.store.stored_spec import resource_request
 
 _HOUR_S = 3600.0
+
+
+def is_contending(job: JobRow) -> bool:
+    """Return whether a queued job waits for capacity or quota. Otherwise others start as if it were
+    not there.
+    """
+    return job.reason != Reason.WAITING_FOR_SECRET
 
 
 class QueueReader:
@@ -43,6 +50,10 @@ class QueueReader:
     def read_queue(self) -> list[JobRow]:
         """Return the queued jobs in the order of the queue."""
         return self._repository.queue(self._points_per_s)
+
+    def read_contenders(self) -> list[JobRow]:
+        """Return the queued jobs that need nothing but capacity and quota, in the same order."""
+        return [row for row in self.read_queue() if is_contending(row)]
 
     def compute_rank(self, priority: int, queued_at: float) -> float:
         """Return the rank of a job in the order of the queue. Every job gains alike with time, so

@@ -39,7 +39,7 @@ from service.domain.cluster_snapshot import read_avoided
 from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
-from service.errors import Invalid, NotFound, RuntimeUnavailable, Unavailable
+from service.errors import Invalid, NotFound, RuntimeUnavailable, Unavailable, UnreadableSecret
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.housekeeping import Housekeeping
@@ -105,9 +105,9 @@ class Scheduler:
         )
         self._foreign, self._cluster = ForeignJobs(), ClusterState()
         self._nodes = NodeAvoidance(database, settings, clock)
-        self._allocator = Allocator(self._jobs, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
         self._env, plans = JobEnv(settings, database, clock), PlanStore(database, clock)
+        self._allocator = self._build_allocator()
         self._plans = PlanRuns(plans, runtime, self._code, env=self._env, monotonic=monotonic)
         self._refreshed_at: float | None = None
         self._housekeeping = self._build_housekeeping(database, clock)
@@ -129,6 +129,10 @@ class Scheduler:
         self._deadlines = Deadlines(clock=clock, monotonic=monotonic, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first found missing."""
+
+    def _build_allocator(self) -> Allocator:
+        jobs, writes, env = self._jobs, self._writes, self._env
+        return Allocator(jobs, writes, self._lease, env=env, clock=self._monotonic)
 
     def _build_reports(self, writes: ReportWrites, clock: Clock) -> ReportDrain:
         storage_of = self._settings.storage_of
@@ -388,6 +392,9 @@ class Scheduler:
             self._finish_job(
                 job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token
             )
+        except UnreadableSecret as error:
+            # Nothing is held for it: it waits in the queue, as any other job with such a secret.
+            self._requeue_job(job, str(error), token, reason=Reason.WAITING_FOR_SECRET)
         except Unavailable as error:
             self._writes.record_wait_message(job, token, str(error))
         except OSError as error:
@@ -438,13 +445,16 @@ class Scheduler:
         ):
             self._reports.mark_stored(job.id)
 
-    def _requeue_job(self, job: JobRow, message: str, token: int) -> None:
+    def _requeue_job(
+        self, job: JobRow, message: str, token: int, *, reason: Reason = Reason.NOT_PLACED
+    ) -> None:
         """Return the job to the queue.
 
         Its supervisor is removed first, so that no process starts beside the next attempt.
         """
         self._remove_supervisor(job.id, token, why=message)
-        if self._writes.requeue(job, token, message=message, history=self._reports.history(job)):
+        history = self._reports.history(job)
+        if self._writes.requeue(job, token, reason=reason, message=message, history=history):
             self._reports.mark_stored(job.id)
 
     def _finish_pause(self, job: JobRow, token: int) -> None:

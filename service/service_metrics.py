@@ -103,6 +103,7 @@ _QUEUE_REASONS = (
     Reason.WAITING_FOR_ROOM,
     Reason.WAITING_FOR_NODE,
     Reason.WAITING_FOR_QUOTA,
+    Reason.WAITING_FOR_SECRET,
     Reason.NEVER_FITS,
     Reason.NOT_PLACED,
     Reason.START_TIMED_OUT,

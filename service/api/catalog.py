@@ -31,9 +31,9 @@ from service.domain.cluster_snapshot import (
     read_placements,
 )
 from service.domain.jobs import Reason
-from service.domain.wait_causes import WaitCause, explain_queue
+from service.domain.wait_causes import WAITS_FOR_SECRET, WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
-from service.queue_inputs import QueueReader
+from service.queue_inputs import QueueReader, is_contending
 from service.store.models import JobRow
 from service.store.stored_spec import resource_request
 from workers.spec_types import MAX_PRIORITY
@@ -104,8 +104,9 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     for, what would help, and what was requested from the cluster's autoscaler. One may start before
     those ahead of it if it does not delay them. Jobs whose `start_at` has not come are listed last.
 
-    Without the scope `read:all`, names, quotas and remedies of other users' jobs are not shown, nor
-    the jobs that they wait for because of a quota; nor, for your own jobs, those of other users.
+    Without the scope `read:all`, names, quotas, secrets and remedies of other users' jobs are not
+    shown, nor the jobs that they wait for because of a quota; nor, for your own jobs, those of
+    other users.
     """
     cluster, now = state.repository.cluster(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
@@ -151,21 +152,24 @@ def _explain_queue(
         return {}
     nodes, foreign = read_cluster_snapshot(snapshot)
     placed = read_placements(snapshot)
-    return explain_queue(
-        reader.list_pending(rows),
+    causes = explain_queue(
+        reader.list_pending([row for row in rows if is_contending(row)]),
         nodes,
         reader.list_allocated(allocated, lambda row: placed.get(row.id)),
         foreign=foreign,
         rules=reader.rules,
         max_priority=max_priority,
     )
+    return causes | {row.id: WAITS_FOR_SECRET for row in rows if not is_contending(row)}
 
 
 def _hide_details(row: JobRow, cause: WaitCause) -> dict[str, Any]:
-    """Return what is shown of a job that the caller may not see, in place of what tells its name or
-    labels. The jobs that count towards the same quota would tell these.
+    """Return what is shown of a job that the caller may not see, in place of what tells its name,
+    labels or secrets. The jobs that count towards the same quota would tell these.
     """
     hidden: dict[str, Any] = {"name": None, "remedies": ()}
     if cause.for_quota or row.reason == Reason.WAITING_FOR_QUOTA:
         hidden |= {"message": "waits for a quota", "waits_for": ()}
+    elif row.reason == Reason.WAITING_FOR_SECRET:
+        hidden |= {"message": "waits for a secret of its owner"}
     return hidden

@@ -422,7 +422,8 @@ def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
         state.repository, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
     )
     rules, new = reader.rules, _build_pending(reader, now, caller, spec=spec)
-    ahead = [job for job in reader.list_pending(reader.read_queue()) if job.rank >= new.rank]
+    pending = reader.list_pending(reader.read_contenders())
+    ahead = [job for job in pending if job.rank >= new.rank]
     nodes, foreign = read_cluster_snapshot(snapshot)
     placed = read_placements(snapshot)
     rows = state.repository.allocated()

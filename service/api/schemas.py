@@ -146,7 +146,8 @@ class JobView(Answer):
     """Why the job is in this state, as a stable code. Of a queued job: `WAITING_FOR_ROOM` (its
     minimum fits the cluster, but not beside what runs now), `NEVER_FITS` (its minimum is larger
     than the cluster), `WAITING_FOR_NODE` (it fits only with nodes that are cordoned or avoided),
-    `WAITING_FOR_QUOTA` (a quota is used up), `SCHEDULED` (its `start_at` has not come),
+    `WAITING_FOR_QUOTA` (a quota is used up), `WAITING_FOR_SECRET` (a secret that its variables
+    refer to cannot be decrypted), `SCHEDULED` (its `start_at` has not come),
     `NOT_PLACED` (Ray did not place its processes; no failure), `RETRYING`.
     `WAITING_FOR_STORAGE`: its workers cannot reach their checkpoints now. `NO_PROGRESS`: several
     worker groups failed without a new checkpoint or epoch. `message` has the details.

@@ -30,6 +30,10 @@ class SecretView(Answer):
     """Name by which `env` of a spec refers to it: `{"HF_TOKEN": {"secret": "hf-token"}}`."""
     set_at: datetime
     """Time at which the value was set."""
+    readable: bool = True
+    """Whether the service can decrypt the value. If not, its key was lost or replaced: a job that
+    refers to the secret waits until the secret is set again, or the key is back.
+    """
 
 
 class SecretList(Answer):

@@ -99,7 +99,7 @@ def add_webhook(
         label=body.label,
         all_jobs=body.all_jobs,
         service_url=state.settings.url or str(request.base_url),
-        encrypted=create_box(state).encrypt(secret),
+        encrypted=create_box(state, caller).encrypt(secret),
     )
     row = _store_of(state).add_webhook(caller, wanted)
     view = _describe_webhook(CountedWebhook(row=row))
@@ -119,7 +119,7 @@ def rotate_secret(name: _WebhookName, state: StateDep, caller: CallerDep) -> New
     secret was made, it is valid no longer, and `previous_secret_until` is null. Each request makes
     another secret; at most three replaced ones are valid at a time.
     """
-    secret, box = new_signing_secret(), create_box(state)
+    secret, box = new_signing_secret(), create_box(state, caller, webhook=name)
     found = _store_of(state).rotate_secret(
         caller, name, box.encrypt(secret), is_readable=box.can_decrypt
     )

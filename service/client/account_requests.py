@@ -161,12 +161,20 @@ class AccountRequests(RequestSender):
         return await self._request(SecretList, "GET", "/secrets")
 
     @shared_method
-    async def set_secret(self, name: str, value: str) -> SecretView:
-        """Set one of your secrets, which jobs refer to in `env`; it replaces the previous value."""
+    async def set_secret(self, name: str, value: str, *, force: bool = False) -> SecretView:
+        """Set one of your secrets, which jobs refer to in `env`; it replaces the previous value.
+
+        Args:
+            name: name of the secret.
+            value: its value.
+            force: whether to make a new key if that of the service is gone, although other secrets
+                were encrypted with it and must then be set again.
+        """
         from service.api.secret_schemas import SecretView
 
         path = f"/secrets/{quote(name, safe='')}"
-        return await self._request(SecretView, "PUT", path, json={"value": value})
+        params = {"force": "true"} if force else {}
+        return await self._request(SecretView, "PUT", path, params=params, json={"value": value})
 
     @shared_method
     async def remove_secret(self, name: str, *, force: bool = False) -> SecretView:

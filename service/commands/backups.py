@@ -27,15 +27,19 @@ def backup(
 
     Uses ACCORDION_HOME and ACCORDION_DATABASE_URL of the service, not its address. The file has
     everybody's code and digests of their tokens; only you can read it.
+
+    Not in it: the storage, files of loggers, settings, tokens of the home directory, and the key
+    that decrypts secrets. Copy that key as well; without it, secrets must be set again.
     """
     from service.backup import write_backup
     from service.settings import load_settings
 
-    contents = write_backup(load_settings(), file, time.time())
+    settings = load_settings()
+    contents = write_backup(settings, file, time.time())
     if json:
         print_json(contents)
     else:
-        typer.echo(f"{file}: {_describe_contents(contents)}")
+        typer.echo(f"{file}: {_describe_contents(contents)}\n{_describe_omissions(settings)}")
 
 
 def restore(
@@ -134,6 +138,17 @@ def _describe_contents(contents: BackupContents) -> str:
     counts = [("jobs", "job"), ("users", "user"), ("events", "event")]
     named = [_format_count(contents.rows[table], unit) for table, unit in counts]
     return f"{', '.join(named)}, {_format_count(len(contents.code), 'upload')} of code"
+
+
+def _describe_omissions(settings: Settings) -> str:
+    """Return what a backup leaves out, and what to copy besides."""
+    file = settings.secrets_key_file or settings.home_secrets_key
+    key = "ACCORDION_SECRETS_KEY" if settings.secrets_key_text is not None else str(file)
+    return (
+        "not in it: checkpoints and other files on the storage, files of loggers, settings, tokens"
+        f" of the home directory, and the key of secrets ({key}): copy the key as well, or all"
+        " secrets must be set again after a restore"
+    )
 
 
 def _format_count(count: int, unit: str) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 import typer
 
 from service.commands.cli_support import FAILED, JsonOption, UrlOption, create_console, print_json
 
 if TYPE_CHECKING:
-    from service.api.schemas import JobView
     from service.settings import Settings
 
 DISTRIBUTION = "accordion-train"
@@ -269,15 +269,17 @@ def _available_memory() -> int | None:
 def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
     """Check whether the service is ready or, if none is expected, whether one could start."""
     from service.client import Client, ClientError
+    from service.commands.storage_check import check_storages, read_storage_jobs
     from service.connection import service_token, service_url
     from service.home import Home
+    from service.security.guards import is_loopback
 
     address = service_url(settings, url)
     expected = bool(url or settings.url or Home(settings.home).running())
     try:
         with Client(address, service_token(settings, address)) as client:
             checks = client.ready().checks
-            newest = client.jobs(limit=1).items
+            jobs = read_storage_jobs(client)
     except ClientError as error:
         yield (
             Finding(name="service", state="bad", message=str(error))
@@ -288,19 +290,7 @@ def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
     yield Finding(name="api", state="ok", message=f"responds at {address}")
     for name, check in checks.items():
         yield Finding(name=name, state="ok" if check.ok else "bad", message=check.message)
-    yield _describe_storage(newest)
-
-
-def _describe_storage(newest: Sequence[JobView]) -> Finding:
-    """Show what the workers of the newest job found out about their storage."""
-    from service.commands.format import format_storage
-
-    used = newest[0].storage if newest else None
-    if used is None:
-        message = "not verified yet; checked when a job with two or more workers starts"
-        return Finding(name="storage", state="note", message=message)
-    message = f"job {newest[0].name} keeps its checkpoints in {format_storage(used)}"
-    return Finding(name="storage", state="ok", message=message)
+    yield from check_storages(jobs, is_local=is_loopback(urlsplit(address).hostname or ""))
 
 
 def _check_port(settings: Settings) -> Finding:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _SHOWN_JOBS = 3
 """Maximum number of jobs to name that one job waits for; more are counted."""
 _REMEDY_COMMANDS = (
-    "'accordion resize' changes the minimum of workers, 'accordion change' the priority, and"
-    " 'accordion quota set' a quota; 'accordion clone' submits a changed job, and 'accordion node"
-    " restore' lets a node take workers"
+    "'accordion resize' changes the minimum of workers, 'accordion change' the priority, 'accordion"
+    " quota set' a quota, and 'accordion secret set' a secret; 'accordion clone' submits a changed"
+    " job, and 'accordion node restore' lets a node take workers"
 )
 
 _UserOption = Annotated[

@@ -22,6 +22,7 @@ _NameArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", help="name of the secret", autocompletion=complete_secret),
 ]
+_UNREADABLE = "no: its key was lost or replaced; set the secret again, or put the key back"
 
 
 def set_secret(
@@ -31,6 +32,12 @@ def set_secret(
         Path | None,
         typer.Option("--file", metavar="FILE", help="file with the value (default: ask for it)"),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="make a new key if that of the service is lost; only for admins"
+        ),
+    ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -38,12 +45,14 @@ def set_secret(
 
     The value is read from FILE, from standard input, or without echo from the terminal; a line
     break at its end is left out. A job refers to it as env: {HF_TOKEN: {secret: NAME}}.
+
+    With --force, secrets that were encrypted with a lost key are given up: they must be set again.
     """
     value = _read_value(file)
     if not value:
         raise typer.BadParameter("the value is empty; give one, or use 'accordion secret remove'")
     with connect_client(url) as client:
-        secret = client.set_secret(name, value)
+        secret = client.set_secret(name, value, force=force)
     if json:
         print_json(secret)
     else:
@@ -51,15 +60,18 @@ def set_secret(
 
 
 def list_secrets(*, url: UrlOption = "", json: JsonOption = False) -> None:
-    """List your secrets, without their values."""
+    """List your secrets, without their values, and whether the service can read them: those of a
+    lost key must be set again.
+    """
     with connect_client(url) as client:
         found = client.secrets()
     if json:
         print_json(found)
         return
-    table = create_table("NAME", "SET")
+    table = create_table("NAME", "SET", "READABLE")
     for secret in found.items:
-        table.add_row(secret.name, secret.set_at.astimezone().strftime("%Y-%m-%d %H:%M"))
+        set_at = secret.set_at.astimezone().strftime("%Y-%m-%d %H:%M")
+        table.add_row(secret.name, set_at, "yes" if secret.readable else _UNREADABLE)
     create_console().print(table)
 
 

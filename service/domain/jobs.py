@@ -71,6 +71,8 @@ class Reason(StrEnum):
       avoided, or on which its workers could not start a moment ago.
     - `WAITING_FOR_QUOTA`: the jobs of its owner, or with one of its labels, hold all that their
       quota allows.
+    - `WAITING_FOR_SECRET`: a secret that its variables refer to cannot be decrypted; it starts once
+      the secret is set again, or the key is back.
     - `NEVER_FITS`: the smallest worker group is larger than the cluster as it is.
     - `ADMITTED`: capacity is reserved for the next attempt.
     - `TRAINING`: the workers train.
@@ -113,6 +115,7 @@ class Reason(StrEnum):
     WAITING_FOR_ROOM = "WAITING_FOR_ROOM"
     WAITING_FOR_NODE = "WAITING_FOR_NODE"
     WAITING_FOR_QUOTA = "WAITING_FOR_QUOTA"
+    WAITING_FOR_SECRET = "WAITING_FOR_SECRET"  # noqa: S105 - a name
     NEVER_FITS = "NEVER_FITS"
     ADMITTED = "ADMITTED"
     TRAINING = "TRAINING"

@@ -45,6 +45,15 @@ class WaitCause:
     """Changes of which each one would let it start; empty if only time helps."""
 
 
+WAITS_FOR_SECRET = WaitCause(
+    remedies=(
+        "its owner setting the secret again",
+        "the key with which the secret was encrypted",
+    )
+)
+"""Cause of a job that needs a secret which cannot be decrypted, before anything of the cluster."""
+
+
 def explain_queue(
     pending: Sequence[PendingJob],
     nodes: Sequence[Resources],

@@ -6,11 +6,13 @@ import os
 import secrets
 from base64 import urlsafe_b64encode
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
+from service.errors import SettingsError
 from service.home import OWNER_ONLY_FILE
 from service.settings import Settings
 
@@ -68,6 +70,36 @@ def open_secret_box(settings: Settings) -> SecretBox | None:
     """
     key = settings.secrets_key()
     return None if key is None else SecretBox(key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceKey:
+    """The key of the service as it was found, which may be missing or wrong."""
+
+    box: SecretBox | None
+    """Encrypts and decrypts with it; None if there is no key, or it cannot be read."""
+    problem: str
+    """Why a value that `can_decrypt` rejects cannot be decrypted."""
+
+    def can_decrypt(self, encrypted: str) -> bool:
+        """Return whether this key decrypts a value."""
+        return self.box is not None and self.box.can_decrypt(encrypted)
+
+
+def find_service_key(settings: Settings) -> ServiceKey:
+    """Return the key of the service; one that cannot be used has no box."""
+    try:
+        box = open_secret_box(settings)
+    except SettingsError as error:
+        return ServiceKey(box=None, problem=str(error))
+    return ServiceKey(box=box, problem=describe_wrong_key(settings, box))
+
+
+def describe_wrong_key(settings: Settings, box: SecretBox | None) -> str:
+    """Return why a value cannot be decrypted with the box of the service's key, or without any."""
+    if box is None:
+        return f"the service has no key, {settings.home_secrets_key} does not exist"
+    return "encrypted with another key than the service has now"
 
 
 def create_secret_box(settings: Settings) -> SecretBox:

@@ -55,6 +55,9 @@ _AFTER_PAUSE = {
         "it continues from there once its workers fit",
     ),
 }
+_AFTER_REQUEUE = {
+    Reason.NOT_PLACED: "; it waits for capacity again, and the attempt does not count as lost"
+}
 _CARRIED_OUT = {
     Reason.PAUSED_BY_USER: Desired.PAUSE,
     Reason.RESUMED: Desired.RUN,
@@ -263,20 +266,20 @@ class SchedulerWrites:
 
         return self._write_if_unchanged(seen, token, change)
 
-    def requeue(self, seen: JobRow, token: int, *, message: str, history: Drained) -> bool:
-        """Return a job whose processes were not placed to the queue; the attempt does not count as
-        lost.
+    def requeue(
+        self, seen: JobRow, token: int, *, reason: Reason, message: str, history: Drained
+    ) -> bool:
+        """Return a job whose processes were not placed, or could not be started, to the queue; the
+        attempt does not count as lost.
         """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
             self._ingest(session, job, history, now=now)
-            _close_attempt(session, job, Reason.NOT_PLACED, message=message, now=now)
+            _close_attempt(session, job, reason, message=message, now=now)
             job.workers, job.world_size, job.deadline = 0, 0, None
-            text = f"{message}; it waits for capacity again, and the attempt does not count as lost"
-            change_status(
-                session, job, Status.QUEUED, reason=Reason.NOT_PLACED, message=text, now=now
-            )
+            text = f"{message}{_AFTER_REQUEUE.get(reason, '')}"
+            change_status(session, job, Status.QUEUED, reason=reason, message=text, now=now)
 
         return self._write_if_unchanged(seen, token, change)
 

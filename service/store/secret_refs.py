@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -55,4 +55,21 @@ def describe_missing(user: str | None, name: str) -> str:
     )
 
 
-__all__ = ["describe_missing", "locate_env_secrets", "locate_logger_secrets", "lock_secrets"]
+def describe_unreadable(owner: str | None, names: Sequence[str], problem: str) -> str:
+    """Return which secrets of a user cannot be decrypted, why, and how to set them again."""
+    is_one = len(names) == 1
+    named = f"{'' if is_one else 's'} {', '.join(map(repr, names))}"
+    return (
+        f"the secret{named} of user {owner!r} cannot be decrypted ({problem}); set"
+        f" {'it' if is_one else 'them'} again with 'accordion secret set"
+        f" {names[0] if is_one else 'NAME'}'"
+    )
+
+
+__all__ = [
+    "describe_missing",
+    "describe_unreadable",
+    "locate_env_secrets",
+    "locate_logger_secrets",
+    "lock_secrets",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, not_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -15,7 +15,7 @@ from service.errors import Conflict, NotFound
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.logger_rows import list_sending
-from service.store.models import JobRow, SecretRow, UserRow
+from service.store.models import JobRow, SecretRow, UserRow, WebhookRow
 from service.store.repository import IS_UNFINISHED
 from service.store.stored_spec import refers_to_secret
 
@@ -40,21 +40,46 @@ class SecretStore:
 
     def read_encrypted(self, user: str, names: Collection[str]) -> dict[str, str]:
         """Return the encrypted values of those of the named secrets that the user has, by name."""
-        query = select(SecretRow).where(SecretRow.user == user, SecretRow.name.in_(names))
-        with self._database.read() as session:
-            return {row.name: row.encrypted for row in session.scalars(query)}
+        found = self.read_all_encrypted({user}, names)
+        return {name: encrypted for (_, name), encrypted in found.items()}
 
-    def set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
-        """Set a secret of the caller; it replaces the previous value.
+    def read_all_encrypted(
+        self, users: Collection[str], names: Collection[str]
+    ) -> dict[tuple[str, str], str]:
+        """Return the encrypted values of the named secrets of several users, by user and name."""
+        query = select(SecretRow.user, SecretRow.name, SecretRow.encrypted)
+        query = query.where(SecretRow.user.in_(users), SecretRow.name.in_(names))
+        with self._database.read() as session:
+            return {(user, name): value for user, name, value in session.execute(query)}
+
+    def count_others(self, user: str, *, secret: str = "", webhook: str = "") -> int:
+        """Count the secrets of all users and webhooks that are encrypted with the key of the
+        service, without the named secret or webhook of this user.
+        """
+        secrets = select(func.count()).where(
+            not_(and_(SecretRow.user == user, SecretRow.name == secret))
+        )
+        webhooks = select(func.count()).where(
+            not_(and_(WebhookRow.user == user, WebhookRow.name == webhook))
+        )
+        with self._database.read() as session:
+            return (session.scalar(secrets) or 0) + (session.scalar(webhooks) or 0)
+
+    def set_secret(
+        self, caller: Caller, name: str, encrypted: str, *, makes_key: bool = False
+    ) -> SecretRow:
+        """Set a secret of the caller; it replaces the previous value. The audit log notes if a new
+        key was made for it.
 
         Raises:
             Conflict: the caller has too many.
         """
+        after = {"new_key": True} if makes_key else None
         try:
-            return self._set_secret(caller, name, encrypted)
+            return self._set_secret(caller, name, encrypted, after=after)
         except IntegrityError:
             # PostgreSQL runs writers concurrently: another one inserted it meanwhile.
-            return self._set_secret(caller, name, encrypted)
+            return self._set_secret(caller, name, encrypted, after=after)
 
     def remove_secret(self, caller: Caller, name: str, *, force: bool = False) -> SecretRow:
         """Remove a secret of the caller, and return it.
@@ -88,7 +113,9 @@ class SecretStore:
             )
             return row
 
-    def _set_secret(self, caller: Caller, name: str, encrypted: str) -> SecretRow:
+    def _set_secret(
+        self, caller: Caller, name: str, encrypted: str, *, after: Mapping[str, bool] | None
+    ) -> SecretRow:
         now = self._clock()
         with self._database.write() as session:
             row = session.get(SecretRow, (caller.user, name), with_for_update=True)
@@ -105,7 +132,9 @@ class SecretStore:
                 session.add(row)
             row.encrypted, row.set_at = encrypted, now
             session.flush()
-            append_audit(session, caller, AuditAction.SECRET_SET, subject=name, now=now)
+            append_audit(
+                session, caller, AuditAction.SECRET_SET, subject=name, after=after, now=now
+            )
             return row
 
 

@@ -96,6 +96,14 @@ def refers_to_secret(spec: Any, name: str, *, logger: int | None = None) -> bool
     return any({"secret": name} in part.values() for part in sections if isinstance(part, dict))
 
 
+def list_env_secrets(job: JobRow) -> list[str]:
+    """Return the names of the secrets that variables of the stored spec refer to, sorted."""
+    env = stored_spec(job).get("env")
+    variables = env.values() if isinstance(env, dict) else ()
+    names = (one.get("secret") for one in variables if isinstance(one, dict))
+    return sorted({name for name in names if isinstance(name, str)})
+
+
 def resource_request(job: JobRow) -> ResourceRequest:
     """Resources that the job requests, with its current limits on workers."""
     workers = stored_spec(job).get("workers")

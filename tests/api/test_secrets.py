@@ -136,20 +136,6 @@ def test_a_spec_with_an_unknown_secret_is_refused(
     )
 
 
-def test_a_secret_of_another_key_is_refused_at_submission(client: TestClient, world: World) -> None:
-    put(client)
-    world.settings.home_secrets_key.write_text("another key that is long enough for it")
-    refused = client.post(JOBS, json={**DIGITS, **TOKEN})
-    assert refused.status_code == 422
-    [error] = refused.json()["errors"]
-    assert error["pointer"].endswith("/env/HF_TOKEN/secret")
-    assert (
-        "was encrypted with another key than the service has now; set it again" in (error["detail"])
-    )
-    put(client)
-    assert client.post(JOBS, json={**DIGITS, **TOKEN}).status_code == 201
-
-
 def test_secrets_belong_to_their_user(team: Team) -> None:
     ada, bob = team.user("ada"), team.user("bob")
     assert team.call(ada, "PUT", f"{SECRETS}/hf-token", json={"value": VALUE}).status_code == 200
@@ -349,25 +335,6 @@ def test_a_job_whose_secret_is_removed_while_it_is_submitted_is_refused_as_befor
     refused = client.post(path, json=body)
     assert (refused.status_code, refused.json()["errors"]) == (422, without.json()["errors"])
     assert len(client.get(JOBS).json()["items"]) == 1
-
-
-@pytest.mark.parametrize("key", [None, "another key that is long enough for it"])
-def test_a_scheduler_without_the_right_key_waits_and_says_so(
-    client: TestClient, world: World, key: str | None
-) -> None:
-    put(client)
-    right = world.settings.home_secrets_key.read_text()
-    job_id = client.post(JOBS, json={**DIGITS, **TOKEN}).json()["id"]
-    world.settings.home_secrets_key.unlink()
-    if key is not None:
-        world.settings.home_secrets_key.write_text(key)
-    world.turn_until(lambda: "ACCORDION_SECRETS_KEY_FILE" in world.job(job_id).message)
-    assert "; give the scheduler the key of the api (" in world.job(job_id).message
-    assert "after a restore, the file secrets.key of the old home" in world.job(job_id).message
-    assert world.job(job_id).status == Status.STARTING
-    world.settings.home_secrets_key.write_text(right)
-    world.train(job_id)
-    assert launched_env(world, job_id)["HF_TOKEN"] == VALUE
 
 
 def test_a_plan_is_measured_with_the_variables(client: TestClient, world: World) -> None:

@@ -36,7 +36,10 @@ def test_a_backup_is_written_and_restored(
     file = tmp_path / "backup.tar.gz"
     said = alone("backup", file)
     assert said.code == 0, said.err
-    assert said.out == f"{file}: 0 jobs, 1 user, 0 events, 0 uploads of code\n"
+    written, left_out = said.out.splitlines()
+    assert written == f"{file}: 0 jobs, 1 user, 0 events, 0 uploads of code"
+    assert left_out.startswith("not in it: checkpoints and other files on the storage, files of ")
+    assert f"the key of secrets ({home}/secrets.key): copy the key as well" in left_out
     again = alone("backup", file)
     assert (again.code, again.err) == (2, f"accordion: {file} exists; name a new file\n")
     monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "new"))
@@ -77,8 +80,8 @@ def keep_checkpoints(home: Path, root: str) -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        (None, "there is no key"),
-        ("another key that is long enough for it", "they were encrypted with another key"),
+        (None, "the service has no key, "),
+        ("another key that is long enough for it", "encrypted with another key than the service"),
         ("short", "ACCORDION_SECRETS_KEY_FILE is "),
         ("the right one", ""),
     ],
@@ -102,6 +105,56 @@ def test_secrets_that_cannot_be_decrypted_are_told_after_a_restore_and_by_the_do
     assert (way_out in restored.err) == bool(reason)
     messages = [item["message"] for item in found if item["name"] == "secrets"]
     assert [message.startswith(told) for message in messages] == [True] * bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("variable", "way_out"),
+    [
+        ("", "copy the secrets.key of the service that encrypted them to {home}/secrets.key, or"),
+        ("_FILE", "copy the secrets.key of the service that encrypted them to {home}/key, or name"),
+        ("text", "give the key of the service that encrypted them in ACCORDION_SECRETS_KEY."),
+    ],
+)
+def test_the_doctor_says_where_a_lost_key_belongs(
+    alone: Accordion, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, way_out: str
+) -> None:
+    set_secret(home)
+    (home / "secrets.key").unlink()
+    (home / "key").write_text("another key that is long enough for it")
+    if variable:
+        name = f"ACCORDION_SECRETS_KEY{variable.removeprefix('text')}"
+        monkeypatch.setenv(name, str(home / "key"))
+    told = alone("doctor").out
+    assert way_out.format(home=home) in told
+    assert ("'accordion secret set NAME --force'" in told) == (not variable)
+
+
+def test_the_doctor_advises_no_return_to_a_key_that_others_were_set_without(
+    alone: Accordion, home: Path
+) -> None:
+    set_secret(home, "lost-1", "lost-2")
+    (home / "secrets.key").unlink()
+    set_secret(home, "new")
+    told = alone("doctor").out
+    assert "2 of 3 secrets of jobs and webhooks cannot be decrypted (encrypted with another" in told
+    assert (
+        "their users set them again with 'accordion secret set' and 'accordion webhook"
+        " rotate-secret': secret lost-1 of admin, secret lost-2 of admin. Keep the present key,"
+        " which decrypts the other one: an older one in its place would not\n"
+    ) in told
+    assert "copy the" not in told
+
+
+def test_the_doctor_names_some_of_many_secrets_that_cannot_be_decrypted(
+    alone: Accordion, home: Path
+) -> None:
+    set_secret(home, *(f"lost-{number}" for number in range(7)))
+    (home / "secrets.key").unlink()
+    set_secret(home, "new-1", "new-2")
+    told = alone("doctor").out
+    assert "secret lost-4 of admin and 2 more. Keep the present key" in told
+    assert "lost-5" not in told
+    assert "which decrypts the 2 others" in told
 
 
 def test_the_doctor_says_if_the_database_may_not_be_read(
@@ -139,12 +192,13 @@ def test_a_restore_succeeds_although_the_secrets_cannot_be_checked(
     )
 
 
-def set_secret(home: Path) -> None:
-    """Set a secret of the admin, encrypted with a new key of the home directory."""
+def set_secret(home: Path, *names: str) -> None:
+    """Set secrets of the admin, encrypted with the key of the home directory, or a new one."""
     settings = load_settings(home=home)
     database = Database(settings.database)
-    encrypted = create_secret_box(settings).encrypt("hf_abc")
-    SecretStore(database, lambda: 1.0).set_secret(FULL_ACCESS, "hf-token", encrypted)
+    for name in names or ("hf-token",):
+        encrypted = create_secret_box(settings).encrypt("hf_abc")
+        SecretStore(database, lambda: 1.0).set_secret(FULL_ACCESS, name, encrypted)
     database.close()
 
 

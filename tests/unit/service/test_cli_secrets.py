@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from tests.api.conftest import Live
-from tests.unit.service.conftest import Accordion
+from tests.api.conftest import Live, serve_live
+from tests.unit.service.conftest import Accordion, Said
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,10 @@ def test_a_secret_is_set_listed_and_removed(
     monkeypatch.setattr(sys, "stdin", io.StringIO("hf_abcdef\n"))
     said = accordion("secret", "set", "hf-token")
     assert said.out == "secret hf-token is set; jobs refer to it as {secret: hf-token}\n"
-    assert accordion("secret", "list").out.splitlines()[1].split()[0] == "hf-token"
+    head, row = (line.split() for line in accordion("secret", "list").out.splitlines())
+    assert (head, row[0], row[-1]) == (["NAME", "SET", "READABLE"], "hf-token", "yes")
     [listed] = accordion("secret", "list", "--json").json()["items"]
-    assert listed.keys() == {"name", "set_at"}
+    assert listed.keys() == {"name", "set_at", "readable"}
     assert accordion("secret", "remove", "hf-token").out == "removed secret hf-token\n"
     assert accordion("secret", "list", "--json").json() == {"items": []}
 
@@ -64,6 +65,33 @@ def test_a_secret_that_a_job_uses_is_removed_only_by_force(
     assert job["id"] in refused.err
     forced = accordion("secret", "remove", "in-use", "--force")
     assert forced.out == "removed secret in-use\n"
+
+
+@pytest.fixture
+def alone_live(tmp_path: Path) -> Iterator[Live]:
+    """A service whose home directory is known."""
+    (tmp_path / "live").mkdir()
+    yield from serve_live(tmp_path / "live")
+
+
+def test_secrets_of_a_lost_key_are_marked_and_given_up_only_by_force(
+    alone: Accordion, alone_live: Live, tmp_path: Path
+) -> None:
+    def call(*words: object) -> Said:
+        return alone("secret", *words, "--url", alone_live.url)
+
+    file = tmp_path / "value"
+    file.write_text("x")
+    for name in ("a", "b"):
+        call("set", name, "--file", file)
+    (tmp_path / "live" / "secrets.key").unlink()
+    refused = call("set", "a", "--file", file)
+    assert (refused.code, refused.out) == (2, "")
+    assert "an admin makes a new one with 'accordion secret set NAME --force'" in refused.err
+    assert call("set", "a", "--file", file, "--force").code == 0
+    [readable, lost] = call("list").out.splitlines()[1:]
+    assert readable.rstrip().endswith("  yes")
+    assert "  no: its key was lost or replaced; set the secret again, or put the key back" in lost
 
 
 @pytest.mark.parametrize(
