@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "queue": "queue_commands:queue",
     "nodes": "node_commands:list_nodes",
     "doctor": "doctor:doctor",
+    "settings": "setting_commands:settings",
     "login": "logins:login",
     "logout": "logins:logout",
     "whoami": "account_commands:whoami",
