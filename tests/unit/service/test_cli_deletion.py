@@ -58,14 +58,21 @@ def test_ended_jobs_are_archived_and_unarchived(accordion: Accordion, spec: Path
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_jobs_that_were_archived_before_one_fails_are_named(
+def test_a_job_that_cannot_be_archived_is_named_and_keeps_no_other_from_it(
     accordion: Accordion, spec: Path, options: tuple[str, ...]
 ) -> None:
-    ended, going = cancelled(accordion, spec), accordion("submit", spec, *LONG, "--json").json()
-    said = accordion("archive", ended, going["id"], *options)
-    assert said.code == 2
-    assert (ended in said.out, going["id"] in said.out) == (True, False)
+    going, ended = accordion("submit", spec, *LONG, "--json").json(), cancelled(accordion, spec)
+    said = accordion("archive", going["id"], ended, *options)
+    assert said.code == 1
+    assert f"({going['id']}): " in said.err
     assert "cancel it, or wait until it has ended" in said.err
+    assert accordion("show", ended, "--json").json()["job"]["archived"]
+    if options:
+        refused, archived = said.json()["items"]
+        assert (refused["archived"], archived["archived"], archived["error"]) == (False, True, None)
+        assert "cancel it" in refused["error"]
+    else:
+        assert (ended in said.out, going["id"] in said.out) == (True, False)
     accordion("cancel", going["id"])
 
 
