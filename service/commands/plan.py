@@ -19,7 +19,8 @@ from service.commands.cli_support import (
     create_console,
     print_json,
 )
-from service.commands.format import format_bytes, format_level, format_milliseconds, format_rounded
+from service.commands.format import format_level, format_milliseconds, format_rounded
+from service.domain.byte_sizes import format_bytes
 from service.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
