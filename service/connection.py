@@ -51,9 +51,7 @@ def _find_service(url: str) -> tuple[str, str | None, RetryBudget]:
     """Find the address and the token of a service, and how long to wait for it."""
     settings = load_settings()
     address = service_url(settings, url)
-    limits = RetryBudget(
-        timeout_s=settings.request_timeout_s, total_s=settings.request_total_s
-    )
+    limits = RetryBudget(timeout_s=settings.request_timeout_s, total_s=settings.request_total_s)
     return address, service_token(settings, address), limits
 
 

@@ -70,7 +70,7 @@ def describe_unknown_variables(names: Iterable[str]) -> str:
 
 
 def log_unknown_variables() -> None:
-    """Write a warning about the unknown variables of this environment to the log, if it has some."""
+    """Write a warning about unknown variables of this environment, if it has some, to the log."""
     import structlog
 
     unknown = describe_unknown_variables(list_variables())

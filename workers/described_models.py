@@ -47,7 +47,7 @@ class DescribedModel(BaseModel):
 
 
 def read_docstrings(owner: type) -> list[tuple[str, str]]:
-    """Return the attributes of a class at the top of its module that have docstrings, with these."""
+    """Return the attributes with docstrings of a class at the top of its module, with these."""
     return _read_module(owner.__module__).get(owner.__qualname__, [])
 
 

@@ -220,8 +220,6 @@ def get_audit(query: Annotated[AuditQuery, Query()], state: StateDep) -> AuditPa
     names = read_subject_names(state.database, page)
     entries = [AuditEntry.model_validate(row) for row in page]
     return AuditPage(
-        items=[
-            entry.model_copy(update={"subject_name": names.get(entry.id)}) for entry in entries
-        ],
+        items=[entry.model_copy(update={"subject_name": names.get(entry.id)}) for entry in entries],
         next_cursor=page[-1].id if len(rows) > len(page) else None,
     )

@@ -349,8 +349,7 @@ def _merge_spec(job: JobRow, changes: dict[str, Any]) -> JobSpec:
         return _MergedClone.model_validate({"spec": spec}).spec
     except ValidationError as error:
         found = [
-            {**item, "loc": ("body", *item["loc"]), "kind": _MergedClone}
-            for item in error.errors()
+            {**item, "loc": ("body", *item["loc"]), "kind": _MergedClone} for item in error.errors()
         ]
         raise RequestValidationError(found, body={"spec": spec}) from None
 

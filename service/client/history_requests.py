@@ -188,8 +188,8 @@ class HistoryRequests(RequestSender):
     async def follow_logs(
         self, job_id: str, *, attempt: int | None = None, tail: int | None = None
     ) -> AsyncGenerator[LogChunk, None]:
-        """Follow the log lines over lost connections, until the job ends; with `tail`, begin with so
-        many of the newest.
+        """Follow the log lines over lost connections, until the job ends; with `tail`, begin with
+        so many of the newest.
 
         Raises:
             Unreachable: the service was unreachable for longer than the waiter's patience.

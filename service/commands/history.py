@@ -209,8 +209,8 @@ def _summarize_removed(job: JobView) -> list[str]:
         return [f"output     the oldest {removed} are no longer kept (ACCORDION_MAX_LOG_BYTES)"]
     time = format_time(job.history_removed_at)
     return [
-        f"output     the oldest {removed}, perhaps with a traceback that the status names, were removed"
-        f" by retention {time} (ACCORDION_HISTORY_RETENTION_S)"
+        f"output     the oldest {removed}, perhaps with a traceback that the status names, were"
+        f" removed by retention {time} (ACCORDION_HISTORY_RETENTION_S)"
     ]
 
 

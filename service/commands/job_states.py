@@ -173,7 +173,7 @@ def _act_on_chosen(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Apply a method of the client to the named jobs, or its action to all jobs with some labels."""
+    """Apply a method of the client to named jobs, or its action to all jobs with some labels."""
     if isinstance(chosen, JobBatch):
         act_on_batch(client, act.__name__, chosen, dry_run=dry_run, json=json)
         return

@@ -20,8 +20,8 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.format import format_level, format_milliseconds, format_rounded
-from service.domain.byte_sizes import format_bytes
 from service.commands.model_source import resolve_warm_start
+from service.domain.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

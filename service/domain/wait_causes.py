@@ -236,9 +236,7 @@ class _QueueView:
         losers = _name_losing(self._list_losing(job, allowed[place]))
         return (f"priority {allowed[place]}: it then takes workers from {losers}",)
 
-    def _suggest_smaller_minimum(
-        self, job: PendingJob, holders: Sequence[str]
-    ) -> tuple[str, ...]:
+    def _suggest_smaller_minimum(self, job: PendingJob, holders: Sequence[str]) -> tuple[str, ...]:
         """Suggest jobs from which it would take workers, as it is more important, if their minimum
         were smaller.
         """

@@ -12,6 +12,7 @@ from service.store.models import AuditRow, JobRow, TokenRow
 
 _JOB_ACTIONS = ("job.", "override.")
 _TOKEN_ACTIONS = ("token.",)
+_Column = InstrumentedAttribute[str]
 
 
 def read_subject_names(database: Database, entries: Collection[AuditRow]) -> dict[int, str]:
@@ -21,8 +22,8 @@ def read_subject_names(database: Database, entries: Collection[AuditRow]) -> dic
     jobs = [entry for entry in entries if entry.action.startswith(_JOB_ACTIONS)]
     tokens = [entry for entry in entries if entry.action.startswith(_TOKEN_ACTIONS)]
     with database.read() as session:
-        names = _read_by_id(session, JobRow.id, JobRow.name, jobs)
-        labels = _read_by_id(session, TokenRow.id, TokenRow.label, tokens)
+        names = _read_by_id(session, (JobRow.id, JobRow.name), jobs)
+        labels = _read_by_id(session, (TokenRow.id, TokenRow.label), tokens)
     names = {**_list_recorded_names(jobs), **names}
     found = {entry.id: names.get(entry.subject) for entry in jobs}
     found |= {entry.id: labels.get(entry.subject) for entry in tokens}
@@ -30,15 +31,12 @@ def read_subject_names(database: Database, entries: Collection[AuditRow]) -> dic
 
 
 def _read_by_id(
-    session: Session,
-    key: InstrumentedAttribute[str],
-    value: InstrumentedAttribute[str],
-    entries: Iterable[AuditRow],
+    session: Session, columns: tuple[_Column, _Column], entries: Iterable[AuditRow]
 ) -> dict[str, str]:
     subjects = {entry.subject for entry in entries}
     if not subjects:
         return {}
-    rows = session.execute(select(key, value).where(key.in_(subjects)))
+    rows = session.execute(select(*columns).where(columns[0].in_(subjects)))
     return {row[0]: row[1] for row in rows}
 
 

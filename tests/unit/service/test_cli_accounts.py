@@ -130,7 +130,7 @@ def test_lists_say_that_nothing_matches_and_that_a_user_is_unknown(
 
 
 @pytest.mark.parametrize(
-    ("width", "extra"), [(100, []), (150, ["TOKEN"]), (240, ["TOKEN", "REQUEST"])]
+    ("width", "extra"), [(100, []), (220, ["TOKEN"]), (300, ["TOKEN", "REQUEST"])]
 )
 def test_the_table_of_changes_has_tokens_and_requests_where_there_is_room(
     team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch, width: int, extra: list[str]

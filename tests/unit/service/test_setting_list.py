@@ -47,9 +47,10 @@ def test_a_directory_that_nobody_set_is_a_default() -> None:
     ],
 )
 def test_a_secret_is_not_listed(name: str, value: str) -> None:
-    [line] = [line for line in list_settings(load_settings(**{name: value})) if not line.is_default]
+    lines = list(list_settings(load_settings(**{name: value})))
+    [line] = [line for line in lines if line.name == f"ACCORDION_{name.upper()}"]
     assert "***" in line.value
-    assert SECRET not in line.value
+    assert SECRET not in str(lines)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,10 @@ def test_a_mistyped_variable_is_named_with_the_one_that_was_meant(name: str, sim
 
 
 def test_several_unknown_variables_are_named_in_one_sentence() -> None:
-    assert describe_unknown_variables(["ACCORDION_ZZZZZZ", "ACCORDION_HOST", "ACCORDION_QQQQQQ"]) == (
-        "ACCORDION_ZZZZZZ, ACCORDION_QQQQQQ are no settings and have no effect; 'accordion settings'"
-        " lists all"
+    names = ["ACCORDION_ZZZZZZ", "ACCORDION_HOST", "ACCORDION_QQQQQQ"]
+    assert describe_unknown_variables(names) == (
+        "ACCORDION_ZZZZZZ, ACCORDION_QQQQQQ are no settings and have no effect; 'accordion"
+        " settings' lists all"
     )
 
 
