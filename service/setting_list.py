@@ -17,7 +17,7 @@ from workers.described_models import read_docstrings
 
 _LOGIN_IN_URL = re.compile(r"://.*@")
 _SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:key|pass|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
-_FIRST_SENTENCE = re.compile(r"(.*?)[.;](?:\s|$)")
+_FIRST_SENTENCE = re.compile(r"(.*?)\.(?:\s|$)")
 _CACHE = f"{VARIABLE_PREFIX}CACHE"
 """Start of settings, whereas other variables with this prefix have the paths of a job's data."""
 _OF_TESTS = re.compile(rf"{PREFIX}(CRASHES|DATA|REQUIRE|TEST_.*)")
@@ -110,7 +110,7 @@ def _format_value(value: Any) -> str:
 
 
 def _shorten(docstring: str) -> str:
-    """Return the first clause of a docstring, in one line."""
+    """Return the first sentence of a docstring, in one line."""
     text = " ".join(docstring.split())
     found = _FIRST_SENTENCE.match(text)
     return found[1] if found else text

@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     gets the highest: viewer, editor, operator, admin.
     """
     oidc_default_role: Role | None = None
-    """Role of users in none of these groups; not set: they cannot log in."""
+    """Role of users in no group of ACCORDION_OIDC_ROLES; not set: they cannot log in."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Requests per second that a token, or a browser session, may make in the long run, in each api
     process; the admin token of the settings has no limit.
@@ -135,12 +135,12 @@ class Settings(BaseSettings):
     api and scheduler. This is no security boundary: users run their own code anyway.
     """
     pip_index_url: SecretStr | None = None
-    """URL of the index of these packages; it may have a user name and a password. By default pip
+    """URL of the index of packages in `pip`; it may have a user name and a password. By default pip
     uses its configuration on the head node, or PyPI.
     """
     pip_extra_index_url: SecretStr | None = None
-    """URLs of further indexes, separated by spaces. A package that two indexes have comes from
-    either, so use only indexes that you trust for all names.
+    """URLs of further indexes of `pip`, separated by spaces. A package that two indexes have comes
+    from either, so use only indexes that you trust for all names.
     """
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
@@ -177,8 +177,8 @@ class Settings(BaseSettings):
     Empty: one in their temporary directory.
     """
     data_cache_bytes: int = Field(default=107_374_182_400, ge=0)
-    """Bytes of data that a node keeps there; what was used least recently is removed first. 0:
-    limited only by free disk space.
+    """Bytes of data that a node keeps in ACCORDION_DATA_CACHE; what was used least recently is
+    removed first. 0: limited only by free disk space.
     """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
@@ -201,8 +201,8 @@ class Settings(BaseSettings):
     ACCORDION_ENDED_CHECKPOINTS of them are. 0 keeps all.
     """
     ended_checkpoints: Literal["newest_and_best", "none"] = "newest_and_best"
-    """Which checkpoints of an ended job remain after that. With `none`, a retry trains from the
-    beginning, and the model can no longer be downloaded or trained further.
+    """Which checkpoints of an ended job remain after ACCORDION_CHECKPOINT_RETENTION_S. With `none`,
+    a retry trains from the beginning, and the model can no longer be downloaded or trained further.
     """
     max_ended_jobs: int = Field(default=0, ge=0)
     """How many ended jobs are kept; those that ended first are deleted. Archived jobs neither
