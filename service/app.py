@@ -40,7 +40,7 @@ from service.api.problems import install_problems
 from service.dashboard import provider_login, report_route
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
-from service.garbage_collection import freeze_loaded_objects
+from service.garbage_collection import collect_less_often
 from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
 from service.logs import configure_logs
 from service.request_times import RequestTimes, TimedRequests
@@ -151,7 +151,7 @@ def serve_api(settings: Settings) -> None:
     state.connections.limit = limits.connections
     watch = threading.Thread(target=state.database.watch_file, args=(state.draining,), daemon=True)
     watch.start()
-    freeze_loaded_objects()
+    collect_less_often()
     try:
         _Server(config, state).run(sockets=[listener])
     finally:

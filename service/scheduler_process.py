@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-from service.garbage_collection import freeze_loaded_objects
+from service.garbage_collection import collect_less_often
 from service.logs import configure_logs
 from service.scheduler import run_scheduler
 from service.setting_list import log_unknown_variables
@@ -36,7 +36,7 @@ def serve_scheduler(settings: Settings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    freeze_loaded_objects()
+    collect_less_often()
     run_scheduler(settings, runtime, stop=stop)
 
 

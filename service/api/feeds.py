@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from threading import Event
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from service.store.repository import Repository
@@ -107,11 +109,11 @@ class Feed:
 
     def since(self, after: int) -> Sequence[Frame] | None:
         """Return the frames above a number; None if the feed no longer has all of them."""
-        return (
-            None
-            if after < self._base
-            else [frame for frame in self._frames if frame.number > after]
-        )
+        if after < self._base:
+            return None
+        # From the newest: a stream that follows lacks a few of thousands.
+        missing = list(takewhile(lambda frame: frame.number > after, reversed(self._frames)))
+        return missing[::-1]
 
     def close(self) -> None:
         """End all streams; their clients reconnect."""
@@ -166,6 +168,8 @@ class FeedHub:
                     feed.close()
                 else:
                     feed.add(page)
+                # Requests have their turn before the streams of the next feed.
+                await anyio.lowlevel.checkpoint()
             await anyio.sleep(POLL_S)
         for feed in self._feeds.values():
             feed.close()
@@ -194,7 +198,9 @@ def _read_safely(feed: Feed) -> StreamPage | None:
 
 
 async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator[str]:
-    """Yield the frames after a number until the job has ended or the feed is closed."""
+    """Yield the frames after a number until the job has ended or the feed is closed; those that are
+    known at one time together, because each text is written to the connection by itself.
+    """
     yield f"retry: {RETRY_MS}\n\n"
     progress = ""
     while not feed.is_closed:
@@ -202,24 +208,32 @@ async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIte
         if frames is None:
             page = await anyio.to_thread.run_sync(feed.reader.read, after)
             frames = page.frames
-        for frame in frames:
-            yield _format_gap(feed.reader, after, frame) + frame.text
-            after = frame.number
-        if page.has_ended and after >= page.newest:
-            if page.closing:
-                yield page.closing
-            return
+        text = _format_frames(feed.reader, after, frames)
+        after = frames[-1].number if frames else after
+        has_ended = page.has_ended and after >= page.newest
+        if has_ended:
+            text += page.closing
         # A page is newer than the feed: sending its progress could put newer progress before older.
-        if feed.newest_page.progress != progress:
+        elif feed.newest_page.progress != progress:
             progress = feed.newest_page.progress
-            yield progress
+            text += progress
+        if text:
+            yield text
+        if has_ended:
+            return
         if not frames and not await _wait_for_change(changed, keepalive_s):
             yield ": keep-alive\n\n"
 
 
-def _format_gap(reader: Reader, after: int, frame: Frame) -> str:
-    """Format what precedes a shared frame in a stream that has the items up to `after`."""
-    return reader.format_gap(after + 1, frame.number - 1) if frame.number > after + 1 else ""
+def _format_frames(reader: Reader, after: int, frames: Sequence[Frame]) -> str:
+    """Format frames for a stream that has the items up to `after`, with the gaps before them."""
+    texts = []
+    for frame in frames:
+        if frame.number > after + 1:
+            texts.append(reader.format_gap(after + 1, frame.number - 1))
+        texts.append(frame.text)
+        after = frame.number
+    return "".join(texts)
 
 
 async def _wait_for_change(changed: asyncio.Event, limit_s: float) -> bool:

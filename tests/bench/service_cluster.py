@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from service.garbage_collection import freeze_loaded_objects
+from service.garbage_collection import collect_less_often
 from service.logs import configure_logs
 from service.runtime.protocol import Node, SupervisorState
 from service.scheduler import Scheduler
@@ -103,7 +103,7 @@ def main() -> None:
     runtime = PacedRuntime(measured, epoch_s=float(sys.argv[1]))
     database = Database(settings.database)
     scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=time.time)
-    freeze_loaded_objects()
+    collect_less_often()
     while not stop.is_set():
         started, own = time.perf_counter(), runtime.own_s
         scheduler.run_once()
