@@ -52,6 +52,7 @@ from service.security.oidc_config import read_oidc_config
 from service.security.oidc_provider import OidcProvider
 from service.security.rate_limits import RateLimits
 from service.security.sessions import cookie_name
+from service.setting_list import log_unknown_variables
 from service.settings import Settings
 from service.store.database import Database
 from service.store.migrations import upgrade
@@ -135,6 +136,7 @@ def serve_api(settings: Settings) -> None:
     """
     listener = _open_socket(settings.host, settings.port)
     configure_logs(settings.log_level, "api")
+    log_unknown_variables()
     app = create_app(settings)
     limits = ConnectionLimits(connections=raise_file_limit(settings.max_connections))
     config = uvicorn.Config(

@@ -30,7 +30,8 @@ def connect(
     Raises:
         SettingsError: a setting is wrong, or the token's file cannot be read.
     """
-    return Client(*_find_service(url), waiter=waiter, retries=retries)
+    address, token, limits = _find_service(url)
+    return Client(address, token, waiter=waiter, retries=retries or limits)
 
 
 def connect_async(
@@ -42,14 +43,16 @@ def connect_async(
     Raises:
         SettingsError: a setting is wrong, or the token's file cannot be read.
     """
-    return AsyncClient(*_find_service(url), waiter=waiter, retries=retries)
+    address, token, limits = _find_service(url)
+    return AsyncClient(address, token, waiter=waiter, retries=retries or limits)
 
 
-def _find_service(url: str) -> tuple[str, str | None]:
-    """Find the address and the token of a service."""
+def _find_service(url: str) -> tuple[str, str | None, RetryBudget]:
+    """Find the address and the token of a service, and how long to wait for it."""
     settings = load_settings()
     address = service_url(settings, url)
-    return address, service_token(settings, address)
+    limits = RetryBudget(timeout_s=settings.request_timeout_s, total_s=settings.request_total_s)
+    return address, service_token(settings, address), limits
 
 
 def service_url(settings: Settings, url: str = "") -> str:

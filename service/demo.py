@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from service.child_processes import Program, end_process, inherit_environment, start_process
 from service.client import Client
-from service.commands.format import format_bytes, format_metric
+from service.commands.format import format_metric
 from service.commands.spec_file import parse_spec
 from service.commands.watch import follow_job
 from service.connection import service_token
+from service.domain.byte_sizes import format_bytes
 from service.errors import StartError
 from service.home import Home
 from service.local_programs import free_port

@@ -9,6 +9,7 @@ import threading
 from service.garbage_collection import collect_less_often
 from service.logs import configure_logs
 from service.scheduler import run_scheduler
+from service.setting_list import log_unknown_variables
 from service.settings import Settings, load_settings
 from service.store.database import Database
 from service.store.migrations import upgrade
@@ -28,6 +29,7 @@ def serve_scheduler(settings: Settings) -> None:
     from service.runtime.ray_backend import RayBackend
 
     configure_logs(settings.log_level, "scheduler")
+    log_unknown_variables()
     runtime = RayBackend(
         address=settings.ray_address, installation=_read_installation(settings.database)
     )

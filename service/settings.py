@@ -5,6 +5,7 @@ environment.
 from __future__ import annotations
 
 import json
+import os
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,14 +15,15 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.domain.access import Role
 from service.errors import SettingsError
+from service.secret_files import read_secret
 from workers.spec_types import MAX_PRIORITY
 
+PREFIX = "ACCORDION_"
+"""Start of the variables of settings."""
 MIN_KEY_LENGTH = 32
 """Minimum length of the key that encrypts secrets."""
 MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""
-
-
 _YEAR_S = 365 * 86_400.0
 """Longest duration that a setting may have, in seconds."""
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
@@ -33,7 +35,7 @@ class Settings(BaseSettings):
     """Settings of the service. `load_settings` creates them and reports an error in one line."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ACCORDION_", frozen=True, extra="forbid", populate_by_name=True
+        env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True
     )
 
     home: Path = Path("~/.accordion")
@@ -45,19 +47,29 @@ class Settings(BaseSettings):
     the home directory.
     """
     host: str = "127.0.0.1"
+    """Address at which the api listens; other than loopback requires a token."""
     port: int = Field(default=8080, ge=0, le=65535)
+    """Port of the api; 0 for any free one."""
     url: str = ""
     """URL of the service for clients; empty is the service of this home directory."""
     completion_timeout_s: float = Field(default=1.0, gt=0)
     """Seconds for which the shell waits for the service when it completes a word."""
+    request_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds without a response after which clients end an attempt."""
+    request_total_s: float = Field(default=20.0, gt=0)
+    """Seconds in which clients send a failed request again, if it cannot take effect twice."""
     admin_token: SecretStr | None = None
+    """Token that may do everything, of at least 16 characters."""
     admin_token_file: Path | None = None
+    """File with the token that may do everything."""
     metrics_token: SecretStr | None = None
     """Read-only token for `/metrics` alone, so that a Prometheus server needs no admin token."""
     metrics_token_file: Path | None = None
+    """File with the token for `/metrics`."""
     user_token: SecretStr | None = Field(default=None, validation_alias="ACCORDION_TOKEN")
     """Token of the user of the command line and the Python client."""
     user_token_file: Path | None = Field(default=None, validation_alias="ACCORDION_TOKEN_FILE")
+    """File with the token of the command line and the Python client."""
     secrets_key_text: SecretStr | None = Field(
         default=None, validation_alias="ACCORDION_SECRETS_KEY"
     )
@@ -65,6 +77,7 @@ class Settings(BaseSettings):
     processes. By default the api creates it in the file `secrets.key` of the home directory.
     """
     secrets_key_file: Path | None = None
+    """File with the text that encrypts secrets."""
     login_days: float = Field(default=30.0, gt=0, le=3650)
     """Days after which users of the OpenID Connect provider, and command lines that logged in with
     a browser, must log in again.
@@ -75,8 +88,11 @@ class Settings(BaseSettings):
     ACCORDION_URL, or below the address in the browser if that is not set.
     """
     oidc_client_id: str = ""
+    """ID under which the provider knows the service."""
     oidc_client_secret: SecretStr | None = None
+    """Secret with which the service logs in at the provider."""
     oidc_client_secret_file: Path | None = None
+    """File with the secret for the provider."""
     oidc_name: str = Field(default="", max_length=64)
     """Name of the provider on the login page; empty is the host of the issuer."""
     oidc_scopes: str = "openid profile email"
@@ -92,7 +108,7 @@ class Settings(BaseSettings):
     gets the highest: viewer, editor, operator, admin.
     """
     oidc_default_role: Role | None = None
-    """Role of users in none of these groups; not set: they cannot log in."""
+    """Role of users in no group of ACCORDION_OIDC_ROLES; not set: they cannot log in."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Requests per second that a token, or a browser session, may make in the long run, in each api
     process; the admin token of the settings has no limit.
@@ -119,12 +135,12 @@ class Settings(BaseSettings):
     api and scheduler. This is no security boundary: users run their own code anyway.
     """
     pip_index_url: SecretStr | None = None
-    """URL of the index of these packages; it may have a user name and a password. By default pip
+    """URL of the index of packages in `pip`; it may have a user name and a password. By default pip
     uses its configuration on the head node, or PyPI.
     """
     pip_extra_index_url: SecretStr | None = None
-    """URLs of further indexes, separated by spaces. A package that two indexes have comes from
-    either, so use only indexes that you trust for all names.
+    """URLs of further indexes of `pip`, separated by spaces. A package that two indexes have comes
+    from either, so use only indexes that you trust for all names.
     """
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's
@@ -142,13 +158,16 @@ class Settings(BaseSettings):
     ray_address: str = Field(
         default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS")
     )
+    """Address of the Ray cluster; `auto` is the one that runs on this machine."""
     ray_token: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN", "RAY_AUTH_TOKEN")
     )
+    """Token of the Ray cluster."""
     ray_token_file: Path | None = Field(
         default=None,
         validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH"),
     )
+    """File with the token of the Ray cluster."""
     pass_to_workers: Annotated[tuple[str, ...], NoDecode] = ()
     """Names of variables that `accordion up` passes on to the workers, such as a storage's
     AWS_ACCESS_KEY_ID.
@@ -158,8 +177,8 @@ class Settings(BaseSettings):
     Empty: one in their temporary directory.
     """
     data_cache_bytes: int = Field(default=107_374_182_400, ge=0)
-    """Bytes of data that a node keeps there; what was used least recently is removed first. 0:
-    limited only by free disk space.
+    """Bytes of data that a node keeps in ACCORDION_DATA_CACHE; what was used least recently is
+    removed first. 0: limited only by free disk space.
     """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
@@ -182,8 +201,8 @@ class Settings(BaseSettings):
     ACCORDION_ENDED_CHECKPOINTS of them are. 0 keeps all.
     """
     ended_checkpoints: Literal["newest_and_best", "none"] = "newest_and_best"
-    """Which checkpoints of an ended job remain after that. With `none`, a retry trains from the
-    beginning, and the model can no longer be downloaded or trained further.
+    """Which checkpoints of an ended job remain after ACCORDION_CHECKPOINT_RETENTION_S. With `none`,
+    a retry trains from the beginning, and the model can no longer be downloaded or trained further.
     """
     max_ended_jobs: int = Field(default=0, ge=0)
     """How many ended jobs are kept; those that ended first are deleted. Archived jobs neither
@@ -265,6 +284,7 @@ class Settings(BaseSettings):
     sse_keepalive_s: float = Field(default=15.0, gt=0)
     """Interval between two comments that keep a silent stream open."""
     log_level: str = "INFO"
+    """Least important messages in the logs of api and scheduler: DEBUG, INFO, WARNING or ERROR."""
 
     @field_validator("home", "logger_folder", mode="after")
     @classmethod
@@ -376,7 +396,7 @@ class Settings(BaseSettings):
             SettingsError: the file cannot be read, or the token is too short or not of ASCII
                 characters.
         """
-        return _read_secret(
+        return read_secret(
             self.admin_token,
             self.admin_token_file,
             name="ACCORDION_ADMIN_TOKEN",
@@ -390,7 +410,7 @@ class Settings(BaseSettings):
             SettingsError: the file cannot be read, or the token is too short or not of ASCII
                 characters.
         """
-        return _read_secret(
+        return read_secret(
             self.user_token,
             self.user_token_file,
             name="ACCORDION_TOKEN",
@@ -405,7 +425,7 @@ class Settings(BaseSettings):
                 characters.
         """
         name = "ACCORDION_METRICS_TOKEN"
-        return _read_secret(
+        return read_secret(
             self.metrics_token, self.metrics_token_file, name=name, shortest=MIN_TOKEN_LENGTH
         )
 
@@ -420,7 +440,7 @@ class Settings(BaseSettings):
         if self.secrets_key_text is None and file is None and self.home_secrets_key.exists():
             file = self.home_secrets_key
         name = "ACCORDION_SECRETS_KEY"
-        return _read_secret(self.secrets_key_text, file, name=name, shortest=MIN_KEY_LENGTH)
+        return read_secret(self.secrets_key_text, file, name=name, shortest=MIN_KEY_LENGTH)
 
     def oidc_secret(self) -> str | None:
         """The secret with which the service logs in at the OpenID Connect provider; None if none
@@ -431,7 +451,7 @@ class Settings(BaseSettings):
                 characters.
         """
         name = "ACCORDION_OIDC_CLIENT_SECRET"
-        return _read_secret(
+        return read_secret(
             self.oidc_client_secret, self.oidc_client_secret_file, name=name, shortest=1
         )
 
@@ -441,36 +461,14 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: the file cannot be read.
         """
-        return _read_secret(
+        return read_secret(
             self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", shortest=1
         )
 
 
-def _read_secret(
-    value: SecretStr | None, path: Path | None, *, name: str, shortest: int
-) -> str | None:
-    if value is None and path is None:
-        return None
-    text = value.get_secret_value() if value is not None else _read_file(path, name)
-    text, source = text.strip(), name if value is not None else f"{name}_FILE is {path}, which"
-    if len(text) < shortest:
-        raise SettingsError(f"{source} has {len(text)} characters; give at least {shortest}")
-    if not (text.isascii() and text.isprintable()):
-        raise SettingsError(
-            f"{source} holds characters other than letters, digits and signs of ASCII; use only"
-            " these"
-        )
-    return text
-
-
-def _read_file(path: Path | None, name: str) -> str:
-    try:
-        return path.read_text() if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise SettingsError(
-            f"{name}_FILE is {path}, which cannot be read ({reason}); give a readable file"
-        ) from error
+def list_variables() -> list[str]:
+    """Return the names of the environment variables that begin like those of settings."""
+    return [name for name in os.environ if name.upper().startswith(PREFIX)]
 
 
 def load_settings(**given: Any) -> Settings:
@@ -489,7 +487,7 @@ def load_settings(**given: Any) -> Settings:
 
 def _describe_error(item: Any) -> str:
     where = "_".join(str(part) for part in item["loc"])
-    name = where if where.isupper() else f"ACCORDION_{where.upper()}"
+    name = where if where.isupper() else f"{PREFIX}{where.upper()}"
     message = item["msg"].removeprefix("Value error, ")
     return (
         f"{name}: {message}"

@@ -15,12 +15,13 @@ from workers.storage_url import check_storage_url
 
 MAX_LOCATIONS = 16
 """Maximum number of locations of a job."""
-_VARIABLE_PREFIX = "ACCORDION_DATA_"
+VARIABLE_PREFIX = "ACCORDION_DATA_"
+"""Start of the environment variables with the paths of a job's data."""
 
 
 def name_variable(name: str) -> str:
     """Return the environment variable with the path of the data of this name."""
-    return f"{_VARIABLE_PREFIX}{name.upper()}"
+    return f"{VARIABLE_PREFIX}{name.upper()}"
 
 
 def _check_location(location: str) -> str:

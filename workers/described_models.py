@@ -46,6 +46,11 @@ class DescribedModel(BaseModel):
         return schema
 
 
+def read_docstrings(owner: type) -> list[tuple[str, str]]:
+    """Return the attributes with docstrings of a class at the top of its module, with these."""
+    return _read_module(owner.__module__).get(owner.__qualname__, [])
+
+
 def build_models() -> None:
     """Build all imported models, so that a wrong one is found now and not in a request."""
     models: list[type[BaseModel]] = [DescribedModel]
@@ -77,7 +82,7 @@ def _name_bounds(schema: dict[str, Any]) -> None:
 
 
 def _describe_fields(fields: dict[str, Any], owner: type) -> None:
-    for name, text in _read_docstrings(owner.__module__).get(owner.__qualname__, ()):
+    for name, text in read_docstrings(owner):
         if name in fields:
             fields[name].setdefault("description", text)
 
@@ -116,7 +121,7 @@ def _list_references(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def _read_docstrings(module: str) -> dict[str, list[tuple[str, str]]]:
+def _read_module(module: str) -> dict[str, list[tuple[str, str]]]:
     """Return the attributes of each class at the top of a module, with their docstrings."""
     source = ast.parse(inspect.getsource(sys.modules[module]))
     return {

@@ -160,6 +160,8 @@ class AuditEntry(Answer):
     """ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of the
     upload, or account of the quota, such as `user ada` or `label team:vision`.
     """
+    subject_name: str | None = None
+    """Name of the job, or label of the token; null if it is not known, and for other subjects."""
     before: dict[str, Any] | None
     """Values that the change replaced; null if it created the subject."""
     after: dict[str, Any] | None

@@ -38,6 +38,7 @@ from service.errors import Forbidden
 from service.security.tokens import DAY_S, TOKEN_ID, new_token
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.audit_log import AuditFilter, read_audit
+from service.store.audit_subjects import read_subject_names
 
 router = APIRouter(tags=["accounts"], responses=describe_problems())
 _UserName = Annotated[str, Path(max_length=63, pattern=USER_NAME, description="name of the user")]
@@ -216,7 +217,9 @@ def get_audit(query: Annotated[AuditQuery, Query()], state: StateDep) -> AuditPa
     )
     rows = read_audit(state.database, wanted)
     page = rows[: query.limit]
+    names = read_subject_names(state.database, page)
+    entries = [AuditEntry.model_validate(row) for row in page]
     return AuditPage(
-        items=[AuditEntry.model_validate(row) for row in page],
+        items=[entry.model_copy(update={"subject_name": names.get(entry.id)}) for entry in entries],
         next_cursor=page[-1].id if len(rows) > len(page) else None,
     )

@@ -26,10 +26,13 @@ _SHOWN = 3
 def describe_errors(found: Sequence[Mapping[str, Any]], kind: Any, body: Any) -> list[ProblemItem]:
     """Describe validation errors by their place; `kind` is the type of the body.
 
-    The place of an error in the body begins with `body`, as FastAPI names it.
+    The place of an error in the body begins with `body`, as FastAPI names it. An error about a
+    value that a route has put together has the type of that body in `kind`.
     """
     return [
-        ProblemItem(pointer=_json_pointer(item, body), detail=_describe_item(item, kind))
+        ProblemItem(
+            pointer=_json_pointer(item, body), detail=_describe_item(item, item.get("kind", kind))
+        )
         for item in found
     ]
 

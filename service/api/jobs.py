@@ -325,6 +325,12 @@ def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobVi
     return job_view(job, repository.first_without_capacity([job]))
 
 
+class _MergedClone(BaseModel):
+    """A request for a clone after its changes were merged."""
+
+    spec: JobSpec
+
+
 def _merge_spec(job: JobRow, changes: dict[str, Any]) -> JobSpec:
     """Return the job's spec, with its present name, labels and priority, and a JSON merge patch.
 
@@ -340,9 +346,11 @@ def _merge_spec(job: JobRow, changes: dict[str, Any]) -> JobSpec:
             spec = _merge_patch(spec, _nest(place, dict.fromkeys(options)))
     spec = _merge_patch(spec, changes)
     try:
-        return JobSpec.model_validate(spec)
+        return _MergedClone.model_validate({"spec": spec}).spec
     except ValidationError as error:
-        found = [{**item, "loc": ("body", "spec", *item["loc"])} for item in error.errors()]
+        found = [
+            {**item, "loc": ("body", *item["loc"]), "kind": _MergedClone} for item in error.errors()
+        ]
         raise RequestValidationError(found, body={"spec": spec}) from None
 
 

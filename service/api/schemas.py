@@ -200,6 +200,12 @@ class JobView(Answer):
     """Time at which the job ended; null before."""
     archived: bool = False
     """Whether the job was archived: lists leave it out unless they are asked for it."""
+    log_bytes_removed: int = 0
+    """Bytes of its output that are no longer kept; the oldest are removed first."""
+    history_removed_at: datetime | None = None
+    """Time at which events and output of the ended job were removed by age, except its end and the
+    newest part of its output; null while they are kept (`ACCORDION_HISTORY_RETENTION_S`).
+    """
 
 
 class JobPage(Answer):

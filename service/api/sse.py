@@ -6,7 +6,8 @@ Progress events have no number: only the newest value matters, so that clients m
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,15 +32,23 @@ _GONE = StreamPage(version=None, newest=0, has_ended=True)
 
 
 def stream_feed(
-    state: AppState, caller: Caller, reader: Reader, *, now: StreamPage, after: int
+    state: AppState,
+    caller: Caller,
+    reader: Reader,
+    *,
+    now: StreamPage,
+    after: int,
+    first: Sequence[str] = (),
 ) -> StreamingResponse:
     """Stream what follows a number, until the job ends, the client leaves, its token is refused or
-    the service stops.
+    the service stops; `first` is sent before that.
     """
     keepalive_s = state.settings.sse_keepalive_s
     guard = _StreamGuard(state, caller, reader.job_id)
 
     async def frames() -> AsyncIterator[str]:
+        for text in first:
+            yield text
         with state.feeds.subscribe(reader, now) as feed:
             async for text in follow_feed(feed, after, keepalive_s=keepalive_s):
                 yield text
@@ -185,19 +194,68 @@ class LogReader:
     def text(self) -> Iterable[str]:
         """Yield all lines that are kept as text; the first one says if older ones were removed."""
         job, after = self._repository.job(self.job_id), 0
-        if job is not None and job.log_bytes_removed:
-            yield f"[accordion] {describe_removed(job.log_bytes_removed)}\n"
+        yield _describe_removed_output(job)
         while rows := self._repository.logs(self.job_id, after=after):
             after = rows[-1].number
             yield "".join(log_text(line) for row in rows for line in self._of_attempt(row.lines))
 
+    def tail_text(self, job: JobRow, num_lines: int) -> Iterable[str]:
+        """Yield the newest lines as text; if there are fewer, the first one says if older ones were
+        removed.
+        """
+        parts = self.read_tail(num_lines, up_to=job.log_number)
+        if sum(len(part.lines) for part in parts) < num_lines:
+            yield _describe_removed_output(job)
+        yield from (part.format_text() for part in parts)
+
+    def read_tail(self, num_lines: int, *, up_to: int) -> list[LogPart]:
+        """Read the newest lines of the chunks up to a number, in order."""
+        parts: list[LogPart] = []
+        for row in self._iterate_back(up_to):
+            lines = self._of_attempt(row.lines)[-num_lines:]
+            num_lines -= len(lines)
+            if lines:
+                parts.append(LogPart(number=row.number, dropped=row.dropped, lines=lines))
+            if num_lines == 0:
+                break
+        return parts[::-1]
+
+    def _iterate_back(self, up_to: int) -> Iterator[LogChunkRow]:
+        while rows := self._repository.newest_logs(self.job_id, up_to=up_to):
+            yield from rows
+            up_to = rows[-1].number - 1
+
     def _frame(self, row: LogChunkRow, removed_bytes: int) -> str:
-        data = {"number": row.number, "lines": self._of_attempt(row.lines), "dropped": row.dropped}
-        data["removed_bytes"] = removed_bytes
-        return format_frame("log", data, row.number)
+        lines = self._of_attempt(row.lines)
+        part = LogPart(number=row.number, dropped=row.dropped, lines=lines)
+        return part.format_frame(removed_bytes)
 
     def _of_attempt(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [line for line in lines if self._attempt is None or line["attempt"] == self._attempt]
+
+
+def _describe_removed_output(job: JobRow | None) -> str:
+    if job is None or not job.log_bytes_removed:
+        return ""
+    return f"[accordion] {describe_removed(job.log_bytes_removed)}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """Lines of one log chunk."""
+
+    number: int
+    dropped: int
+    lines: list[dict[str, Any]]
+
+    def format_frame(self, removed_bytes: int = 0) -> str:
+        """Format the event of a stream; `removed_bytes` is older output that was removed."""
+        data = {"number": self.number, "lines": self.lines, "dropped": self.dropped}
+        return format_frame("log", data | {"removed_bytes": removed_bytes}, self.number)
+
+    def format_text(self) -> str:
+        """Format the lines as text."""
+        return "".join(map(log_text, self.lines))
 
 
 def log_text(line: dict[str, Any]) -> str:

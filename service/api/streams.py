@@ -100,6 +100,12 @@ class LogsQuery(QueryParams):
     follow: bool = Field(
         default=False, description="stream new lines as server-sent events until the job ends"
     )
+    tail: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="only this many of the newest lines; with `follow`, also those that follow",
+    )
 
 
 @router.get(
@@ -166,8 +172,14 @@ def get_logs(
     """
     reader = LogReader(state, job.id, query.attempt)
     if not query.follow:
-        return StreamingResponse(reader.text(), media_type="text/plain; charset=utf-8")
+        text = reader.text() if query.tail is None else reader.tail_text(job, query.tail)
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8")
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream_feed(state, caller, reader, now=reader.build_page(job), after=after or 0)
+    first: list[str] = []
+    if query.tail is not None and after is None:
+        parts, after = reader.read_tail(query.tail, up_to=job.log_number), job.log_number
+        first = [part.format_frame() for part in parts]
+    now = reader.build_page(job)
+    return stream_feed(state, caller, reader, now=now, after=after or 0, first=first)

@@ -13,7 +13,7 @@ from service.api.views import progress_view, schedule_view
 from service.api.why_schemas import ChangeView, WhyView
 from service.domain.bottleneck import find_bottleneck
 from service.domain.job_status import STATUS_TABLE, Phase
-from service.domain.jobs import Status
+from service.domain.jobs import Kind, Status
 from service.domain.step_profile import JobSettings, StepProfile
 from service.store.models import DecisionRow, JobRow
 from service.store.stored_spec import UnreadableSpec, resource_request, submitted_spec
@@ -83,6 +83,7 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
         is_overridden=any(layer.said_by != "policy" for layer in layers),
         is_critical=any(layer.regime == "critical" for layer in layers),
         has_ended=_has_ended(job),
+        is_guest=job.kind == Kind.GUEST,
         settings=_job_settings(job),
         times_exchanges=resource_request(job).gpus == 0,
     )

@@ -18,6 +18,7 @@ from service.api.schemas import (
     ScheduleView,
 )
 from service.client.file_download import DOWNLOAD_TIMEOUT_S, REPORT_TIMEOUT_S, download_file
+from service.client.query_params import format_params
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.client.stream import LogChunk, Stream, follow_stream
@@ -174,23 +175,28 @@ class HistoryRequests(RequestSender):
                     yield _VIEWS[item.event].model_validate_json(item.data)
 
     @shared_iterator
-    async def logs(self, job_id: str, *, attempt: int | None = None) -> AsyncGenerator[str, None]:
-        """Get the log lines so far, each with its source."""
-        params = {"attempt": attempt} if attempt else {}
+    async def logs(
+        self, job_id: str, *, attempt: int | None = None, tail: int | None = None
+    ) -> AsyncGenerator[str, None]:
+        """Get the log lines so far, or the `tail` newest of them, each with its source."""
+        params = format_params({"attempt": attempt, "tail": tail})
         async with self._open(f"/jobs/{job_id}/logs", params=params) as response:
             async for line in response.aiter_lines():
                 yield line
 
     @shared_iterator
     async def follow_logs(
-        self, job_id: str, *, attempt: int | None = None
+        self, job_id: str, *, attempt: int | None = None, tail: int | None = None
     ) -> AsyncGenerator[LogChunk, None]:
-        """Follow the log lines over lost connections, until the job ends.
+        """Follow the log lines over lost connections, until the job ends; with `tail`, begin with
+        so many of the newest.
 
         Raises:
             Unreachable: the service was unreachable for longer than the waiter's patience.
         """
-        params = {"follow": "true"} | ({"attempt": str(attempt)} if attempt else {})
+        params = {"follow": "true"}
+        params |= {"attempt": str(attempt)} if attempt else {}
+        params |= {"tail": str(tail)} if tail else {}
         stream = Stream(http=self._http, path=f"/api/v1/jobs/{job_id}/logs", params=params)
         async with aclosing(follow_stream(stream, self._waiter)) as items:
             async for item in items:

@@ -21,9 +21,8 @@ from service.client.stream import Waiter
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Page = TypeVar("Page", JobPage, EpochPage, DecisionPage)
-REQUEST_TIMEOUT_S = 10.0
-"""Timeout in seconds. Routes other than streams respond within one; the rest is for a busy machine.
-"""
+DEFAULT_RETRIES = RetryBudget()
+"""Limits of a client that is given none."""
 IDLE_CONNECTION_S = 2.0
 """Seconds for which an idle connection is used again.
 
@@ -53,23 +52,23 @@ class RequestSender:
     ) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._retries = retries or DEFAULT_RETRIES
         # Proxies from the environment would intercept requests to this machine.
         self._http = httpx2.AsyncClient(
             base_url=parse_base_url(self.url),
             headers=headers,
             transport=transport,
             verify=choose_certificates(url),
-            timeout=REQUEST_TIMEOUT_S,
+            timeout=self._retries.timeout_s,
             limits=LIMITS,
             trust_env=False,
         )
         self._waiter = waiter or Waiter()
-        self._retries = retries or RetryBudget()
 
     def limit_time(self, seconds: float) -> None:
-        """Limit how long each later request may take."""
+        """Limit how long each later request may take; one that timed out is not sent again."""
         self._http.timeout = httpx2.Timeout(seconds)
-        self._retries = replace(self._retries, total_s=seconds)
+        self._retries = replace(self._retries, timeout_s=seconds, total_s=seconds)
 
     async def _request(
         self,

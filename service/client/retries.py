@@ -19,7 +19,8 @@ _RATE_LIMITED = 429
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryBudget:
-    """How often, and for how long, a client sends a failed request again.
+    """How long a client waits for a response, and how often and for how long it sends a failed
+    request again.
 
     A request that may have arrived is sent again only if it cannot take effect twice: if it reads,
     has an idempotency key, or repeats without effect, as a cancel does.
@@ -27,8 +28,15 @@ class RetryBudget:
 
     attempts: int = 4
     """Maximum number of attempts, with the first one; 1 for no retries."""
-    total_s: float = 10.0
-    """Seconds after the start of the first attempt in which others may start."""
+    timeout_s: float = 10.0
+    """Seconds without a response after which an attempt counts as failed. Routes other than streams
+    respond within one; the rest is for a busy machine. Uploads, downloads and actions on several
+    jobs have longer limits of their own.
+    """
+    total_s: float = 20.0
+    """Seconds after the start of the first attempt in which others may start. A request that timed
+    out is sent again only if this is longer than `timeout_s`.
+    """
     delay_s: float = 0.2
     """Maximum delay in seconds before the second attempt; it doubles with each attempt."""
     random: Callable[[], float] = random.random
@@ -37,6 +45,8 @@ class RetryBudget:
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; give at least 1, for no retries")
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s is {self.timeout_s}; give seconds above 0")
 
 
 def is_repeatable(request: httpx2.Request) -> bool:

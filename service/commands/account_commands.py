@@ -78,6 +78,8 @@ def change_user(
     json: JsonOption = False,
 ) -> None:
     """Change the role of a user, or disable the user. Jobs of a disabled user go on."""
+    if role is None and disabled is None:
+        raise typer.BadParameter("nothing to change; give --role, --disable or --enable")
     with connect_client(url) as client:
         user = client.change_user(name, role=role, disabled=disabled)
     if json:
@@ -105,7 +107,7 @@ def list_users(*, url: UrlOption = "", json: JsonOption = False) -> None:
 def new_token(
     *,
     label: Annotated[
-        str, typer.Option("--label", metavar="TEXT", help="what the token is for")
+        str, typer.Option("--label", "--name", metavar="TEXT", help="what the token is for")
     ] = "command line",
     scopes: Annotated[
         list[str] | None,

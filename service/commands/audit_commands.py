@@ -30,7 +30,7 @@ from service.commands.token_ids import find_token_id
 from service.domain.audit_actions import AuditAction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 _LESS_IMPORTANT = ("REQUEST", "TOKEN")
 """Columns that a narrow terminal does without, the first of these first."""
 _WRAPPED = "CHANGE"
+_PARTS = {
+    "user": "by the user {!r}",
+    "token_id": "with the token {}",
+    "request_id": "by the request {}",
+    "subject": "of {!r}",
+}
+"""Filters whose values may be mistyped, and how they are called."""
 
 
 def audit(
@@ -138,17 +145,33 @@ def audit(
         if json:
             print_json_list(found)
             return
-        _print_entries(client, found, user)
+        _print_entries(client, found, chosen)
 
 
-def _print_entries(client: Client, found: PagedItems[AuditEntry], user: str | None) -> None:
+def _print_entries(
+    client: Client, found: PagedItems[AuditEntry], chosen: Mapping[str, Any]
+) -> None:
     entries = list(found)
     if not entries:
-        typer.echo(f"no change matches{describe_unknown_user(client, user)}")
+        unknown = describe_unknown_user(client, chosen["user"])
+        typer.echo(f"no change matches{unknown or _describe_unknown(client, chosen)}")
         return
     out = create_console()
     out.print(_tabulate_entries(entries, out.width))
     report_more("entries", found)
+
+
+def _describe_unknown(client: Client, chosen: Mapping[str, Any]) -> str:
+    """Return which of the values that were asked for the audit log does not have at all, to follow
+    that nothing matches.
+    """
+    asked = {name: text for name, text in _PARTS.items() if chosen[name] is not None}
+    missing = [
+        text.format(chosen[name])
+        for name, text in asked.items()
+        if not client.audit(**{name: chosen[name]}, limit=1).items
+    ]
+    return f"; the audit log has no change {' or '.join(missing)}" if missing else ""
 
 
 def _tabulate_entries(entries: Sequence[AuditEntry], width: int) -> Table:
@@ -167,13 +190,14 @@ def _tabulate_entries(entries: Sequence[AuditEntry], width: int) -> Table:
 
 def _list_cells(entry: AuditEntry) -> dict[str, str]:
     """Return what the table has about one change, by column."""
+    name = entry.subject_name
     return {
         "TIME": format_time(entry.time),
         "USER": entry.user,
         "TOKEN": entry.token_id or "-",
         "REQUEST": entry.request_id or "-",
         "ACTION": entry.action,
-        "SUBJECT": entry.subject,
+        "SUBJECT": f"{name} ({entry.subject})" if name else entry.subject,
         "CHANGE": _describe_change(entry),
     }
 

@@ -84,7 +84,7 @@ def choose_batch(
         SettingsError: a label has another form.
     """
     if (job is None) == (not labels):
-        raise typer.BadParameter(f"give either JOB or {option}")
+        raise typer.BadParameter(f"give either JOB or {option} KEY:VALUE")
     if owner == "":
         raise typer.BadParameter("--owner is empty; leave it out for the jobs of all users")
     if job is None:

@@ -65,9 +65,22 @@ class _Commands(UserDict[str, Any]):
 class _Group(TyperGroup):
     """The commands together; their flags are shown in the same way."""
 
-    def __init__(self, places: Mapping[str, str | CommandGroup], **given: Any) -> None:
+    def __init__(
+        self,
+        places: Mapping[str, str | CommandGroup],
+        hints: Mapping[str, str] | None = None,
+        **given: Any,
+    ) -> None:
         super().__init__(no_args_is_help=True, **given)
         self.commands = _Commands(places)
+        self._hints = hints or {}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; of a word that is none, say what to type in its place."""
+        hint = self._hints.get(args[0])
+        if hint and args[0] not in self.commands:
+            ctx.fail(f"No such command {args[0]!r}. Type: {hint}")
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_flag_types(super().get_params(ctx))
@@ -75,7 +88,7 @@ class _Group(TyperGroup):
 
 def _build_command(name: str, found: str | CommandGroup) -> Any:
     if isinstance(found, CommandGroup):
-        return _Group(found.places, name=name, help=found.help)
+        return _Group(found.places, found.hints, name=name, help=found.help)
     module, _, function = found.partition(":")
     # Typer builds an application of one command as that command.
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -6,7 +6,7 @@ A command is imported when it runs, or when a help or the shell lists it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,8 @@ class CommandGroup:
     help: str
     places: Mapping[str, str]
     """Module and function of each command, by its second word."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """What to type in place of words that are no command, by the word."""
 
 
 COMMANDS: Mapping[str, str | CommandGroup] = {
@@ -47,6 +49,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "queue": "queue_commands:queue",
     "nodes": "node_commands:list_nodes",
     "doctor": "doctor:doctor",
+    "settings": "setting_commands:settings",
     "login": "logins:login",
     "logout": "logins:logout",
     "whoami": "account_commands:whoami",
@@ -63,6 +66,12 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "change": "account_commands:change_user",
             "list": "account_commands:list_users",
         },
+        hints={
+            "disable": "accordion user change NAME --disable",
+            "enable": "accordion user change NAME --enable",
+            "remove": "accordion user change NAME --disable; users are not removed",
+            "delete": "accordion user change NAME --disable; users are not removed",
+        },
     ),
     "token": CommandGroup(
         help="Create, list and revoke tokens.",
@@ -70,6 +79,12 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "new": "account_commands:new_token",
             "list": "account_commands:list_tokens",
             "revoke": "account_commands:revoke_token",
+        },
+        hints={
+            "add": "accordion token new --label TEXT",
+            "create": "accordion token new --label TEXT",
+            "remove": "accordion token revoke ID",
+            "delete": "accordion token revoke ID",
         },
     ),
     "quota": CommandGroup(

@@ -29,12 +29,12 @@ from service.commands.comparison import (
 )
 from service.commands.completion import complete_job
 from service.commands.format import (
-    format_bytes,
     format_duration,
     format_metric,
     format_milliseconds,
     format_number,
 )
+from service.domain.byte_sizes import format_bytes
 from service.domain.metric_goals import name_direction
 
 if TYPE_CHECKING:

@@ -79,6 +79,7 @@ def run_checks(url: str) -> Iterator[Finding]:
         state="ok",
         message=f"home is {settings.home}, database is {_database_url(settings)}",
     )
+    yield from _check_variables()
     yield from _check_permissions(settings)
     yield from _check_secrets(settings)
     yield from _check_resources(settings.home)
@@ -168,6 +169,16 @@ def _database_url(settings: Settings) -> str:
     from sqlalchemy.engine import make_url
 
     return make_url(settings.database).render_as_string(hide_password=True)
+
+
+def _check_variables() -> Iterator[Finding]:
+    """Check for variables that begin like settings and are none."""
+    from service.setting_list import describe_unknown_variables
+    from service.settings import list_variables
+
+    unknown = describe_unknown_variables(list_variables())
+    if unknown:
+        yield Finding(name="settings", state="note", message=unknown)
 
 
 def _check_permissions(settings: Settings) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.completion import complete_checkpoint
-from service.commands.format import format_bytes
 from service.commands.output_file import choose_output_file
+from service.domain.byte_sizes import format_bytes
 from service.domain.file_names import name_file
 
 

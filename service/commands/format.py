@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from service.domain.byte_sizes import format_bytes
 from service.domain.jobs import Kind
 
 if TYPE_CHECKING:
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
 _MAX_LAYERS_SHOWN = 6
 """Maximum number of layers to list; more are counted."""
 _OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27})")
-_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-
-
-def format_bytes(count: float) -> str:
-    """Format bytes in a suitable unit."""
-    unit = 0
-    while count >= 1000 and unit < len(_BYTE_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{count:.3g} {_BYTE_UNITS[unit]}"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -14,7 +14,6 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.format import (
-    format_bytes,
     format_duration,
     format_elasticity,
     format_epochs,
@@ -38,6 +37,7 @@ from service.commands.format import (
     name_override,
     replace_override_ids,
 )
+from service.domain.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -183,6 +183,7 @@ def _summarize_job(job: JobView) -> list[str]:
             f" {format_workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
         ),
     ]
+    lines += _summarize_removed(job)
     lines += _summarize_queueing(job)
     lines += _summarize_resources(job)
     if job.tally.resizes or job.tally.recoveries:
@@ -197,6 +198,20 @@ def _summarize_job(job: JobView) -> list[str]:
             f"bytes      {format_sent_bytes(now.bytes.model_dump())}",
         ]
     return lines
+
+
+def _summarize_removed(job: JobView) -> list[str]:
+    """Return a line about output that is no longer kept; a message may point to it."""
+    if not job.log_bytes_removed:
+        return []
+    removed = format_bytes(job.log_bytes_removed)
+    if job.history_removed_at is None:
+        return [f"output     the oldest {removed} are no longer kept (ACCORDION_MAX_LOG_BYTES)"]
+    time = format_time(job.history_removed_at)
+    return [
+        f"output     the oldest {removed}, perhaps with a traceback that the status names, were"
+        f" removed by retention {time} (ACCORDION_HISTORY_RETENTION_S)"
+    ]
 
 
 def _summarize_resources(job: JobView) -> list[str]:

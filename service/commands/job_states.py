@@ -14,16 +14,10 @@ from service.commands.batch_actions import (
     EndedLabelsOption,
     JobBatch,
     LabelsOption,
-    OptionalJob,
     act_on_batch,
     choose_batch,
 )
-from service.commands.cli_support import (
-    JsonOption,
-    UrlOption,
-    connect_client,
-    print_json,
-)
+from service.commands.cli_support import FAILED, JsonOption, UrlOption, connect_client, print_json
 from service.commands.completion import complete_job, complete_label
 
 if TYPE_CHECKING:
@@ -41,7 +35,7 @@ _OptionalJobs = Annotated[
 
 
 def cancel(
-    job: OptionalJob = None,
+    jobs: _OptionalJobs = None,
     *,
     labels: LabelsOption = None,
     owner: BatchOwnerOption = None,
@@ -49,16 +43,16 @@ def cancel(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Cancel a job, or all with some labels: the workers save a checkpoint and stop. A LOST guest
+    """Cancel jobs, or all with some labels: the workers save a checkpoint and stop. A LOST guest
     run ends at once.
     """
-    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
+    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.cancel, chosen, dry_run=dry_run, json=json)
 
 
 def pause(
-    job: OptionalJob = None,
+    jobs: _OptionalJobs = None,
     *,
     labels: LabelsOption = None,
     owner: BatchOwnerOption = None,
@@ -66,16 +60,16 @@ def pause(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Pause a job, or all with some labels: the workers save a checkpoint and stop; 'accordion
+    """Pause jobs, or all with some labels: the workers save a checkpoint and stop; 'accordion
     resume' continues them.
     """
-    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
+    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.pause, chosen, dry_run=dry_run, json=json)
 
 
 def resume(
-    job: OptionalJob = None,
+    jobs: _OptionalJobs = None,
     *,
     labels: LabelsOption = None,
     owner: BatchOwnerOption = None,
@@ -83,16 +77,16 @@ def resume(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Resume a paused job, or all with some labels, from the checkpoint as soon as there is
+    """Resume paused jobs, or all with some labels, from their checkpoints as soon as there is
     capacity.
     """
-    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
+    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.resume, chosen, dry_run=dry_run, json=json)
 
 
 def retry(
-    job: OptionalJob = None,
+    jobs: _OptionalJobs = None,
     *,
     labels: Annotated[
         list[str] | None,
@@ -109,10 +103,10 @@ def retry(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Retry a job that failed or was cancelled, or all with some labels, from the newest
-    checkpoint.
+    """Retry jobs that failed or were cancelled, or all with some labels, from their newest
+    checkpoints.
     """
-    chosen = choose_batch(job, labels, owner, dry_run=dry_run)
+    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
     with connect_client(url) as client:
         _act_on_chosen(client, client.retry, chosen, dry_run=dry_run, json=json)
 
@@ -135,7 +129,7 @@ def archive(
             _act_on_chosen(client, client.archive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job) for job in chosen]
-            _act_on_each(client.archive, found, json=json)
+            _act_on_each(client.archive, found, _describe_archived, json=json)
 
 
 def unarchive(
@@ -154,7 +148,7 @@ def unarchive(
             _act_on_chosen(client, client.unarchive, chosen, dry_run=dry_run, json=json)
         else:
             found = [client.find(job, archived=True) for job in chosen]
-            _act_on_each(client.unarchive, found, json=json)
+            _act_on_each(client.unarchive, found, _describe_archived, json=json)
 
 
 def _choose_several(
@@ -174,39 +168,74 @@ def _choose_several(
 def _act_on_chosen(
     client: Client,
     act: Callable[[str], JobView],
-    chosen: str | JobBatch,
+    chosen: list[str] | JobBatch,
     *,
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Apply a method of the client to one job, or its action to all jobs with some labels."""
-    if isinstance(chosen, str):
-        _print_job(act(client.find(chosen).id), json=json)
-    else:
+    """Apply a method of the client to named jobs, or its action to all jobs with some labels."""
+    if isinstance(chosen, JobBatch):
         act_on_batch(client, act.__name__, chosen, dry_run=dry_run, json=json)
+        return
+    found = [client.find(job) for job in chosen]
+    if len(found) > 1 or not json:
+        _act_on_each(act, found, _describe_status, json=json)
+    else:
+        print_json(act(found[0].id))
 
 
-def _act_on_each(act: Callable[[str], JobView], jobs: list[JobView], *, json: bool) -> None:
-    """Apply a method of the client to jobs one by one, and print each that is done, also if a later
-    one fails.
+def _act_on_each(
+    act: Callable[[str], JobView],
+    jobs: list[JobView],
+    describe: Callable[[JobView], str],
+    *,
+    json: bool,
+) -> None:
+    """Apply a method of the client to jobs one by one, and print what became of each, also if the
+    service is lost in between.
+
+    Raises:
+        APIStatusError: the only job could not be changed.
+        Exit: one of several could not be changed.
     """
-    done: list[dict[str, Any]] = []
+    named = list({job.id: job for job in jobs}.values())
+    items: list[dict[str, Any]] = []
     try:
-        for job in jobs:
-            changed = act(job.id)
-            done.append(changed.model_dump(mode="json"))
-            if not json:
-                state = "archived" if changed.archived else "not archived"
-                typer.echo(f"{changed.name} ({changed.id}) is {state}")
+        for job in named:
+            changed, error = _try_to_act(act, job, alone=len(named) == 1)
+            items.append(changed.model_dump(mode="json") | {"error": error})
+            if error is not None:
+                typer.echo(f"accordion: {job.name} ({job.id}): {error}", err=True)
+            elif not json:
+                typer.echo(f"{changed.name} ({changed.id}) is {describe(changed)}")
     finally:
         if json:
-            print_json({"items": done})
+            print_json({"items": items})
+    if any(item["error"] for item in items):
+        raise typer.Exit(FAILED)
 
 
-def _print_job(job: JobView, *, json: bool) -> None:
-    if json:
-        print_json(job)
-    else:
-        typer.echo(
-            f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}"
-        )
+def _try_to_act(
+    act: Callable[[str], JobView], job: JobView, *, alone: bool
+) -> tuple[JobView, str | None]:
+    """Return a job after an action, or as it was with the reason why it could not be changed.
+
+    Raises:
+        APIStatusError: it could not be changed, and no other is to be.
+    """
+    from service.client import APIStatusError
+
+    try:
+        return act(job.id), None
+    except APIStatusError as error:
+        if alone:
+            raise
+        return job, str(error)
+
+
+def _describe_status(job: JobView) -> str:
+    return f"{job.status}{f': {job.message}' if job.message else ''}"
+
+
+def _describe_archived(job: JobView) -> str:
+    return "archived" if job.archived else "not archived"

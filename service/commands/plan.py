@@ -19,8 +19,9 @@ from service.commands.cli_support import (
     create_console,
     print_json,
 )
-from service.commands.format import format_bytes, format_level, format_milliseconds, format_rounded
+from service.commands.format import format_level, format_milliseconds, format_rounded
 from service.commands.model_source import resolve_warm_start
+from service.domain.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

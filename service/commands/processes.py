@@ -44,9 +44,15 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     the home directory, where the other commands read it. Open the dashboard with the printed
     one-time link.
     """
+    from service.setting_list import describe_unknown_variables
+    from service.settings import list_variables
     from service.up import up as run_all
 
-    run_all(_load_settings(host, port, no_auth=no_auth), say=_print_line)
+    settings = _load_settings(host, port, no_auth=no_auth)
+    unknown = describe_unknown_variables(list_variables())
+    if unknown:
+        typer.echo(f"accordion: {unknown}", err=True)
+    run_all(settings, say=_print_line)
 
 
 def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:

@@ -187,7 +187,7 @@ def remove_quota(
 
 def _check_subject(user: str | None, label: str | None) -> None:
     if (user is None) == (label is None):
-        raise typer.BadParameter("give either --user or --label")
+        raise typer.BadParameter("give either --user NAME or --label KEY:VALUE")
 
 
 def _describe_subject(quota: QuotaView) -> str:

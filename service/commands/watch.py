@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,22 +25,38 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.api.schemas import JobView
-    from service.client import Client
+    from service.client import Client, LogChunk
     from service.commands.watch_state import StreamItem, WatchState
 
+MAX_TAIL_LINES = 100_000
+"""Maximum number of lines that the service returns from the end of a log."""
+RECENT_EPOCHS = 10
+"""Epochs before the newest one that `watch` shows by default, with that one."""
 REFRESH_PER_S = 4
 """Redraws per second; progress events have about the same rate."""
 EventCallback = Callable[["WatchState", "StreamItem"], None]
 """Called with every event and the state after it."""
 
 
-def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+def watch(
+    job: JobArgument,
+    *,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="show all epochs so far, and not only the newest"),
+    ] = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
     """Watch a job until it ends: progress, loss, regimes, levels, bytes saved, decisions.
 
-    Exit code 0 if it succeeded, otherwise 1. Ctrl-C does not stop the job.
+    Of the epochs before, the newest are shown; --json prints all. Exit code 0 if the job succeeded,
+    otherwise 1. Ctrl-C does not stop the job.
     """
     with connect_client(url) as client:
-        raise typer.Exit(follow_to_exit_code(client, find_to_read(client, job), json=json))
+        found = find_to_read(client, job)
+        epochs = None if everything or json else RECENT_EPOCHS
+        raise typer.Exit(follow_to_exit_code(client, found, json=json, epochs=epochs))
 
 
 def logs(
@@ -52,6 +68,16 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="NUMBER", min=1, help="only this attempt")
     ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail",
+            metavar="NUMBER",
+            min=1,
+            max=MAX_TAIL_LINES,
+            help="only this many of the newest lines; with --follow, also those that follow",
+        ),
+    ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -59,10 +85,10 @@ def logs(
     with connect_client(url) as client:
         found = find_to_read(client, job)
         if follow_:
-            _follow_logs(client, found.id, attempt=attempt, json=json)
+            _follow_logs(client.follow_logs(found.id, attempt=attempt, tail=tail), json=json)
             return
         written = False
-        for line in client.logs(found.id, attempt=attempt):
+        for line in client.logs(found.id, attempt=attempt, tail=tail):
             _print_line(line, json=json)
             written = True
         if not written:
@@ -86,23 +112,42 @@ def check_may_watch(client: Client) -> None:
     client.jobs(limit=1)
 
 
-def follow_to_exit_code(client: Client, job: JobView, *, json: bool) -> int:
-    """Show the job until it ends, as JSON lines or as text, and return the exit code."""
-    return get_exit_code(
-        _print_events(client, job) if json else follow_job(client, job, create_console()).status
-    )
+def follow_to_exit_code(
+    client: Client, job: JobView, *, json: bool, epochs: int | None = None
+) -> int:
+    """Show the job until it ends, as JSON lines or as text, and return the exit code. Of the epochs
+    before, `epochs` are shown; None for all.
+    """
+    if json:
+        return get_exit_code(_print_events(client, job))
+    first = 0 if epochs is None else _find_first_epoch(client, job, epochs)
+    return get_exit_code(follow_job(client, job, create_console(), first_epoch=first).status)
+
+
+def _find_first_epoch(client: Client, job: JobView, count: int) -> int:
+    """Return the first of the newest epochs."""
+    newest = client.epochs(job.id, limit=count, newest_first=True).items
+    return min((epoch.epoch for epoch in newest), default=0)
 
 
 def follow_job(
-    client: Client, job: JobView, out: Console, *, on_event: EventCallback | None = None
+    client: Client,
+    job: JobView,
+    out: Console,
+    *,
+    on_event: EventCallback | None = None,
+    first_epoch: int = 0,
 ) -> WatchState:
-    """Show the job until it ends, live on a terminal, else as lines; return the final state."""
+    """Show the job until it ends, live on a terminal, else as lines; return the final state. The
+    epochs before `first_epoch` are counted.
+    """
     from rich.live import Live
 
     from service.commands import watch_view as screen
+    from service.commands.recent_epochs import RecentEpochs
     from service.commands.watch_state import apply_event, initial_state
 
-    state = initial_state(job)
+    state, recent = initial_state(job), RecentEpochs(first_epoch)
     live = (
         Live(screen.render_panel(state), console=out, refresh_per_second=REFRESH_PER_S)
         if out.is_terminal
@@ -111,7 +156,7 @@ def follow_job(
     with live or nullcontext():
         for event in client.events(job.id):
             state = apply_event(state, event)
-            for line in screen.describe_event(state, event):
+            for line in recent.select(event, screen.describe_event(state, event)):
                 out.print(line)
             if live:
                 live.update(screen.render_panel(state))
@@ -130,8 +175,8 @@ def _print_events(client: Client, job: JobView) -> str:
     return client.job(job.id).status.value
 
 
-def _follow_logs(client: Client, job_id: str, *, attempt: int | None, json: bool) -> None:
-    for chunk in client.follow_logs(job_id, attempt=attempt):
+def _follow_logs(chunks: Iterator[LogChunk], *, json: bool) -> None:
+    for chunk in chunks:
         if chunk.removed_bytes:
             _print_line(f"[accordion] {describe_removed(chunk.removed_bytes)}", json=json)
         if chunk.dropped:

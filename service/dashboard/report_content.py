@@ -20,7 +20,6 @@ from service.api.schemas import (
 )
 from service.api.why_schemas import WhyView
 from service.commands.format import (
-    format_bytes,
     format_duration,
     format_elasticity,
     format_layers,
@@ -36,6 +35,7 @@ from service.commands.format import (
     name_override,
     replace_override_ids,
 )
+from service.domain.byte_sizes import format_bytes
 from service.domain.jobs import Kind
 from service.domain.metric_goals import (
     choose_main_metric,

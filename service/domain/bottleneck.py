@@ -40,6 +40,8 @@ class _Part:
     """Sentence without its end; its fields are given by `_describe`."""
     change: str = ""
     """Change that needs no prediction."""
+    guest_change: str = ""
+    """That of a guest run, whose script has no job file, where it differs."""
 
 
 _PARTS = {
@@ -77,6 +79,7 @@ _PARTS = {
         phases=("evaluate",),
         text="Evaluation holds this job up: spread over the steps, it takes {share}",
         change="Evaluate less often (training.evaluate_every_epochs), or on fewer samples",
+        guest_change="Evaluate less often, or on fewer samples",
     ),
     Cause.CHECKPOINTS: _Part(
         phases=("checkpoint",),
@@ -85,6 +88,7 @@ _PARTS = {
             "Save less often (checkpoint.every_epochs, every_steps, every_seconds), or to a faster"
             " storage"
         ),
+        guest_change="Save less often, or to a faster storage",
     ),
     Cause.DECISIONS: _Part(
         phases=("decide",),
@@ -259,13 +263,16 @@ def _choose_change(found: Bottleneck, profile: StepProfile) -> Change | None:
                 found, _PARTS[found.cause].change.format(link=_link_text(profile))
             )
         case _:
-            change = _remove_part(found, _PARTS[found.cause].change)
+            part = _PARTS[found.cause]
+            is_other = profile.is_guest and part.guest_change
+            change = _remove_part(found, part.guest_change if is_other else part.change)
     return change if change is not None and change.speedup >= MIN_SPEEDUP else None
 
 
 def _help_slow_worker(found: Bottleneck, profile: StepProfile) -> Change:
     if _is_share_uneven(found, profile):
-        text = "Choose a training.global_batch that gives all workers as many micro-batches"
+        name = "global batch" if profile.is_guest else "training.global_batch"
+        text = f"Choose a {name} that gives all workers as many micro-batches"
     elif profile.times_exchanges and _could_balance(profile):
         return _balance(found, profile)
     else:
@@ -283,7 +290,7 @@ def _could_balance(profile: StepProfile) -> bool:
     """Return whether batches are divided evenly and could be divided otherwise."""
     shares = profile.shares_by_rank
     has_choice = len(shares) == len(profile.compute_s_by_rank) and sum(shares) > len(shares)
-    return has_choice and not profile.settings.is_balanced
+    return has_choice and not profile.settings.is_balanced and not profile.is_guest
 
 
 def _balance(found: Bottleneck, profile: StepProfile) -> Change:

@@ -40,8 +40,9 @@ def change_levels(
     elif profile.settings.method in _UNCOMPRESSED:
         text = (
             "Start the job with compression.method powersgd and policy.name cost_aware, which"
-            " measures whether that is faster ('accordion clone' with --set)"
+            " measures whether that is faster"
         )
+        text += "" if profile.is_guest else " ('accordion clone' with --set)"
     elif _is_strongest(profile):
         return _double_batch(seconds, "The layers are at their strongest level")
     else:

@@ -76,6 +76,8 @@ class StepProfile:
     """Whether a layer is in a critical regime, in which no policy takes a stronger level."""
     has_ended: bool = False
     """Whether the job has ended, so that only a new one can be different."""
+    is_guest: bool = False
+    """Whether it is a guest run, which has no job file and cannot be cloned."""
     settings: JobSettings = field(default_factory=JobSettings)
     times_exchanges: bool = True
     """Whether waiting for exchanges is told apart from computing; false on GPUs."""

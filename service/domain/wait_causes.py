@@ -29,6 +29,8 @@ from service.domain.resources import (
 _Kind = tuple[object, ...]
 _NAMED_NODES = 2
 """Nodes that one remedy names; more are counted."""
+_NAMED_JOBS = 2
+"""Jobs whose minimum remedies name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +169,14 @@ class _QueueView:
         if now >= job.request.min:
             return WaitCause()  # the scheduler starts it with its next turn
         holders = list_holders(job.request, self._nodes, self._allocated, foreign=self._foreign)
+        losing = self._list_losing(job, job.priority)
+        if losing:
+            remedies = (f"no change: it is taking workers from {_name_losing(losing)}",)
+            return WaitCause(waits_for=holders, remedies=remedies)
         fewer = (f"a minimum of {now} worker{'s' if now > 1 else ''}",) if now else ()
         reopened = self._suggest_reopening(job.request, [*self._list_taken(), *self._foreign])
-        remedies = (*fewer, *reopened, *self._suggest_priority(job))
+        smaller = self._suggest_smaller_minimum(job, holders)
+        remedies = (*fewer, *reopened, *self._suggest_priority(job), *smaller)
         return WaitCause(waits_for=holders, remedies=remedies)
 
     def _explain_misfit(self, job: PendingJob) -> WaitCause:
@@ -235,15 +242,40 @@ class _QueueView:
         place = bisect_left(allowed, 1, key=lambda one: bool(self._list_losing(job, one)))
         if place == len(allowed):
             return ()
-        losing = self._list_losing(job, allowed[place])
-        losers = f"job {losing[0]}" if len(losing) == 1 else f"{len(losing)} jobs"
+        losers = _name_losing(self._list_losing(job, allowed[place]))
         return (f"priority {allowed[place]}: it then takes workers from {losers}",)
 
-    def _list_losing(self, job: PendingJob, priority: int) -> list[str]:
+    def _suggest_smaller_minimum(self, job: PendingJob, holders: Sequence[str]) -> tuple[str, ...]:
+        """Suggest jobs from which it would take workers, as it is more important, if their minimum
+        were smaller.
+        """
+        return tuple(
+            f"a minimum of 1 worker of job {one.id}: it then takes workers from that job"
+            for one in self._allocated
+            if one.id in holders
+            and one.priority < job.priority
+            and one.request.min > 1
+            and self._list_losing(job, job.priority, shrunk=one)
+        )[:_NAMED_JOBS]
+
+    def _list_losing(
+        self, job: PendingJob, priority: int, *, shrunk: AllocatedJob | None = None
+    ) -> list[str]:
+        """List the jobs that would lose workers to a job with that priority, if one of them had a
+        minimum of one worker.
+        """
         raised = replace(job, priority=priority, rank=job.rank + priority - job.priority)
+        allocated = [
+            replace(one, request=replace(one.request, min=1)) if one is shrunk else one
+            for one in self._allocated
+        ]
         return list_preempted(
-            raised, self._nodes, self._allocated, foreign=self._foreign, rules=self._rules
+            raised, self._nodes, allocated, foreign=self._foreign, rules=self._rules
         )
+
+
+def _name_losing(jobs: Sequence[str]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
 
 
 def _reopen(node: Resources, request: ResourceRequest) -> str:

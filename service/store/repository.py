@@ -298,6 +298,11 @@ class Repository:
         query = select(LogChunkRow).where(LogChunkRow.job_id == job_id, LogChunkRow.number > after)
         return self._all(query.order_by(LogChunkRow.number).limit(limit))
 
+    def newest_logs(self, job_id: str, *, up_to: int, limit: int = 50) -> list[LogChunkRow]:
+        """Chunks of log lines up to that number, the newest first."""
+        query = select(LogChunkRow).where(LogChunkRow.job_id == job_id, LogChunkRow.number <= up_to)
+        return self._all(query.order_by(LogChunkRow.number.desc()).limit(limit))
+
     def known(self, job_ids: Collection[str]) -> set[str]:
         """Subset of the ids that have a row, including ended jobs, and deleted ones whose files are
         still there.

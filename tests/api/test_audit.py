@@ -153,6 +153,23 @@ def test_the_audit_log_is_filtered_by_token_and_request(team: Team) -> None:
     assert team.audit(request_id="by-ada", token_id=id_of(laptop)) == []
 
 
+def test_an_entry_has_the_name_of_its_job_or_token(team: Team) -> None:
+    ada = team.user("ada")
+    job_id, other = team.submit(ada), team.submit(ada)
+    team.call(ada, "PATCH", f"{JOBS}/{job_id}", json={"name": "mine"})
+    for path in ("/cancel", ""):
+        team.call(ada, "POST" if path else "DELETE", f"{JOBS}/{other}{path}")
+    name = team.audit(action="job.deleted")[0]["before"]["name"]
+    team.call(ada, "POST", "/api/v1/tokens", json={"label": "laptop"})
+    names = {
+        (entry["action"], entry["subject"]): entry["subject_name"] for entry in team.audit(limit=50)
+    }
+    assert names["job.submitted", job_id] == names["job.changed", job_id] == "mine"
+    assert names["job.deleted", other] == names["job.cancelled", other] == name
+    assert "laptop" in names.values()
+    assert names["user.added", "ada"] is None
+
+
 def test_the_audit_log_is_filtered_by_time_and_paged(team: Team) -> None:
     ada, begin, jobs = team.user("ada"), team.clock.now + 60, []
     for _ in range(4):

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from service.app import create_app
+from service.domain.byte_sizes import format_bytes
 from service.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
 from service.store.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
 from tests.api.conftest import LOCAL
@@ -104,7 +105,7 @@ def test_streams_of_a_long_job_begin_with_what_is_kept(
     newest = small_client.get(f"{JOBS}/{job_id}/events?last=10000").text
     assert frames(newest) == events, "a client that asks for the newest ones misses none"
     lines = small_client.get(f"{JOBS}/{job_id}/logs").text.splitlines()
-    removed = f"[accordion] {job.log_bytes_removed / 1e6:.1f} MB of older output were removed"
+    removed = f"[accordion] {format_bytes(job.log_bytes_removed)} of older output were removed"
     assert lines[0].startswith(removed)
     assert lines[-1] == "[rank 0] epoch 149 ended"
     path = f"{JOBS}/{job_id}/logs?follow=true"

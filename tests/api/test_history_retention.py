@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.app import create_app
+from service.domain.byte_sizes import format_bytes
 from service.domain.jobs import Status
 from service.store import history_limits
 from service.store.job_lifecycle import accept_any
@@ -98,11 +99,24 @@ def test_readers_are_told_what_was_removed(short_client: TestClient, short: Worl
     assert (kind, chunk["removed_bytes"], last[1]) == ("log", job.log_bytes_removed, "end")
 
 
+def test_a_job_says_how_much_output_was_removed_and_when(
+    short_client: TestClient, short: World
+) -> None:
+    job_id = short.finish(short.submit()).id
+    path = f"{JOBS}/{job_id}"
+    whole = short_client.get(path).json()
+    assert (whole["log_bytes_removed"], whole["history_removed_at"]) == (0, None)
+    job = trim(short, job_id)
+    found = short_client.get(path).json()
+    assert found["log_bytes_removed"] == job.log_bytes_removed > 0
+    assert found["history_removed_at"] is not None
+
+
 def test_a_report_says_what_was_removed(short_client: TestClient, short: World) -> None:
     job_id = short.finish(short.submit()).id
     whole = short_client.get(f"{JOBS}/{job_id}/report").text
     job = trim(short, job_id)
-    removed = f"{job.events_removed} older events and {job.log_bytes_removed / 1e6:.1f} MB of"
+    removed = f"{job.events_removed} older events and {format_bytes(job.log_bytes_removed)} of"
     html = short_client.get(f"{JOBS}/{job_id}/report").text
     assert f"No longer kept: {removed} older output. ACCORDION_MAX_EVENTS and" in html
     assert "ACCORDION_HISTORY_RETENTION_S how long after its end." in html

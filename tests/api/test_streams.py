@@ -154,12 +154,34 @@ def test_logs_are_text_with_who_wrote_each_line(client: TestClient, world: World
     assert client.get(f"{JOBS}/{job.id}/logs", params={"attempt": 2}).text == ""
 
 
+def test_the_newest_lines_of_a_log_are_read(client: TestClient, world: World) -> None:
+    job = world.finish(world.submit())
+    path = f"{JOBS}/{job.id}/logs"
+    lines = client.get(path).text.splitlines()
+    for count in (1, 3, len(lines) - 1, len(lines), 9999):
+        assert client.get(path, params={"tail": count}).text.splitlines() == lines[-count:]
+    assert client.get(path, params={"tail": 3, "attempt": 2}).text == ""
+    assert client.get(path, params={"tail": 0}).status_code == 422
+
+
 def test_followed_logs_end_with_the_job(live: Live) -> None:
     with live.client() as client:
         found = read(client, f"{JOBS}/{submit(client)}/logs?follow=true")
     texts = [line["text"] for fields in found[:-1] for line in json.loads(fields["data"])["lines"]]
     assert texts.count("epoch 3 ended") == 2
     assert found[-1]["event"] == "end"
+
+
+def test_followed_logs_may_begin_with_the_newest_lines(live: Live) -> None:
+    with live.client() as client:
+        path = f"{JOBS}/{submit(client)}/logs?follow=true"
+        whole = read(client, path)
+        last = read(client, f"{path}&tail=3")
+    lines = [line for fields in whole[:-1] for line in json.loads(fields["data"])["lines"]]
+    newest = [line for fields in last[:-1] for line in json.loads(fields["data"])["lines"]]
+    assert newest == lines[-3:]
+    assert [fields["event"] for fields in last][-1] == "end"
+    assert last[-2]["id"] == whole[-2]["id"]
 
 
 def test_a_stream_may_begin_with_the_newest_events(live: Live) -> None:

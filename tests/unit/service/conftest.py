@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from service.client import AsyncClient, Client, request_sender
+from service.client import AsyncClient, Client, RetryBudget, request_sender
 from service.commands import logins
 from service.commands.cli_app import run_command
 from tests.api.conftest import Live, serve_live
@@ -49,7 +49,10 @@ def _patient_clients() -> Iterator[None]:
     give a request up, and its command print nothing.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_sender, "REQUEST_TIMEOUT_S", 120.0)
+        patient = RetryBudget(timeout_s=120.0, total_s=240.0)
+        patch.setattr(request_sender, "DEFAULT_RETRIES", patient)
+        patch.setenv("ACCORDION_REQUEST_TIMEOUT_S", "120")
+        patch.setenv("ACCORDION_REQUEST_TOTAL_S", "240")
         yield
 
 

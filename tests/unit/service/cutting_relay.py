@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-Cut = Literal["nothing", "head"]
-"""Part of a response that arrives before its connection is lost."""
+Cut = Literal["nothing", "head", "hang"]
+"""Part of a response that arrives before its connection is lost; `hang` for none, until the client
+closes the connection.
+"""
 
 
 @dataclass
@@ -52,6 +54,8 @@ def relay_to(url: str, *, cuts: int, cut: Cut = "nothing") -> Iterator[Cuts]:
                 if state.take():
                     head = read_head(service)
                     self.request.sendall(head if state.cut == "head" else b"")
+                    if state.cut == "hang":
+                        sender.join()
                 else:
                     copy(service, self.request)
 

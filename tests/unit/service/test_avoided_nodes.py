@@ -22,7 +22,10 @@ from tests.api.world import DIGITS
 from workers.contract import JobSpec
 
 NOW = 1_800_000_000.0
-WHY = "node 10.0.0.7 is cordoned by ada; run 'accordion node restore 10.0.0.7' to use it again"
+WHY = (
+    "node 10.0.0.7 is cordoned by ada; an operator uses it again with 'accordion node restore"
+    " 10.0.0.7'"
+)
 
 
 @dataclass

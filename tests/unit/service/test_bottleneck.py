@@ -364,3 +364,25 @@ def test_the_parts_add_up_to_the_step_and_none_is_negative(phases, seconds, is_t
     assert min(answer.seconds_by_cause.values()) >= 0.0
     assert 0.0 <= answer.share <= 1.0 + 1e-9
     assert answer.change is None or answer.change.speedup >= 1.0
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "checkpoint", "load"])
+def test_a_guest_run_is_advised_without_fields_of_a_job_file(phase):
+    change = found({phase: 1.0}, is_guest=True).change
+    assert change is not None
+    assert "." not in change.text
+    if phase != "load":
+        own = found({phase: 1.0}).change
+        assert own is not None
+        assert "." in own.text
+
+
+def test_neither_a_clone_nor_balancing_is_suggested_for_a_guest_run():
+    settings = JobSettings(method="none", is_balanced=False)
+    link = found({"communicate": 1.0}, is_guest=True, settings=settings).change
+    assert link is not None
+    assert "clone" not in link.text
+    ranks = {"compute_s_by_rank": (0.1, 0.4), "shares_by_rank": (2, 2)}
+    slow = found({"communicate": 0.4}, is_guest=True, settings=settings, **ranks).change
+    assert slow is not None
+    assert "balance" not in slow.text

@@ -118,14 +118,19 @@ def test_lists_say_that_nothing_matches_and_that_a_user_is_unknown(
     unknown = "; there is no user 'nobody', 'accordion user list' shows all\n"
     assert team("list", "--owner", "nobody").out == f"no job matches{unknown}"
     assert team("audit", "--user", "nobody").out == f"no change matches{unknown}"
-    assert team("audit", "--subject", "nonsense").out == "no change matches\n"
+    nothing = "no change matches; the audit log has no change"
+    assert team("audit", "--user", "nora").out == f"{nothing} by the user 'nora'\n"
+    for option, what in (("token", "with the token"), ("request", "by the request")):
+        assert team("audit", f"--{option}", "0" * 12).out == f"{nothing} {what} {'0' * 12}\n"
+    assert team("audit", "--subject", "nonsense").out == f"{nothing} of 'nonsense'\n"
+    assert team("audit", "--time-before", "2020-01-31").out == "no change matches\n"
     assert team("list", "--owner", "nobody", "--json").json()["items"] == []
     monkeypatch.setenv("ACCORDION_TOKEN", token)
     assert team("list", "--owner", "nobody").out == "no job matches\n"
 
 
 @pytest.mark.parametrize(
-    ("width", "extra"), [(100, []), (150, ["TOKEN"]), (240, ["TOKEN", "REQUEST"])]
+    ("width", "extra"), [(100, []), (220, ["TOKEN"]), (300, ["TOKEN", "REQUEST"])]
 )
 def test_the_table_of_changes_has_tokens_and_requests_where_there_is_room(
     team: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch, width: int, extra: list[str]
@@ -227,3 +232,9 @@ def test_a_wrong_scope_is_refused_with_the_known_ones(team: Accordion) -> None:
     said = team("token", "new", "--scope", "everything")
     assert said.code == 2
     assert "'read:all'" in said.err
+
+
+def test_a_token_is_named_with_label_or_name(team: Accordion) -> None:
+    for option in ("--label", "--name"):
+        token = team("token", "new", option, "laptop", "--json").json()
+        assert token["label"] == "laptop"

@@ -10,9 +10,10 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service import secret_check
-from service.domain.access import FULL_ACCESS
+from service.domain.access import FULL_ACCESS, Role
 from service.security.secret_box import create_secret_box
 from service.settings import load_settings
+from service.store.account_rows import AccountStore
 from service.store.database import Database
 from service.store.job_submission import JobSubmission
 from service.store.migrations import upgrade
@@ -50,6 +51,21 @@ def test_a_backup_is_written_and_restored(
     )
     assert restored.err == ""
     assert alone("backup", tmp_path / "second.tar.gz", "--json").json()["rows"]["users"] == 1
+
+
+def test_a_restore_prints_the_numbers_that_the_backup_printed(
+    alone: Accordion, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_checkpoints(home, str(tmp_path))
+    database = Database(load_settings(home=home).database)
+    AccountStore(database, lambda: 1.0).add_user(FULL_ACCESS, "ada", Role.EDITOR)
+    database.close()
+    made = alone("backup", tmp_path / "backup.tar.gz").out.partition(": ")[2]
+    assert made.startswith("1 job, 2 users, ")
+    monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "new"))
+    assert alone("restore", tmp_path / "backup.tar.gz").out.rpartition(": ")[2] == made
+    again = alone("backup", tmp_path / "again.tar.gz").out.partition(": ")[2]
+    assert again == made
 
 
 @pytest.mark.parametrize("is_same", [True, False])

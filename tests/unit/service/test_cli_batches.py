@@ -46,6 +46,38 @@ def test_jobs_with_a_label_are_cancelled_together(accordion: Accordion, spec: Pa
     accordion("cancel", other)
 
 
+def test_several_jobs_are_paused_resumed_and_cancelled_by_name(
+    accordion: Accordion, spec: Path
+) -> None:
+    jobs = [submit(accordion, spec, "named") for _ in range(2)]
+    for command in ("pause", "resume", "cancel"):
+        said = accordion(command, *jobs, jobs[0])
+        assert said.code == 0
+        assert [line.partition(")")[0].rpartition("(")[2] for line in said.out.splitlines()] == jobs
+
+
+def test_a_job_that_cannot_be_resumed_is_named_and_keeps_no_other_from_it(
+    accordion: Accordion, spec: Path
+) -> None:
+    ended, paused = (submit(accordion, spec, "mixed") for _ in range(2))
+    accordion("cancel", ended)
+    accordion("pause", paused)
+    said = accordion("resume", ended, paused)
+    assert said.code == 1
+    assert f"({ended}): " in said.err
+    assert f"({paused}) is " in said.out
+    accordion("cancel", paused)
+
+
+def test_nothing_is_cancelled_if_one_name_is_mistyped(accordion: Accordion, spec: Path) -> None:
+    job_id = submit(accordion, spec, "typo")
+    said = accordion("cancel", job_id, "no-such-job")
+    assert (said.code, said.out) == (2, "")
+    assert "there is no job 'no-such-job'" in said.err
+    assert accordion("show", job_id, "--json").json()["job"]["desired"] == "RUN"
+    accordion("cancel", job_id)
+
+
 def cancel_all(accordion: Accordion, chosen: tuple[str, str], count: int) -> None:
     accordion("cancel", *chosen)
     ended = ("list", *chosen, "--status", "cancelled", "--json")

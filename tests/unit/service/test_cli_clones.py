@@ -53,6 +53,20 @@ def test_a_clone_with_a_wrong_spec_names_the_field(accordion: Accordion, job_id:
     assert (said.code, "spec.training.epochs" in said.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("training.epoch=2", "spec.training.epoch: unknown key 'epoch'; did you mean 'epochs'?"),
+        ("wokers.min=2", "spec.wokers: unknown key 'wokers'; did you mean 'workers'?"),
+    ],
+)
+def test_a_clone_with_an_unknown_key_names_the_one_that_was_meant(
+    accordion: Accordion, job_id: str, change: str, sentence: str
+) -> None:
+    said = accordion("clone", job_id, "--set", change)
+    assert (said.code, sentence in said.err) == (2, True)
+
+
 def test_name_priority_and_labels_are_changed(accordion: Accordion, job_id: str) -> None:
     options = ("--name", f"new-{job_id[-6:]}", "--priority", "7", "--label", "team:a")
     assert "has priority 7, team:a" in accordion("change", job_id, *options).out

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from service.client import Client
 from tests.api.conftest import serve_live
 from tests.unit.service.conftest import LONG, Accordion
 
@@ -58,14 +61,21 @@ def test_ended_jobs_are_archived_and_unarchived(accordion: Accordion, spec: Path
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_jobs_that_were_archived_before_one_fails_are_named(
+def test_a_job_that_cannot_be_archived_is_named_and_keeps_no_other_from_it(
     accordion: Accordion, spec: Path, options: tuple[str, ...]
 ) -> None:
-    ended, going = cancelled(accordion, spec), accordion("submit", spec, *LONG, "--json").json()
-    said = accordion("archive", ended, going["id"], *options)
-    assert said.code == 2
-    assert (ended in said.out, going["id"] in said.out) == (True, False)
+    going, ended = accordion("submit", spec, *LONG, "--json").json(), cancelled(accordion, spec)
+    said = accordion("archive", going["id"], ended, *options)
+    assert said.code == 1
+    assert f"({going['id']}): " in said.err
     assert "cancel it, or wait until it has ended" in said.err
+    assert accordion("show", ended, "--json").json()["job"]["archived"]
+    if options:
+        refused, archived = said.json()["items"]
+        assert (refused["archived"], archived["archived"], archived["error"]) == (False, True, None)
+        assert "cancel it" in refused["error"]
+    else:
+        assert (ended in said.out, going["id"] in said.out) == (True, False)
     accordion("cancel", going["id"])
 
 
@@ -118,5 +128,23 @@ def test_logs_tell_that_older_output_was_removed(
         job_id = json.loads(made)["id"]
         for arguments in ((), ("--follow",)):
             first, *_, last = alone("logs", job_id, *arguments).out.splitlines()
-            assert "MB of older output were removed" in first
+            assert re.fullmatch(r"\[accordion\] [\d.]+ k?B of older output were removed: .*", first)
             assert last == "[rank 0] epoch 59 ended"
+        shown = alone("show", job_id).out
+        assert re.search(r"output     the oldest [\d.]+ kB are no longer kept", shown)
+
+
+def test_show_says_that_output_was_removed_by_retention(
+    accordion: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, find = cancelled(accordion, spec), Client.find
+    assert "output  " not in accordion("show", job_id).out
+    removed = {"log_bytes_removed": 1234, "history_removed_at": datetime(2026, 1, 31, tzinfo=UTC)}
+    monkeypatch.setattr(
+        Client, "find", lambda *given: find(*given).model_copy(update=removed), raising=True
+    )
+    assert re.search(
+        r"output     the oldest 1.23 kB, perhaps with a traceback that the status names, were"
+        r" removed by retention 2026-01-3",
+        accordion("show", job_id).out,
+    )

@@ -37,6 +37,7 @@ audit
 login
 logout
 doctor
+settings
 show {submit[id]}
 why {submit[id]}
 change {submit[id]} --label team:vision

@@ -49,3 +49,21 @@ def test_an_unknown_level_is_answered_with_the_levels_as_the_command_takes_them(
     option = re.search(r"options such as (\S+)", said.err)
     assert option is not None
     assert accordion("override", running, "--level", option[1]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("user", "disable", "ada"), "Type: accordion user change NAME --disable"),
+        (("user", "delete", "ada"), "Type: accordion user change NAME --disable; users are not"),
+        (("token", "create"), "Type: accordion token new --label TEXT"),
+        (("user", "lst"), "Did you mean 'list'?"),
+        (("user", "change", "ada"), "nothing to change; give --role, --disable or --enable"),
+    ],
+)
+def test_what_is_called_otherwise_is_answered_with_what_to_type(
+    alone: Accordion, arguments: tuple[str, ...], sentence: str
+) -> None:
+    said = alone(*arguments)
+    assert said.code == 2
+    assert sentence in " ".join(said.err.replace("│", " ").split())

@@ -34,8 +34,8 @@ def test_a_node_is_listed_cordoned_and_restored(accordion: Accordion) -> None:
     assert row_of(accordion) == [NODE, NODE, "available", "4", "0", "0"]
     said = accordion("node", "cordon", NODE, "--reason", "new GPUs")
     assert said.out == (
-        f"node {NODE} is cordoned by admin: new GPUs; run 'accordion node restore {NODE}' to use"
-        " it again\n"
+        f"node {NODE} is cordoned by admin: new GPUs; an operator uses it again with 'accordion"
+        f" node restore {NODE}'\n"
     )
     assert row_of(accordion) == [NODE, NODE, "cordoned", "admin", "4", "0", "0", "new", "GPUs"]
     [node] = accordion("nodes", "--json").json()["items"]

@@ -44,10 +44,10 @@ def test_a_quota_is_set_listed_and_removed(accordion: Accordion) -> None:
 @pytest.mark.parametrize(
     ("options", "detail"),
     [
-        (["set", "--jobs", "1"], "give either --user or --label"),
+        (["set", "--jobs", "1"], "give either --user NAME or --label KEY:VALUE"),
         (["set", "--user", "admin"], "give at least one of --jobs, --workers and --gpus"),
         (["set", "--user", "nobody", "--jobs", "1"], "there is no user 'nobody'"),
-        (["remove"], "give either --user or --label"),
+        (["remove"], "give either --user NAME or --label KEY:VALUE"),
         (["remove", "--user", "admin"], "user admin has no quota"),
     ],
 )

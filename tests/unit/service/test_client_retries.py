@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.api.world import DIGITS
 from tests.unit.service.conftest import MakeClient
 from tests.unit.service.cutting_relay import Cut, relay_to
 
-QUICK = RetryBudget(delay_s=0.01)
+QUICK = RetryBudget(delay_s=0.01, timeout_s=120.0)
 ADMIN = "the-admin-token-of-the-settings"
 
 
@@ -33,6 +34,8 @@ class Service:
         self.keys.append(request.headers.get("idempotency-key"))
         failure = self.failures.pop(0) if self.failures else 200
         if not isinstance(failure, int):
+            if issubclass(failure, httpx2.TimeoutException):
+                self.now += request.extensions["timeout"]["read"]
             raise failure("lost")
         problem = {"title": "", "status": failure, "detail": "busy", "code": "x", "request_id": "r"}
         body = {"items": []} if failure == 200 else problem
@@ -52,7 +55,7 @@ class Service:
         }
 
 
-LOST = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError, httpx2.ReadTimeout]
+LOST = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
 
 
 @pytest.mark.parametrize("failure", [502, 503, 504, 429, httpx2.ConnectError, *LOST])
@@ -74,7 +77,7 @@ def test_a_failure_that_remains_is_not_repeated(
     assert len(service.keys) == 1
 
 
-@pytest.mark.parametrize("failure", [503, *LOST])
+@pytest.mark.parametrize("failure", [503, httpx2.ReadTimeout, *LOST])
 def test_a_change_that_may_have_arrived_is_not_repeated(
     make_client: MakeClient, failure: int | type[Exception]
 ) -> None:
@@ -112,6 +115,37 @@ def test_a_key_of_the_caller_is_sent(make_client: MakeClient) -> None:
     assert service.keys == ["mine", "mine"]
 
 
+def test_a_read_that_timed_out_is_repeated(make_client: MakeClient) -> None:
+    service = Service(httpx2.ReadTimeout)
+    assert make_client("http://service", **service.options()).users().items == []
+    assert (service.waited, service.now) == ([0.2], 10.2)
+
+
+def test_a_submit_that_timed_out_is_repeated_with_its_key(make_client: MakeClient) -> None:
+    service = Service(httpx2.ReadTimeout, 409)
+    with pytest.raises(Refused, match="busy"):
+        make_client("http://service", **service.options()).submit({})
+    first, second = service.keys
+    assert first == second is not None
+
+
+@pytest.mark.parametrize(
+    ("budget", "attempts"),
+    [
+        ({}, 2),  # They start after 0 and 10.2 s; another would start after 20.6 s.
+        ({"timeout_s": 3.0, "total_s": 10.0}, 3),  # They start after 0, 3.2 and 6.6 s.
+        ({"timeout_s": 20.0}, 1),
+    ],
+)
+def test_a_service_that_hangs_is_given_up_after_the_budget(
+    make_client: MakeClient, budget: dict[str, Any], attempts: int
+) -> None:
+    service = Service(*[httpx2.ReadTimeout] * 99)
+    with pytest.raises(Unreachable, match="did not respond in time"):
+        make_client("http://service", **service.options(**budget)).users()
+    assert len(service.keys) == attempts
+
+
 def test_the_service_may_ask_to_wait(make_client: MakeClient) -> None:
     service = Service(503, Retry_After="2")
     make_client("http://service", **service.options()).users()
@@ -138,9 +172,16 @@ def test_retries_end_with_their_budget_and_the_last_error(
     assert service.now <= budget.get("total_s", 10.0)
 
 
-def test_a_budget_without_an_attempt_is_refused() -> None:
-    with pytest.raises(ValueError, match="attempts is 0; give at least 1, for no retries"):
-        RetryBudget(attempts=0)
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"attempts": 0}, "attempts is 0; give at least 1, for no retries"),
+        ({"timeout_s": 0.0}, "timeout_s is 0.0; give seconds above 0"),
+    ],
+)
+def test_a_budget_for_no_response_is_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RetryBudget(**limits)
 
 
 def test_a_limit_of_time_is_one_of_retries_too(make_client: MakeClient) -> None:
@@ -150,6 +191,15 @@ def test_a_limit_of_time_is_one_of_retries_too(make_client: MakeClient) -> None:
     with pytest.raises(ServiceFailed):
         client.users()
     assert service.waited == [0.2]
+
+
+def test_a_request_of_limited_time_that_timed_out_is_not_repeated(make_client: MakeClient) -> None:
+    service = Service(httpx2.ReadTimeout)
+    client = make_client("http://service", **service.options())
+    client.limit_time(0.5)
+    with pytest.raises(Unreachable):
+        client.users()
+    assert (service.waited, service.now) == ([], 0.5)
 
 
 def test_a_probe_is_not_repeated(make_client: MakeClient) -> None:
@@ -171,6 +221,18 @@ def test_a_submit_whose_responses_are_lost_makes_one_job(
     assert {found.id for found in direct.all_jobs()} - before == {job.id}
 
 
+def test_a_submit_that_the_service_never_answered_makes_one_job(
+    make_client: MakeClient, service: Live
+) -> None:
+    direct = make_client(service.url)
+    before = {job.id for job in direct.all_jobs()}
+    patient = RetryBudget(attempts=30, timeout_s=2.0, total_s=120.0, delay_s=0.01)
+    with relay_to(service.url, cuts=1, cut="hang") as relay:
+        job = make_client(relay.url, retries=patient).submit(DIGITS)
+        assert relay.connections >= 2
+    assert {found.id for found in direct.all_jobs()} - before == {job.id}
+
+
 def test_a_change_without_a_key_arrives_once_when_its_response_is_lost(
     make_client: MakeClient, service: Live, request: pytest.FixtureRequest
 ) -> None:
@@ -185,7 +247,7 @@ def test_a_change_without_a_key_arrives_once_when_its_response_is_lost(
 
 def test_a_service_that_never_responds_is_given_up(make_client: MakeClient, service: Live) -> None:
     with relay_to(service.url, cuts=99) as relay:
-        client = make_client(relay.url, retries=RetryBudget(attempts=3, delay_s=0.01))
+        client = make_client(relay.url, retries=replace(QUICK, attempts=3))
         with pytest.raises(Unreachable, match="no service responds"):
             client.queue()
         assert relay.connections == 3

@@ -164,10 +164,10 @@ def test_a_long_history_says_how_much_of_it_is_shown() -> None:
     ("changes", "said"),
     [
         ({"events_removed": 1}, "No longer kept: 1 older event. ACCORDION_MAX_EVENTS"),
-        ({"log_bytes_removed": 2_040_000}, "No longer kept: 2.0 MB of older output. ACCORDION_"),
+        ({"log_bytes_removed": 2_040_000}, "No longer kept: 2.04 MB of older output. ACCORDION_"),
         (
             {"events_removed": 2, "log_bytes_removed": 300_000},
-            "No longer kept: 2 older events and 0.3 MB of older output. ACCORDION_",
+            "No longer kept: 2 older events and 300 kB of older output. ACCORDION_",
         ),
     ],
 )

@@ -299,3 +299,29 @@ def test_a_later_job_is_told_the_priority_that_its_own_age_needs() -> None:
     causes = explain_with({}, [busy("large", 13)], *jobs)
     assert causes["a"].remedies == ("priority 2: it then starts first",)
     assert causes["b"].remedies == ("priority 5: it then starts first",)
+
+
+def elastic(name: str, minimum: int, workers: int) -> AllocatedJob:
+    """A job of priority 0 that trains with so many workers of one CPU each."""
+    request = ResourceRequest(min=minimum, max=workers, cpus=1.0, gpus=0.0)
+    return holds(name, request, *["n"] * workers)
+
+
+def explain_important(minimum: int, *held: AllocatedJob) -> WaitCause:
+    """Explain a job of priority 5 on a node with 16 CPUs."""
+    job = replace(waiting("new", minimum), priority=5, rank=5.0)
+    return explain_queue([job], SIXTEEN, held, max_priority=9)["new"]
+
+
+def test_a_more_important_job_is_told_that_it_takes_workers_already() -> None:
+    found = explain_important(4, elastic("large", 2, 16))
+    assert found.waits_for == ("large",)
+    assert found.remedies == ("no change: it is taking workers from job large",)
+
+
+def test_a_more_important_job_is_told_whose_minimum_is_in_its_way() -> None:
+    found = explain_important(4, elastic("large", 14, 16))
+    sentence = "a minimum of 1 worker of job {}: it then takes workers from that job"
+    assert found.remedies == (sentence.format("large"),)
+    small = [elastic("a", 8, 8), elastic("b", 1, 1), elastic("c", 7, 7)]
+    assert explain_important(4, *small).remedies == (sentence.format("a"), sentence.format("c"))

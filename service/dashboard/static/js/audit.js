@@ -25,19 +25,20 @@ function changes(entry) {
 
 const PLACES = { job: (id) => `/jobs/${id}`, override: (id) => `/jobs/${id}`, node: () => "/cluster", quota: () => "/cluster" };
 
-function subject({ action, subject: id }) {
+function subject({ action, subject: id, subject_name: name }) {
   const place = action === "job.deleted" ? undefined : PLACES[action.split(".")[0]];
-  return place ? element("a", { href: place(encodeURIComponent(id)) }, id) : id;
+  const shown = place ? element("a", { href: place(encodeURIComponent(id)) }, id) : id;
+  return name ? [element("div", {}, name), shown] : [shown];
 }
 
 const row = (entry) => element("tr", { "data-key": entry.id },
   cell("small when", moment(entry.time)),
   cell("name", entry.user),
   cell("", entry.action),
-  cell("long mono", subject(entry)),
+  cell("long mono", ...subject(entry)),
   cell("long", ...changes(entry)),
   element("td", { className: "mono", "data-label": "Token" }, entry.token_id || "–"),
-  element("td", { className: "mono broken", "data-label": "Request" }, entry.request_id));
+  element("td", { className: "mono broken half-id", "data-label": "Request" }, entry.request_id));
 
 function draw({ page }) {
   fillRows(page.items.map(row));
