@@ -395,10 +395,10 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
         return OverrideRequest.model_validate(fields)
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
-        option = str(item["loc"][0]).replace("_", "-")
+        field, message = str(item["loc"][0]), str(item["msg"]).removeprefix("Value error, ")
+        value = "" if item["type"] == "value_error" else f" is {fields[field]!r}"
         raise SettingsError(
-            f"--{option} is {fields[str(item['loc'][0])]!r}: {item['msg']}; see 'accordion override"
-            " --help'"
+            f"--{field.replace('_', '-')}{value}: {message}; see 'accordion override --help'"
         ) from None
 
 
