@@ -19,8 +19,7 @@ def _check_start(value: object) -> object:
     """Check the start of an override here: a union would report what each of its members lacks."""
     if not _is_epoch(value) and value not in ("next_step", "next_epoch"):
         raise ValueError(
-            f"{value!r} is no start of an override; give next_step, next_epoch or an epoch from 0"
-            f" to {_MAX_EPOCH}"
+            f"apply_at is {value!r}; give next_step, next_epoch or an epoch from 0 to {_MAX_EPOCH}"
         )
     return value
 

@@ -157,7 +157,7 @@ WRONG_OVERRIDES = [
     (
         {"level": "low", "apply_at": "tomorrow"},
         "/apply_at",
-        "'tomorrow' is no start of an override; give next_step, next_epoch or an epoch from 0",
+        "apply_at is 'tomorrow'; give next_step, next_epoch or an epoch from 0 to 100000",
     ),
     ({"level": "low", "from": 3}, "/from", "unknown key"),
     ({"level": "low", "target": "moon"}, "/target", "'moon' is rejected"),
