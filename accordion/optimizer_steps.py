@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -44,10 +46,17 @@ class OptimizerSteps:
         self.optimizer = None if optimizer is None else _unwrap_optimizer(optimizer)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._parameters = tuple(parameters)
+        self._is_stepping = False
+        """Whether the session is taking the optimizer's step at the moment."""
 
     def follow_optimizer(self, pass_boundary: Callable[[], StepResult]) -> None:
-        """In mode `optimizer`, call `pass_boundary` before each step of the training loop."""
-        if self.mode != "optimizer" or self.optimizer is None:
+        """In mode `optimizer`, call `pass_boundary` before each step of the training loop; in mode
+        `session`, refuse these steps.
+        """
+        if self.optimizer is None or self.mode == "caller":
+            return
+        if self.mode == "session":
+            self.optimizer.register_step_pre_hook(partial(_check_loop_step, weakref.ref(self)))
             return
 
         def before_step(_: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -77,10 +86,30 @@ class OptimizerSteps:
         """Take or skip the step in mode `session`; in other modes the training loop does it."""
         if self.mode != "session":
             return
-        if self.scaler is not None:
-            _step_scaler(self.scaler, self.optimizer if taken else None)
-        elif taken and self.optimizer is not None:
-            self.optimizer.step()
+        self._is_stepping = True
+        try:
+            if self.scaler is not None:
+                _step_scaler(self.scaler, self.optimizer if taken else None)
+            elif taken and self.optimizer is not None:
+                self.optimizer.step()
+        finally:
+            self._is_stepping = False
+
+    def check_loop_step(self) -> None:
+        """Check, before a step of the optimizer in mode `session`, that the session takes it.
+
+        Steps without a gradient change nothing of the model: `torch.distributed.checkpoint` creates
+        the optimizer's state by one.
+
+        Raises:
+            HookError: the training loop takes the step.
+        """
+        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        if not self._is_stepping and any(bool(one.any()) for one in gradients):
+            raise HookError(
+                "optimizer.step() was called, but session.step() takes the optimizer's step; call"
+                " only session.step(), also in place of scaler.step(optimizer) and scaler.update()"
+            )
 
     def prepare_loop_step(self, *, taken: bool) -> None:
         """Remove the gradients of a skipped step, so that the training loop's step changes nothing.
@@ -124,6 +153,13 @@ class OptimizerSteps:
         checks = self.scaler._per_optimizer_states[id(self.optimizer)]
         for found_inf in checks["found_inf_per_device"].values():
             found_inf.fill_(1.0)
+
+
+def _check_loop_step(steps: weakref.ref[OptimizerSteps], *_: object) -> None:
+    """Check a step of the training loop; a hook of the optimizer, which may outlive the session."""
+    guarded = steps()
+    if guarded is not None:
+        guarded.check_loop_step()
 
 
 def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler | None) -> None:

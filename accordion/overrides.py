@@ -145,7 +145,8 @@ def check_interval(
     `epoch` is the current epoch and `epochs` the number of epochs of the job; None if unknown.
 
     Raises:
-        OverrideError: a value is no epoch, or the interval is empty, over, or after the last epoch.
+        OverrideError: a value is no epoch, or the interval is empty, over, or not within the job's
+            epochs.
     """
     if apply_at not in {"next_step", "next_epoch"} and not _is_epoch(apply_at):
         raise OverrideError(
@@ -154,6 +155,12 @@ def check_interval(
         )
     if until is not None and not _is_epoch(until):
         raise OverrideError(f"until is {until!r}; give an epoch from 0 on, or None", "until")
+    if until is not None and epochs is not None and until > epochs:
+        raise OverrideError(
+            f"until is {until}, but the job has {epochs} epochs; give at most {epochs}, or leave it"
+            " out to hold until the end",
+            "until",
+        )
     if epoch is None and not isinstance(apply_at, int):
         return
     start = apply_at if isinstance(apply_at, int) else (epoch or 0) + (apply_at == "next_epoch")

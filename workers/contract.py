@@ -351,8 +351,8 @@ class Launch(Strict):
     resumes from the newest checkpoint. 0 if there is none.
     """
     saved_step: int = 0
-    """Steps that the newest checkpoint of the job holds, as the service knows; 0 without one. If
-    the directory has no record of a group that trained, the attempt waits for it.
+    """Steps that the newest checkpoint of the job holds, as the service knows; 0 without one. The
+    attempt waits for its storage if nothing of the job is there.
     """
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """Environment variables of the worker processes, with the values of secrets."""

@@ -50,16 +50,23 @@ def _clean_error(error: Exception) -> Exception:
 
 
 def format_with_line(error: BaseException) -> str:
-    """Format an error as `Type: message (file.py:line)`, with the innermost line of user code."""
+    """Format an error as `Type: message (file.py:line)`, with the innermost line of user code, or
+    the line that has a syntax error.
+    """
+    if isinstance(error, SyntaxError) and error.lineno and is_user_code(error.filename or "<"):
+        file = Path(error.filename or "").name
+        return f"{type(error).__name__}: {error.msg} ({file}:{error.lineno})"
     line = find_user_line(traceback.extract_tb(error.__traceback__))
     return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
 
 
 def find_user_line(frames: traceback.StackSummary) -> str:
     """Return `file.py:line` of the innermost user code or built-in task; else of the innermost
-    frame.
+    frame, unless it is in Python's own import machinery.
     """
-    own = [frame for frame in frames if is_user_code(frame.filename)] or list(frames[-1:])
+    own = [frame for frame in frames if is_user_code(frame.filename)] or [
+        frame for frame in frames[-1:] if not frame.filename.startswith("<frozen ")
+    ]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 

@@ -5,12 +5,29 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from accordion.messages import Ack, OptionValue
 from service.api.schemas import PLAIN, PLAIN_LINES, Answer, Request
 from service.domain.override_status import OverrideState
 from workers.spec_types import MAX_SAMPLES, Whole
+
+_MAX_EPOCH = 100_000
+
+
+def _check_start(value: object) -> object:
+    """Check the start of an override here: a union would report what each of its members lacks."""
+    if not _is_epoch(value) and value not in ("next_step", "next_epoch"):
+        raise ValueError(
+            f"apply_at is {value!r}; give next_step, next_epoch or an epoch from 0 to {_MAX_EPOCH}"
+        )
+    return value
+
+
+def _is_epoch(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value % 1 == 0 and 0 <= value <= _MAX_EPOCH
 
 
 class OverrideRequest(Request):
@@ -34,12 +51,13 @@ class OverrideRequest(Request):
     """Names of layers, with wildcards such as `fc*`. Default: all layers. Not allowed for the
     batch, which has one size for the whole model.
     """
-    apply_at: Literal["next_step", "next_epoch"] | Annotated[Whole, Field(ge=0, le=100_000)] = (
-        "next_step"
-    )
+    apply_at: Annotated[
+        Literal["next_step", "next_epoch"] | Annotated[Whole, Field(ge=0, le=_MAX_EPOCH)],
+        BeforeValidator(_check_start),
+    ] = "next_step"
     """When to start: at the next step (default), the next epoch, or a given epoch, counted from 0.
     """
-    until: Annotated[Whole, Field(ge=1, le=100_000)] | None = None
+    until: Annotated[Whole, Field(ge=1, le=_MAX_EPOCH)] | None = None
     """First epoch in which the policy decides again, counted from 0. Default: null, which holds
     until the end of the job.
     """

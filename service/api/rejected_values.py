@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""
 _NO_LIST = frozenset({"list_type", "tuple_type"})
 """Types of validation errors about a value where a list belongs."""
+_TEXT_MEMBERS = frozenset({"str", "constrained-str"})
+"""Names of the text among the members of a union, in the place of a validation error."""
 _TIME = "2027-01-31T22:00:00+01:00"
 _BY_TYPE: Mapping[str, str] = {
     "timezone_aware": f"has no time zone; give one, as in {_TIME}, or end it with Z for UTC",
@@ -110,10 +113,21 @@ def describe_rejected(item: Mapping[str, Any]) -> str:
         place = str(item["loc"][-1]) if item["loc"] else ""
         shown = value if len(value) <= _MAX_SHOWN else "the value"
         return f"{shown} is not a list; give a list of {_LISTS.get(place, _ANY_LIST)}"
+    if item["type"] == "string_type" and _is_bare_scalar(item):
+        given = json.dumps(item["input"])
+        return f'{given} is not text; put it in quotes: "{given}"'
     known = _BY_TYPE.get(item["type"]) or _BY_PATTERN.get(item.get("ctx", {}).get("pattern", ""))
     if len(value) > _MAX_SHOWN:
         return f"the value {known}" if known else message
     return f"{value} {known or f'is rejected: {message[:1].lower()}{message[1:]}'}"
+
+
+def _is_bare_scalar(item: Mapping[str, Any]) -> bool:
+    """Return whether a number, true or false was given where only text belongs; the place of an
+    error of a union ends with the name of the member.
+    """
+    is_member = not _TEXT_MEMBERS.isdisjoint(item["loc"][-1:])
+    return isinstance(item.get("input"), int | float) and not is_member
 
 
 def describe_hidden(item: Mapping[str, Any]) -> str:

@@ -395,10 +395,13 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
         return OverrideRequest.model_validate(fields)
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
-        option = str(item["loc"][0]).replace("_", "-")
+        field, message = str(item["loc"][0]), str(item["msg"])
+        if item["type"] == "value_error":  # begins with the field and its value
+            text = message.removeprefix(f"Value error, {field}")
+        else:
+            text = f" is {fields[field]!r}: {message}"
         raise SettingsError(
-            f"--{option} is {fields[str(item['loc'][0])]!r}: {item['msg']}; see 'accordion override"
-            " --help'"
+            f"--{field.replace('_', '-')}{text}; see 'accordion override --help'"
         ) from None
 
 

@@ -253,8 +253,12 @@ class Repository:
         return self._first(query.order_by(DecisionRow.step.desc(), DecisionRow.epoch.desc()))
 
     def saved_step(self, job_id: str) -> int:
-        """Steps that the newest checkpoint of the job holds; 0 without one."""
-        newest = select(func.max(CheckpointRow.step)).where(CheckpointRow.job_id == job_id)
+        """Steps that the newest checkpoint of the job holds; 0 without one, and if retention has
+        removed them all.
+        """
+        newest = select(func.max(CheckpointRow.step)).where(
+            CheckpointRow.job_id == job_id, CheckpointRow.removed_at.is_(None)
+        )
         with self.database.read() as session:
             return session.scalar(newest) or 0
 

@@ -123,6 +123,16 @@ WRONG_SPECS = [
         "'ftp://x' is not a URL that starts with http:// or https://",
     ),
     (
+        {**DIGITS, "labels": {"n": 5}},
+        "/labels/n",
+        '5 is not text; put it in quotes: "5"',
+    ),
+    (
+        {**DIGITS, "labels": {"good": True}},
+        "/labels/good",
+        'true is not text; put it in quotes: "true"',
+    ),
+    (
         {**DIGITS, "code": "latest"},
         "/code",
         "'latest' is not the SHA-256 of uploaded code, which has 64 digits and letters a to f;",
@@ -143,6 +153,12 @@ WRONG_OVERRIDES = [
     ({"level": "low", "until": 1}, "/until", "would begin in epoch"),
     ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give at least 10"),
     ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
+    ({"level": "low", "until": 31}, "/until", "the job has 30 epochs; give at most 30"),
+    (
+        {"level": "low", "apply_at": "tomorrow"},
+        "/apply_at",
+        "apply_at is 'tomorrow'; give next_step, next_epoch or an epoch from 0 to 100000",
+    ),
     ({"level": "low", "from": 3}, "/from", "unknown key"),
     ({"level": "low", "target": "moon"}, "/target", "'moon' is rejected"),
     (

@@ -71,9 +71,13 @@ def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
     job_id = world.submit(training={"epochs": 400})
     world.lifecycle.cancel(job_id, accept_any, grace_s=1.0)
     world.runtime.checkpoint_files[job_id] = dict(FILES)
+    with world.database.write() as session:
+        session.add_all(saved(job_id, name, step) for step, name in enumerate(FILES))
+    assert world.repository.saved_step(job_id) == 3
     world.clock.now += DAY_S + 1
     wait_for_removal(world, job_id)
     assert world.runtime.checkpoint_files[job_id] == {}
+    assert world.repository.saved_step(job_id) == 0
     world.lifecycle.retry(job_id, accept_any)
     assert world.job(job_id).checkpoints_removed_at is None
     world.close()

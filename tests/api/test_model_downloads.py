@@ -76,7 +76,7 @@ def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, jo
     queued = world.submit(**LONG)
     for id_, status, detail in (
         (queued, 409, "has not saved a checkpoint yet; try again when it has"),
-        (job_id, 404, "they were removed, because the job keeps only its newest ones"),
+        (job_id, 404, "/checkpoints; mount the storage that has them there, or restore them"),
         ("nobody", 404, "there is no job with the ID nobody"),
     ):
         answer = model_of(client, id_)

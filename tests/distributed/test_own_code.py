@@ -8,6 +8,7 @@ import difflib
 import io
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.distributed.code_jobs import (
 )
 from tests.distributed.loop_jobs import RecordingLink
 from workers.contract import DesiredState, Launch
-from workers.errors import CodeError, LossNotFinite, TaskRaised
+from workers.errors import CodeError, LossNotFinite, StorageError, TaskRaised
 from workers.hub.journal import SupersededError
 from workers.session import session
 
@@ -293,6 +294,20 @@ def test_a_script_that_cannot_begin_is_told_why(run_group, tmp_path, sources, se
     assert error.step is None
 
 
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ({"train.py": "import sys\ndef"}, "SyntaxError: invalid syntax (train.py:2)"),
+        (
+            {"train.py": "import near", "near.py": "\n if True:"},
+            "IndentationError: unexpected indent (near.py:2)",
+        ),
+    ],
+)
+def test_a_syntax_error_is_told_with_its_own_line_alone(run_group, tmp_path, sources, told):
+    assert raised_by(run_group, order_of(tmp_path, sources)).error == told
+
+
 def test_a_script_whose_loss_is_never_finite_ends(run_group, tmp_path):
     with pytest.raises(LossNotFinite):
         run_group(2, run_own_script, order_of(tmp_path, script("loss = loss * float('nan')")))
@@ -343,6 +358,15 @@ def test_a_script_outside_of_a_job_goes_on_after_a_death_where_it_has_a_storage(
     ]
     again = run_group(2, run_without_us, stored(tmp_path, "train"), [])
     assert "read" not in again[0]
+
+
+def test_a_script_outside_of_a_job_does_not_begin_anew_without_its_checkpoints(run_group, tmp_path):
+    run_group(1, run_without_us, stored(tmp_path, "train"), [])
+    shutil.rmtree(tmp_path / "storage" / "checkpoints")
+    with pytest.raises(
+        StorageError, match=r"16 steps were saved, and no checkpoint is in .*; mount"
+    ):
+        run_group(1, run_without_us, stored(tmp_path, "train"), [])
 
 
 def start_used_session(rank: int, storage: str | None) -> str:

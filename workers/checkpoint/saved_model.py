@@ -22,6 +22,13 @@ def read_model(
         OSError: the storage cannot be reached.
     """
     existing = set(storage.names())
+    shown = names[0] if len(names) == 1 else f"the {len(names)} checkpoints of the job"
+    if not existing:
+        raise CheckpointError(
+            f"nothing can be read of {shown}: no checkpoint of the job is in {storage}; mount the"
+            " storage that has them there, or restore them (ACCORDION_STORAGE names the place,"
+            " unless the job has a checkpoint.storage)"
+        )
     reason = "they were removed, because the job keeps only its newest ones"
     for name in names:
         if name not in existing:
@@ -31,7 +38,6 @@ def read_model(
             return manifest, read_part(storage, manifest, SHARED_FILE)["model"]
         except CheckpointError:
             reason = f"{name} is incomplete or damaged"
-    shown = names[0] if len(names) == 1 else f"the {len(names)} checkpoints of the job"
     raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
 
 

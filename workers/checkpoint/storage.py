@@ -34,6 +34,12 @@ MANIFEST = "manifest.json"
 """File of a checkpoint that is written last: without it, the checkpoint is incomplete."""
 
 
+class MissingCheckpointsError(OSError):
+    """The storage has none of the checkpoints that the job has saved, so it is another directory or
+    one that is not mounted; an `OSError`, because they may come back.
+    """
+
+
 class Storage(Protocol):
     """Files of checkpoints. All methods may raise `OSError` if the storage cannot be reached or
     written.
@@ -284,7 +290,12 @@ def open_storage(url: str | None, *, job_id: str, directory: Path) -> Storage:
 
 
 def storage_advice(error: OSError) -> str:
-    """Return what users can do about a storage that cannot be written."""
+    """Return what users can do about a storage that lacks checkpoints or cannot be written."""
+    if isinstance(error, MissingCheckpointsError):
+        return (
+            "mount the storage that has them, or restore them there; a clone of the job trains from"
+            " the beginning"
+        )
     return _WAYS_OUT.get(error.errno or 0, "see that the workers reach it and may write there")
 
 
@@ -299,6 +310,7 @@ def _sync_directory(directory: Path) -> None:
 __all__ = [
     "MANIFEST",
     "LocalStorage",
+    "MissingCheckpointsError",
     "Storage",
     "UrlStorage",
     "discard_checkpoint",

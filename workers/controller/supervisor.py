@@ -167,7 +167,8 @@ class Supervisor:
             host=self,
             failures=failures,
             previous_group=self._record_lost_workers(),
-            has_trained=any(isinstance(record.payload, Started) for record in records),
+            has_trained=bool(self._launch.saved_step)
+            or any(isinstance(record.payload, Started) for record in records),
         )
         try:
             end = attempt.run()

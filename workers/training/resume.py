@@ -17,9 +17,10 @@ from accordion.errors import StateError
 from workers.checkpoint.async_save import SHARED_FILE, rank_file_name
 from workers.checkpoint.broadcast import broadcast_state
 from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part
-from workers.checkpoint.lineage import Lineage
+from workers.checkpoint.lineage import Lineage, generation_of
 from workers.checkpoint.shared_storage import not_shared, sees_token
-from workers.checkpoint.storage import Storage, storage_advice
+from workers.checkpoint.storage import MissingCheckpointsError, Storage, storage_advice
+from workers.contract import CheckpointRecord, Record
 from workers.errors import CheckpointError, PeerUnfit, StorageError, StorageNotShared
 from workers.hub.journal import SupersededError, is_superseded, read_records
 from workers.training.slow_work import (
@@ -30,6 +31,7 @@ from workers.training.slow_work import (
     run_on_all_ranks,
 )
 from workers.training.snapshot import MergedParts
+from workers.training.standalone_context import NO_JOB
 from workers.training.train_state import TrainState
 
 Parts = tuple[dict[str, Any], dict[str, Any]]
@@ -54,7 +56,8 @@ def find_checkpoint(
     `refused` holds the names of checkpoints that a rank found damaged.
 
     Raises:
-        StorageError: the job has never trained and its storage cannot be written, or is not shared.
+        StorageError: the job has never trained and its storage cannot be written, or is not shared;
+            or the storage of a run outside of a job lacks its checkpoints.
         PeerUnfit: another rank does not see the storage.
         StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
@@ -178,7 +181,9 @@ def _refuse_new_job(state: TrainState, error: OSError) -> None:
     Raises:
         StorageError: the job has never trained.
     """
-    if not Lineage.of_records(read_records(Path(state.context.launch.storage))).groups:
+    launch = state.context.launch
+    has_trained = Lineage.of_records(read_records(Path(launch.storage))).groups
+    if not has_trained and not launch.saved_step:
         text = (
             f"checkpoints of this job cannot be kept: {type(error).__name__}: {error};"
             f" {storage_advice(error)}"
@@ -201,13 +206,15 @@ def _find_newest(
     """Find the newest checkpoint that the job's records confirm; rank 0 only.
 
     Raises:
-        OSError: the storage cannot be reached.
+        OSError: the storage cannot be reached, or lacks all checkpoints of the job.
+        StorageError: it lacks those of a run outside of a job.
         SupersededError: another worker group runs the job.
     """
     directory, generation = Path(state.context.launch.storage), state.context.generation
     if is_superseded(directory, generation):
         raise SupersededError(f"another worker group runs the job; generation {generation} is over")
-    lineage = Lineage.of_records(read_records(directory))
+    records = read_records(directory)
+    lineage = Lineage.of_records(records)
 
     def log_once(text: str) -> None:
         if text not in logged:
@@ -217,14 +224,43 @@ def _find_newest(
     offers = find_candidates(storage, state.context.launch.job_id, log_once, lineage=lineage)
     found = next((manifest for manifest in offers if manifest.name not in refused), None)
     if found is None:
+        _check_not_lost(state, storage, records=records, lineage=lineage)
         _write_or_refuse(state, storage.prepare)
         if lineage.saved_step:
             log_once(
-                f"warning: {storage} holds none of the checkpoints that the job's records name, the"
-                f" newest of {lineage.saved_step} steps; it was emptied, or checkpoint.storage has"
-                " changed; training starts from scratch"
+                f"warning: no checkpoint in {storage} can be used, the newest had"
+                f" {lineage.saved_step} steps; training starts from scratch"
             )
     return found, lineage
+
+
+def _check_not_lost(
+    state: TrainState, storage: Storage, *, records: Iterable[Record], lineage: Lineage
+) -> None:
+    """Check that a job which has saved steps finds some checkpoint, if only a damaged one.
+
+    It finds none after the retention of an ended job has removed them all: that sets the launch's
+    `saved_step` to 0, and the retried job is meant to train from the beginning.
+
+    Raises:
+        MissingCheckpointsError: there is none.
+        StorageError: there is none, and no service would show that a run waits for them.
+    """
+    launch = state.context.launch
+    saved_step = lineage.saved_step if lineage.groups else launch.saved_step
+    was_saved_here = launch.saved_step or any(
+        isinstance(record.payload, CheckpointRecord) and record.attempt == launch.attempt
+        for record in records
+    )
+    if not saved_step or not was_saved_here or any(map(generation_of, storage.names())):
+        return
+    text = f"{saved_step} steps were saved, and no checkpoint is in {storage}"
+    if launch.job_id == NO_JOB:
+        raise StorageError(
+            f"{text}; mount the storage that has them, or give a run that starts from the beginning"
+            " a storage of its own"
+        )
+    raise MissingCheckpointsError(text)
 
 
 def _read_own_parts(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:

@@ -17,7 +17,6 @@ one the arguments hold, and checkpoints are kept if `init_process_group` got a `
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from accordion.errors import HookError
 from accordion.session import Session
 from workers.errors import CodeError
 from workers.training import standalone_context as standalone
@@ -47,14 +47,13 @@ from workers.training.context import WorkerContext
 from workers.training.data_paths import find_data
 from workers.training.evaluation import MetricSums, is_evaluation_due
 from workers.training.load_timing import time_loading
-from workers.training.sampler import (
-    batch_at,
-    epoch_order,
-    even_counts,
-    loss_weight,
-    micro_batches,
-    num_batches,
-    rank_shard,
+from workers.training.sampler import loss_weight
+from workers.training.script_batches import Batches
+from workers.training.script_checks import (
+    check_backward,
+    check_trained,
+    log_missing_epochs,
+    log_replaced_epochs,
 )
 from workers.training.script_runner import (
     OptimizerWithExtras,
@@ -64,47 +63,6 @@ from workers.training.script_runner import (
     Stateful,
 )
 from workers.training.train_state import TrainState, assemble_train_state
-
-
-class Batches:
-    """A `batch_sampler`: this rank's part of each global batch of the rest of the epoch, as
-    indices.
-
-    Which worker reads which sample depends on seed, epoch and position only (`sampler.py`). A rank
-    without samples in the last batch of an epoch gets one sample with weight 0, because its peers
-    need its backward pass.
-    """
-
-    def __init__(self, session: ScriptSession, num_samples: int) -> None:
-        self.num_samples = num_samples
-        self.ahead: deque[tuple[range, int]] = deque()
-        """Batches that were read but not trained on yet, each with the number of this rank's own
-        samples in it.
-        """
-        self._session = session
-
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
-        return num_batches(self.num_samples, self._session.global_batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        state = self._session.state
-        training, context = state.spec.training, state.context
-        order = epoch_order(self.num_samples, seed=training.seed, epoch=state.position.epoch)
-        done = state.position.samples
-        self.ahead.clear()
-        while done < self.num_samples:
-            batch = batch_at(
-                done, num_samples=self.num_samples, global_batch=state.session.global_batch
-            )
-            pieces = micro_batches(batch, training.micro_batch)
-            # Even whatever the speed: a forward pass takes all of them at once.
-            counts = even_counts(len(pieces), context.world_size)
-            mine = rank_shard(pieces, rank=context.rank, counts=counts)
-            read = mine or pieces[:1]
-            self.ahead.append((batch, sum(map(len, mine))))
-            yield order[read[0].start : read[-1].stop].tolist()
-            done = batch.stop
 
 
 class ScriptSession:
@@ -121,6 +79,8 @@ class ScriptSession:
         self._epochs: int | None = None
         self._leaving: Outcome | None = None
         self._rate = 0.0
+        self._has_backward = False
+        """Whether `backward` was called since the last step."""
         self.failure: BaseException | None = None
         """Error raised by the service's code, not by the script."""
 
@@ -265,7 +225,7 @@ class ScriptSession:
         state = self.state
         self._epochs = state.spec.training.epochs if self._in_job else number
         if self._epochs != number:
-            _log_replaced_epochs(state, number)
+            log_replaced_epochs(state, number)
         standalone.log_if_done(state, self._epochs)
         while state.position.epoch < self._epochs and not state.ends_early:
             epoch = state.position.epoch
@@ -289,12 +249,16 @@ class ScriptSession:
         once per step.
 
         With a scaler given to `attach`, the loss is scaled here; do not scale it before.
+
+        Raises:
+            CodeError: the script calls `batches` and did not read this batch from them.
         """
         state = self.state
         state.context.control.enter_phase(
             "training", epoch=state.position.epoch, step=state.session.steps
         )
         batch, own = self._current_batch()
+        self._has_backward = True
         if own:
             state.add_loss(loss, own)
         weight = 1.0
@@ -311,17 +275,20 @@ class ScriptSession:
         ends by SystemExit: `finally` blocks run, `except Exception` does not catch it.
 
         Raises:
+            CodeError: `backward` was not called since the last step.
             LossNotFinite: too many steps were skipped in a row.
             RuntimeError: another worker is gone.
         """
         if self._leaving is not None:
             raise ScriptExit(self._leaving)
         state = self.state
+        check_backward(state, has_run=self._has_backward)
+        self._has_backward = False
         state.phases.count_lap("compute")
         self._rate = float(state.optimizer.param_groups[0]["lr"])
         with self._service_errors():
             batch, own = self._current_batch()
-            if self._batches is not None and self._batches.ahead:
+            if self._batches is not None:
                 self._batches.ahead.popleft()
                 state.own_work.end_step(own, state.phases.seconds)
             result = state.session.step()
@@ -342,9 +309,11 @@ class ScriptSession:
         improving, `epochs` ends; a script with a loop of its own ends here by SystemExit.
 
         Raises:
+            CodeError: no step was taken yet.
             TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
+        check_trained(state)
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
@@ -377,7 +346,7 @@ class ScriptSession:
         """Save what is not saved yet, at the end of the script.
 
         Raises:
-            CodeError: the script never called `attach`.
+            CodeError: the script never called `attach`, or never took a step.
         """
         if self._state is None:
             raise CodeError(
@@ -385,6 +354,8 @@ class ScriptSession:
                 " shows how"
             )
         state = self._state
+        check_trained(state)
+        log_missing_epochs(state)
         state.context.control.enter_phase(
             "finished", epoch=state.position.epoch, step=state.session.steps
         )
@@ -406,32 +377,24 @@ class ScriptSession:
     def _current_batch(self) -> tuple[range, int]:
         """Return the current batch and the number of this rank's samples in it."""
         state = self.state
-        if self._batches is not None and self._batches.ahead:
-            return self._batches.ahead[0]
+        if self._batches is not None:
+            return self._batches.current()
         # A script's own loader is unknown: only its steps can be counted.
         position = state.position.samples
         return range(position, position + state.session.global_batch), 1
 
     @contextmanager
     def _service_errors(self) -> Iterator[None]:
-        """Mark what is raised inside the block as not raised by the script."""
+        """Mark what is raised inside the block as not raised by the script; a HookError says that
+        the script calls the session wrongly.
+        """
         try:
             yield
+        except HookError:
+            raise
         except Exception as error:
             self.failure = error
             raise
-
-
-def _log_replaced_epochs(state: TrainState, number: int) -> None:
-    """Log on rank 0, at the start of the job, that it trains another number of epochs than its
-    script asks for.
-    """
-    if state.context.rank == 0 and state.session.steps == 0:
-        state.context.link.log(
-            f"the job trains {state.spec.training.epochs} epochs: training.epochs of its spec"
-            f" replaces session.epochs({number}) of the script; give training.epochs {number} to"
-            " train as many"
-        )
 
 
 session = ScriptSession()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch.distributed as dist
 
+from workers.checkpoint.storage import MissingCheckpointsError
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ def run_on_all_ranks(
 def _copy_error(error: BaseException | None) -> CheckpointError | OSError | None:
     """Copy an error without its cause, which may not be picklable."""
     match error:
-        case CheckpointError():
-            return CheckpointError(str(error))
+        case CheckpointError() | MissingCheckpointsError():
+            return type(error)(str(error))
         case OSError():
             if not error.errno:
                 return OSError(str(error))

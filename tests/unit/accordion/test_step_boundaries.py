@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
+import pytest
 import torch
 from torch import nn
 
 from accordion.config import Config
+from accordion.errors import HookError
 from accordion.messages import Override
 from accordion.session import attach
 from accordion.step_results import StepResult
@@ -27,3 +32,36 @@ def test_the_observer_sees_every_step_boundary_and_switch_of_a_followed_optimize
     assert [result.switch is not None for result in seen] == [False, False, True]
     assert seen[2].switch is not None
     assert seen[2].switch.decision.override_by_layer == {"weight": "o"}
+
+
+def test_a_step_that_the_loop_takes_beside_the_session_is_refused() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = attach(model, Config(), optimizer=optimizer)
+    model(torch.ones(2, 4)).sum().backward()
+    assert session.step().taken
+    with pytest.raises(HookError, match=r"call only session\.step\(\)"):
+        optimizer.step()
+
+
+def test_a_step_without_a_gradient_creates_the_state_of_an_optimizer() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    session = attach(model, Config(), optimizer=optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert len(optimizer.state) == 2
+    assert session.steps == 0
+
+
+def test_an_optimizer_steps_alone_once_its_session_is_gone() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = weakref.ref(attach(model, Config(), optimizer=optimizer))
+    gc.collect()
+    assert session() is None
+    model(torch.ones(2, 4)).sum().backward()
+    before = model.weight.clone()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)

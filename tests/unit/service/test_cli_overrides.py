@@ -142,6 +142,20 @@ def test_an_override_that_is_not_applied_gives_exit_code_1(
     assert "EXPIRED" in said.out
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--apply-at", "tomorrow", "give next_step, next_epoch or an epoch from 0"),
+        ("--until", "30001", "the job has 30000 epochs; give at most 30000, or leave it out"),
+    ],
+)
+def test_a_time_that_no_override_can_have_is_refused_with_those_it_can(
+    accordion: Accordion, untouched: str, option: str, value: str, sentence: str
+) -> None:
+    said = accordion("override", untouched, "--level", "low", option, value)
+    assert (said.code, said.err.count(value), sentence in said.err) == (2, 1, True), said.err
+
+
 def test_an_option_of_a_level_is_given_once() -> None:
     for text in ("rank=2,rank=4", '{"rank": 2, "rank": 4}'):
         with pytest.raises(SettingsError, match="gives 'rank' more than once"):

@@ -136,7 +136,8 @@ class Job:
         """Train until the end, or until the group is gone."""
         STORE.group = group
         generation = claim_generation(self.folder)
-        journal = Journal(self.folder, attempt=1, generation=generation, clock=lambda: 0.0)
+        attempt = self.launch.attempt
+        journal = Journal(self.folder, attempt=attempt, generation=generation, clock=lambda: 0.0)
         link = JournalLink(journal, group, on_started)
         link.on_line = partial(on_line, link)
         place = {"generation": generation, "rank": 0, "world_size": 1, "device": "cpu"}

@@ -19,9 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.unit.workers.faulty import FAULTS, Fault, Group
+from tests.unit.workers.faulty import FAULTS, STORE, Fault, Group
 from tests.unit.workers.faulty_paths import make_paths_faulty
 from tests.unit.workers.storage_world import EPOCHS, SAMPLES, Job, JournalLink
+from workers.checkpoint.lineage import Lineage
+from workers.hub.journal import read_records
 from workers.training import checkpointing as state
 from workers.training import slow_work as together
 
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 CALLS = 34
 """Calls of an undisturbed group, at least; the first test counts them."""
 
+AFTER_A_CHECKPOINT = 20
+"""A call of a group that saves after each step, between its first checkpoint and its second."""
 DIRECTORY_CALLS = 18
 """Calls of an undisturbed group whose checkpoints are in a directory, at least."""
 
@@ -187,3 +191,53 @@ def test_a_job_whose_storage_is_away_can_be_stopped_before_its_first_step(job: J
     link = job.run(Group(at=0, times=10**6), on_line=order_pause)
     assert link.outcome == "stopped"
     assert "it is tried again in 1 s" in link.lines[0]
+
+
+@pytest.fixture
+def emptied(job: Job) -> tuple[Job, dict[str, bytes]]:
+    """A job that has saved one step, and what its storage had before it was emptied."""
+    job = Job(job.folder, every_steps=1)
+    job.run(Group(at=AFTER_A_CHECKPOINT, fault="kill"))
+    assert Lineage.of_records(read_records(job.folder)).saved_step
+    lost = dict(STORE.files)
+    STORE.files.clear()
+    return job, lost
+
+
+def test_a_job_whose_storage_was_emptied_waits_until_its_checkpoints_are_back(
+    emptied: tuple[Job, dict[str, bytes]],
+) -> None:
+    job, lost = emptied
+    shown: list[str] = []
+
+    def restore(link: JournalLink, line: str) -> None:
+        if "no checkpoint is in" in line:
+            shown.append(link.control.progress.waiting_for)
+            if len(shown) == 3:
+                STORE.files.update(lost)
+
+    link = job.run(Group(), on_line=restore)
+    assert "1 steps were saved, and no checkpoint is in faulty:///bucket/job-1;" in shown[0]
+    assert "a clone of the job trains from the beginning" in shown[0]
+    assert (len(shown), link.outcome) == (3, "completed")
+    assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
+
+
+def test_a_job_without_records_and_checkpoints_waits_for_those_the_service_knows(
+    job: Job,
+) -> None:
+    job.launch = job.launch.model_copy(update={"saved_step": 3})
+    link = job.run(Group(), on_line=order_pause)
+    assert link.outcome == "stopped"
+    assert "3 steps were saved, and no checkpoint is in faulty:///bucket/job-1;" in link.lines[0]
+
+
+def test_a_retried_job_whose_checkpoints_retention_removed_trains_from_the_beginning(
+    emptied: tuple[Job, dict[str, bytes]],
+) -> None:
+    job, _ = emptied
+    job.launch = job.launch.model_copy(update={"attempt": 2, "saved_step": 0})
+    link = job.run(Group())
+    assert link.outcome == "completed"
+    assert "no checkpoint in faulty:///bucket/job-1 can be used" in link.lines[0]
+    assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))

@@ -86,6 +86,8 @@ def test_a_damaged_or_removed_checkpoint_is_passed_over(tmp_path: Path) -> None:
         export_model(storage, [damaged], job_id=JOB, file=file)
     with pytest.raises(CheckpointError, match="the job keeps only its newest ones"):
         export_model(storage, names[:1], job_id=JOB, file=file)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of the job is in .*/empty; mount"):
+        export_model(LocalStorage(tmp_path / "empty"), names, job_id=JOB, file=file)
     with pytest.raises(CheckpointError, match="nothing can be read of the 2 checkpoints"):
         export_model(storage, [damaged, good], job_id="another-job", file=file)
 

@@ -17,12 +17,15 @@ from workers.controller import supervisor as supervisor_module
 from workers.controller.supervisor import Supervisor
 from workers.errors import EngineUnavailable, LossNotFinite, TaskRaised
 from workers.hub.journal import read_end, read_records, write_end
+from workers.spec import CheckpointSpec
 
 TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
 RAISED: Outcome = {1: TASK_ERROR}
 LOST: Outcome = {0: ActorDiedError()}
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 PAUSES: list[float] = []
+PLACE = frozenset({"attempt", "retried_attempt", "saved_step"})
+"""Fields of a launch; all others of a test are those of its spec."""
 Run = Callable[..., FakePool]
 
 
@@ -33,7 +36,7 @@ def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     PAUSES.clear()
 
     def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakePool:
-        place = {name: spec.pop(name) for name in ("attempt", "retried_attempt") if name in spec}
+        place = {name: spec.pop(name) for name in PLACE & spec.keys()}
         started = launch(tmp_path, **spec).model_copy(update=place)
         pool = FakePool(started, list(outcomes), note_progress)
         json = started.model_dump_json()
@@ -117,6 +120,15 @@ def test_the_same_error_at_the_same_step_twice_fails_the_job(run: Run, tmp_path:
     assert (end.status, end.reason, len(pool.generations)) == ("FAILED", "TASK_RAISED", 2)
     assert "the task raised in step 3 (epoch 0): ValueError: no such label" in end.message
     assert [failure.step for failure in recorded(tmp_path, "failure")] == [3, 3]
+
+
+def test_a_task_that_was_trained_is_tried_again_although_its_records_are_gone(
+    run: Run, tmp_path: Path
+) -> None:
+    absent = dict.fromkeys(range(2), TaskRaised(None, None, "OSError: no such data"))
+    elsewhere = CheckpointSpec(storage=f"file://{tmp_path}/elsewhere")
+    pool = run(absent, "completed", saved_step=7, checkpoint=elsewhere)
+    assert (the_end(tmp_path), len(pool.generations)) == (COMPLETED, 2)
 
 
 def test_a_loss_that_is_not_finite_fails_the_job_at_once(run: Run, tmp_path: Path) -> None:
