@@ -32,6 +32,7 @@ from service.domain.quotas import Quota, QuotaTable
 from service.domain.resources import ResourceRequest, Resources
 from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
 from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
+from workers.node_selectors import format_selector, matches, read_selector
 
 NO_QUOTAS = QuotaTable()
 ACCOUNTS = ["user ada", "user bob", "label team:vision"]
@@ -126,7 +127,7 @@ def test_capacity_in_use_is_requested_once_and_fits_its_node(
     by_id = {node.node: node for node in nodes}
     assert sorted({name for job in jobs for name in job.placed}) == [p.node for p in request.held]
     for part in request.held:
-        assert FreeCapacity.of(by_id[part.node]).fits(replace(part, labels=frozenset()))
+        assert FreeCapacity.of(by_id[part.node]).fits(replace(part, selector=frozenset()))
     assert sum(part.cpus for part in request.held) == pytest.approx(
         sum(job.request.cpus for job in jobs)
     )
@@ -176,7 +177,7 @@ def test_nothing_is_requested_while_no_job_waits_and_every_worker_has_a_node() -
 def test_the_request_has_what_is_in_use_while_a_worker_has_no_node() -> None:
     starting = AllocatedJob(id="s", request=asked(1, 1), allocated_workers=1)
     request = plan([], [running_job("r", "a", cpus=2), starting], [started_node("a")])
-    assert [(part.cpus, dict(part.labels)) for part in request.bundles] == [
+    assert [(part.cpus, format_selector(part.selector)) for part in request.bundles] == [
         (2.0, {NODE_ID_LABEL: "a"}),
         (1.0, {}),
     ]
@@ -206,10 +207,17 @@ def test_nodes_that_the_autoscaler_did_not_start_are_left_out_with_what_runs_the
     assert [part.node for part in plan(pending, jobs[:1], [by_hand]).held] == ["h"]
 
 
-def test_capacity_in_use_has_the_labels_that_waiting_jobs_need() -> None:
-    job = PendingJob(id="w", request=replace(asked(1, 1), labels=ZONE_A))
-    [held] = plan([job], [running_job("r", "a", cpus=2)], [started_node("a", zone="a")]).held
-    assert dict(held.labels) == {NODE_ID_LABEL: "a", "zone": "a"}
+@pytest.mark.parametrize(
+    "texts", [{"zone": "a"}, {"zone": "!b"}, {NODE_ID_LABEL: "!in(b,c)"}, {"zone": "a", "x": "!y"}]
+)
+def test_capacity_in_use_has_more_conditions_than_any_waiting_job_and_only_its_node_meets_them(
+    texts: dict[str, str],
+) -> None:
+    job = PendingJob(id="w", request=replace(asked(1, 1), selector=read_selector(texts)))
+    nodes = [started_node("a", zone="a"), started_node("b", zone="a"), started_node("c")]
+    [held] = plan([job, waiting("v", 1)], [running_job("r", "a", cpus=2)], nodes).held
+    assert len(held.selector) > len(texts)
+    assert [node.node for node in nodes if matches(held.selector, node.labels)] == ["a"]
 
 
 def test_many_used_nodes_are_requested_whole() -> None:
@@ -219,17 +227,19 @@ def test_many_used_nodes_are_requested_whole() -> None:
         list(map(started_node, names)),
     )
     many = plan([waiting("w", 1)], jobs, nodes).held
-    assert [(part.cpus, dict(part.labels)) for part in many] == [(4.0, {})] * len(names)
+    assert [(part.cpus, part.selector) for part in many] == [(4.0, frozenset())] * len(names)
     fewer = plan([waiting("w", 1)], jobs[1:], nodes).held
     assert [part.cpus for part in fewer] == [1.0] * MAX_TIED_NODES
-    assert all(part.labels for part in fewer)
+    assert all(part.selector for part in fewer)
 
 
 def test_used_nodes_are_requested_whole_where_the_autoscaler_ignores_labels() -> None:
     nodes = [replace(started_node(name), memory=8e9) for name in "abc"]
     jobs = [running_job(name, name, cpus=1) for name in "ab"]
     held = plan([waiting("w", 1)], jobs, nodes, ties_use=False).held
-    assert [(part.cpus, part.memory, dict(part.labels)) for part in held] == [(4.0, 8e9, {})] * 2
+    assert [(part.cpus, part.memory, part.selector) for part in held] == [
+        (4.0, 8e9, frozenset())
+    ] * 2
 
 
 GPU_4 = NodeType(name="gpu-4", resources=Resources(cpus=16, gpus=4, memory=64e9))
