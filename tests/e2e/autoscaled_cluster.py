@@ -70,7 +70,6 @@ def autoscaled_cluster(
         settings |= {
             "RAY_enable_autoscaler_v2": "1",
             "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
-            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
             # As `ray up` sets it.
             "RAY_NODE_TYPE_NAME": _HEAD_TYPE,
         }

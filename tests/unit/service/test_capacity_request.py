@@ -14,6 +14,7 @@ from service.domain.capacity_request import (
     MAX_TIED_NODES,
     NODE_GROUP_LABEL,
     NODE_ID_LABEL,
+    NOTHING,
     CapacityRequest,
     NodeType,
     list_within_quotas,
@@ -81,7 +82,14 @@ def judge(
     trials: Trials, request: CapacityRequest, *, is_feasible: bool, now: float = 0.0
 ) -> Trials:
     """Trials after the autoscaler has judged a request."""
-    return judge_request(trials, request.groups, is_feasible=is_feasible, now=now)
+    return judge_request(
+        trials, request.groups, used=request.held, is_feasible=is_feasible, now=now
+    )
+
+
+def renew(trials: Trials, now: float, request: CapacityRequest = NOTHING) -> Trials:
+    """Trials before the next request, where this was the last one."""
+    return renew_trials(trials, request.groups, used=request.held, now=now)
 
 
 def waiting(name: str, least: int, cpus: float = 1.0, gpus: float = 0.0) -> PendingJob:
@@ -291,10 +299,33 @@ def try_infeasible(*names: str) -> tuple[list[PendingJob], Trials]:
 
 def test_what_was_infeasible_is_tried_again_later_at_first_one_job() -> None:
     pending, trials = try_infeasible("a", "b")
-    soon = renew_trials(trials, now=100.0 + RETRY_S - 1)
+    soon = renew(trials, now=100.0 + RETRY_S - 1)
     assert plan(pending, trials=soon).groups == {}
-    again = plan(pending, trials=renew_trials(trials, now=100.0 + RETRY_S))
+    again = plan(pending, trials=renew(trials, now=100.0 + RETRY_S))
     assert list(again.groups) == ["a"]
+
+
+def test_what_was_infeasible_is_tried_again_once_less_is_in_use() -> None:
+    nodes, pending = [started_node("a"), started_node("b")], [waiting("w", 3, cpus=4)]
+    jobs = [running_job("r", "a", cpus=2), running_job("s", "b", cpus=1)]
+    request = plan(pending, jobs, nodes)
+    trials = judge(NO_TRIALS, request, is_feasible=False)
+    same = plan(pending, jobs, nodes, trials=trials)
+    assert (same.groups, renew(trials, 1.0, same)) == ({}, trials)
+    less = plan(pending, jobs[:1], nodes, trials=trials)
+    again = plan(pending, jobs[:1], nodes, trials=renew(trials, 1.0, less))
+    assert list(again.groups) == ["w"]
+
+
+def test_what_was_infeasible_is_not_tried_again_early_while_an_accepted_job_waits() -> None:
+    nodes, jobs = [started_node("a")], [running_job("r", "a", cpus=2)]
+    pending = [waiting("small", 1), waiting("large", 1, cpus=8)]
+    trials = judge(NO_TRIALS, plan(pending[:1], jobs, nodes), is_feasible=True)
+    trials = judge(trials, plan(pending, jobs, nodes, trials=trials), is_feasible=False)
+    less = plan(pending, (), nodes, trials=trials)
+    assert list(less.groups) == ["small"]
+    assert renew(trials, 1.0, less) == trials
+    assert renew(trials, 1.0, plan(pending[1:], (), nodes, trials=trials)) != trials
 
 
 def test_one_infeasible_job_among_many_is_found_in_few_requests() -> None:
@@ -321,7 +352,7 @@ def test_accepted_jobs_are_requested_alone_after_an_infeasible_request() -> None
 
 def test_a_clock_that_was_set_back_does_not_keep_a_job_infeasible() -> None:
     pending, trials = try_infeasible("a")
-    assert list(plan(pending, trials=renew_trials(trials, now=50.0)).groups) == ["a"]
+    assert list(plan(pending, trials=renew(trials, now=50.0)).groups) == ["a"]
 
 
 def test_jobs_of_the_same_size_as_an_infeasible_one_are_not_tried() -> None:
@@ -353,4 +384,4 @@ def test_use_that_is_infeasible_by_itself_is_left_out_for_a_while() -> None:
         trials = judge(trials, request, is_feasible=False, now=100.0)
     request = plan(pending, jobs, nodes, trials=trials)
     assert (request.held, list(request.groups)) == ((), ["w"])
-    assert plan(pending, jobs, nodes, trials=renew_trials(trials, now=100.0 + RETRY_S)).held
+    assert plan(pending, jobs, nodes, trials=renew(trials, now=100.0 + RETRY_S)).held
