@@ -69,7 +69,7 @@ def format_selector(selector: Selector) -> dict[str, str]:
     return {one.name: one.format() for one in sorted(selector)}
 
 
-def matches(selector: Selector, labels: Set[tuple[str, str]]) -> bool:
+def node_matches(selector: Selector, labels: Set[tuple[str, str]]) -> bool:
     """Return whether a node with these labels, as pairs of name and value, meets all conditions."""
     return all(
         labels.isdisjoint([(one.name, value) for value in one.values]) is one.excludes

@@ -18,7 +18,7 @@ from service.domain.resources import (
     list_worker_resources,
     worker_resources,
 )
-from workers.node_selectors import matches
+from workers.node_selectors import node_matches
 
 _ROUNDING = 1e-6
 """Tolerance: three thirds of a CPU must fill one CPU. Far below any share that users request."""
@@ -85,7 +85,7 @@ class FreeCapacity:
         has_kinds = all(name in self.custom for name, _ in worker.custom)
         is_open = worker.runs_anywhere or not self.unschedulable
         is_open = is_open and has_kinds and self.node not in worker.avoid
-        return is_open and (not worker.selector or matches(worker.selector, self.labels))
+        return is_open and (not worker.selector or node_matches(worker.selector, self.labels))
 
     def pairs(self, worker: Resources) -> Iterator[tuple[float, float]]:
         """Return what is free, and what a worker takes, of each resource of the node."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from service.domain.resources import ResourceRequest, Resources
-from workers.node_selectors import matches
+from workers.node_selectors import node_matches
 
 _GB = 1e9
 _NAMED_NODES = 2
@@ -89,7 +89,7 @@ def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit:
 
 def _list_matching(request: ResourceRequest, nodes: Sequence[Resources]) -> list[Resources]:
     """List the nodes whose labels are those that a job needs."""
-    return [node for node in nodes if matches(request.selector, node.labels)]
+    return [node for node in nodes if node_matches(request.selector, node.labels)]
 
 
 def _list_missing(request: ResourceRequest, nodes: Sequence[Resources]) -> list[str]:

@@ -232,7 +232,7 @@ def test_a_job_that_the_autoscaler_cannot_serve_is_named_and_others_are_served(
     assert scaling.runtime.capacity_requests[-1] == (NODE, NODE)
 
 
-def test_a_job_that_was_infeasible_beside_another_is_tried_again_when_that_one_has_ended(
+def test_a_job_that_was_infeasible_beside_another_is_tried_again_after_it(
     scaling: World,
 ) -> None:
     running = scaling.submit(**LONG, workers={"min": 1, "max": 1})

@@ -7,7 +7,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
 from tests.api.team import wait_for
-from workers.node_selectors import matches, read_selector
+from workers.node_selectors import node_matches, read_selector
 
 pytestmark = pytest.mark.ray
 ID = "ray.io/node-id"
@@ -30,7 +30,7 @@ def test_ray_uses_the_nodes_that_match(ray_cluster: str) -> None:
     texts += [(ID, f"{no}in({other},{one})") for no in ("", "!") for one in (own, "a")]
     groups = [placement_group([{"CPU": 0.01}], bundle_label_selector=[dict([t])]) for t in texts]
     wait_for(lambda: all(find_place(group) is not None for group in groups))
-    expected = [matches(read_selector(dict([text])), labels.items()) for text in texts]
+    expected = [node_matches(read_selector(dict([text])), labels.items()) for text in texts]
     assert [find_place(group) for group in groups] == expected
     assert {True, False} == set(expected)
     ray.shutdown()

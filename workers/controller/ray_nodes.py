@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from workers.node_selectors import matches, read_selector
+from workers.node_selectors import node_matches, read_selector
 
 
 def get_draining_nodes() -> frozenset[str]:
@@ -56,5 +56,5 @@ def find_nodes(nodes: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -
         for node in nodes
         if node["Alive"]
         and all(node["Resources"].get(name, 0) >= amount for name, amount in needed.items())
-        and matches(selector, node.get("Labels", {}).items())
+        and node_matches(selector, node.get("Labels", {}).items())
     }

@@ -33,7 +33,7 @@ from service.domain.quotas import Quota, QuotaTable
 from service.domain.resources import ResourceRequest, Resources
 from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
 from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
-from workers.node_selectors import format_selector, matches, read_selector
+from workers.node_selectors import format_selector, node_matches, read_selector
 
 NO_QUOTAS = QuotaTable()
 ACCOUNTS = ["user ada", "user bob", "label team:vision"]
@@ -218,14 +218,14 @@ def test_nodes_that_the_autoscaler_did_not_start_are_left_out_with_what_runs_the
 @pytest.mark.parametrize(
     "texts", [{"zone": "a"}, {"zone": "!b"}, {NODE_ID_LABEL: "!in(b,c)"}, {"zone": "a", "x": "!y"}]
 )
-def test_capacity_in_use_has_more_conditions_than_any_waiting_job_and_only_its_node_meets_them(
+def test_capacity_in_use_is_tied_to_its_node_by_more_conditions_than_any_job_has(
     texts: dict[str, str],
 ) -> None:
     job = PendingJob(id="w", request=replace(asked(1, 1), selector=read_selector(texts)))
     nodes = [started_node("a", zone="a"), started_node("b", zone="a"), started_node("c")]
     [held] = plan([job, waiting("v", 1)], [running_job("r", "a", cpus=2)], nodes).held
     assert len(held.selector) > len(texts)
-    assert [node.node for node in nodes if matches(held.selector, node.labels)] == ["a"]
+    assert [node.node for node in nodes if node_matches(held.selector, node.labels)] == ["a"]
 
 
 def test_many_used_nodes_are_requested_whole() -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from workers.node_selectors import (
     exclude_values,
     format_selector,
-    matches,
+    node_matches,
     read_condition,
     read_selector,
 )
@@ -31,11 +31,11 @@ def texts(draw: st.DrawFn) -> tuple[str, set[str], bool]:
 
 
 @given(st.dictionaries(st.sampled_from(["zone", "disk"]), texts()), NODES)
-def test_a_node_matches_if_each_label_has_one_of_the_values_or_none_of_the_excluded_ones(
+def test_a_node_matches_if_its_labels_have_one_of_the_values_or_no_excluded_one(
     conditions: dict[str, tuple[str, set[str], bool]], node: dict[str, str]
 ) -> None:
     selector = read_selector({name: text for name, (text, _, _) in conditions.items()})
-    assert matches(selector, node.items()) == all(
+    assert node_matches(selector, node.items()) == all(
         (node.get(name) in values) != excludes for name, (_, values, excludes) in conditions.items()
     )
 
@@ -67,7 +67,7 @@ def test_excluded_values_are_those_of_the_condition_and_the_new_ones(
     kept = read_selector(own)
     is_possible = condition[2] or condition[1] - values
     also = node.get("zone") not in values if is_possible else True
-    assert matches(new, node.items()) == (matches(kept, node.items()) and also)
+    assert node_matches(new, node.items()) == (node_matches(kept, node.items()) and also)
 
 
 def test_values_of_a_label_without_a_condition_are_excluded() -> None:
