@@ -118,14 +118,15 @@ class Autoscaling:
     def _judge(self) -> None:
         """Let the trials take in a new judgement of the present request."""
         report, now = self._report, self._clock()
-        self._trials = renew_trials(self._trials, now)
+        groups, used = self._request.groups, self._request.held
+        self._trials = renew_trials(self._trials, groups, used=used, now=now)
         if report.num_exchanges == self._num_judged or report.request != self._request.bundles:
             return
         self._num_judged = report.num_exchanges
         if report.is_feasible is not None:
             self._is_judged = True
             self._trials = judge_request(
-                self._trials, self._request.groups, is_feasible=report.is_feasible, now=now
+                self._trials, groups, used=used, is_feasible=report.is_feasible, now=now
             )
 
     def _waits_for_judgement(self) -> bool:

@@ -64,6 +64,7 @@ LONGEST_FILES = (
     "e2e/test_demo_and_ends",
     "e2e/test_ray_train_guest",
     "e2e/test_guest_in_service",
+    "e2e/test_real_autoscaler",
     "browser/test_odd_states",
     "browser/test_marks",
     "elastic/test_faults",

@@ -14,9 +14,10 @@ from pydantic import (
     model_validator,
 )
 
+from workers.node_selectors import format_selector, read_selector
 from workers.spec_patterns import (
     NODE_LABEL_NAME_PATTERN,
-    NODE_LABEL_VALUE_PATTERN,
+    NODE_SELECTOR_PATTERN,
     RESOURCE_NAME_PATTERN,
 )
 from workers.spec_types import Number, Strict, Whole
@@ -35,7 +36,7 @@ MIN_RESOURCE = 1e-4
 """Smallest amount of a custom resource: Ray counts in ten-thousandths."""
 ResourceName = Annotated[str, Field(max_length=63, pattern=RESOURCE_NAME_PATTERN)]
 LabelName = Annotated[str, Field(max_length=253, pattern=NODE_LABEL_NAME_PATTERN)]
-LabelValue = Annotated[str, Field(pattern=NODE_LABEL_VALUE_PATTERN)]
+NodeSelector = Annotated[str, Field(max_length=1000, pattern=NODE_SELECTOR_PATTERN)]
 
 
 def _memory_bounds(schema: dict[str, Any]) -> None:
@@ -77,9 +78,11 @@ class WorkersSpec(Strict):
     """Ray's custom resources that each worker reserves, by name, as nodes were started with
     (`ray start --resources`). Above 1 only whole numbers.
     """
-    node_labels: dict[LabelName, LabelValue] = Field(default={}, max_length=8)
+    node_labels: dict[LabelName, NodeSelector] = Field(default={}, max_length=8)
     """Labels that the nodes of the workers must have, by name, as nodes were started with
-    (`ray start --labels`), such as `ray.io/accelerator-type: H100`.
+    (`ray start --labels`), such as `ray.io/accelerator-type: H100`. Instead of one value also
+    `in(H100,A100)` for one of several, and `!spot` or `!in(a,b)` for none of them, which a node
+    without the label has, too.
     """
     balance: Annotated[bool, Field(strict=True)] = True
     """Whether faster workers take more micro-batches of each global batch; their speed is compared
@@ -127,7 +130,7 @@ class WorkersSpec(Strict):
         if self.resources:
             options["resources"] = dict(self.resources)
         if self.node_labels:
-            options["label_selector"] = dict(self.node_labels)
+            options["label_selector"] = format_selector(read_selector(self.node_labels))
         return options
 
     @model_validator(mode="after")

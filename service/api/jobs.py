@@ -54,6 +54,7 @@ from service.store.models import JobRow
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import stored_spec
 from workers.contract import JobSpec
+from workers.node_selectors import read_selector
 from workers.spec_types import MAX_PRIORITY
 from workers.tasks import GUEST
 
@@ -464,7 +465,7 @@ def _build_pending(reader: QueueReader, now: float, caller: Caller, *, spec: Job
             gpus=group.gpus,
             memory=group.memory or 0.0,
             custom=sort_custom(group.resources),
-            labels=frozenset(group.node_labels.items()),
+            selector=read_selector(group.node_labels),
         ),
         priority=spec.priority,
         rank=reader.compute_rank(spec.priority, now),

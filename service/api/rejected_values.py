@@ -21,7 +21,7 @@ from workers.contract import (
 from workers.spec_patterns import (
     DATA_NAME_PATTERN,
     NODE_LABEL_NAME_PATTERN,
-    NODE_LABEL_VALUE_PATTERN,
+    NODE_SELECTOR_PATTERN,
     RESOURCE_NAME_PATTERN,
     SHA256_PATTERN,
     URL_PATTERN,
@@ -85,9 +85,10 @@ _BY_PATTERN: Mapping[str, str] = {
         " digits and ._-, after a prefix and / if needed; each part starts and ends with a letter"
         " or digit"
     ),
-    NODE_LABEL_VALUE_PATTERN: (
-        "is not the value of a node label; use up to 63 letters, digits and ._-, and start and end"
-        " with a letter or digit"
+    NODE_SELECTOR_PATTERN: (
+        "is not the value of a node label; give a value such as H100, in(H100,A100) for one of"
+        " several, or !H100 or !in(H100,A100) for none of them; each has up to 63 letters, digits"
+        " and ._-, and starts and ends with a letter or digit"
     ),
     WANDB_NAME_PATTERN: "is not a name in Weights & Biases; use letters, digits and ._-",
     URL_PATTERN: "is not a URL that starts with http:// or https://",

@@ -140,7 +140,9 @@ def _parse_yaml(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise SettingsError(f"{name} is neither YAML nor JSON: {problem}{where}") from error
+        is_tag = isinstance(error, yaml.constructor.ConstructorError)
+        hint = "; put texts that begin with ! in quotes" if is_tag else ""
+        raise SettingsError(f"{name} is neither YAML nor JSON: {problem}{where}{hint}") from error
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise SettingsError(

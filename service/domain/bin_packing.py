@@ -18,6 +18,7 @@ from service.domain.resources import (
     list_worker_resources,
     worker_resources,
 )
+from workers.node_selectors import node_matches
 
 _ROUNDING = 1e-6
 """Tolerance: three thirds of a CPU must fill one CPU. Far below any share that users request."""
@@ -83,8 +84,8 @@ class FreeCapacity:
         """
         has_kinds = all(name in self.custom for name, _ in worker.custom)
         is_open = worker.runs_anywhere or not self.unschedulable
-        is_open = is_open and self.node not in worker.avoid
-        return is_open and has_kinds and worker.labels <= self.labels
+        is_open = is_open and has_kinds and self.node not in worker.avoid
+        return is_open and (not worker.selector or node_matches(worker.selector, self.labels))
 
     def pairs(self, worker: Resources) -> Iterator[tuple[float, float]]:
         """Return what is free, and what a worker takes, of each resource of the node."""
@@ -164,8 +165,8 @@ def _packing_order(size: Resources) -> tuple[Any, ...]:
     """Return the sort key of workers: those that fit on few nodes, and then large ones, are placed
     first.
     """
-    few = bool(size.labels or size.avoid), bool(size.custom)
-    amounts = size.gpus, size.cpus, size.memory, size.custom, sorted(size.labels)
+    few = bool(size.selector or size.avoid), bool(size.custom)
+    amounts = size.gpus, size.cpus, size.memory, size.custom, sorted(size.selector)
     return *few, *amounts, not size.runs_anywhere
 
 

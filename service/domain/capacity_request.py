@@ -18,7 +18,7 @@ for which jobs it can add nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from service.domain.bin_packing import FreeCapacity
@@ -28,17 +28,19 @@ from service.domain.queue import AllocatedJob, PendingJob
 from service.domain.quota_reservations import measure_usage
 from service.domain.quotas import QuotaTable, QuotaUsage
 from service.domain.resources import (
-    Labels,
     Resources,
     list_worker_resources,
     resources_on_nodes,
     sort_custom,
 )
+from workers.node_selectors import LabelCondition, Selector
 
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray gives every node."""
 NODE_GROUP_LABEL = "ray.io/node-group"
 """Label of nodes that an autoscaler started: their node type."""
+_PADDING = "accordion/tie-"
+"""Beginning of names of labels that no node has."""
 MAX_TIED_NODES = 64
 """Number of nodes up to which capacity in use is tied to its node: Ray's autoscaler compares each
 tied part with each node. On more nodes, all capacity of each of them counts as used: parts that are
@@ -174,7 +176,7 @@ class _Limits:
                 f"no nodes are requested: {job.request.min} workers are more than"
                 f" ACCORDION_AUTOSCALER_MAX_WORKERS, which is {self._max_workers}"
             )
-        worker = replace(_list_group(job)[0], labels=frozenset())
+        worker = replace(_list_group(job)[0], selector=frozenset())
         if self._node_types and not any(size.fits(worker) for size in self._sizes):
             return _describe_misfit(worker, self._node_types)
         return None
@@ -185,9 +187,10 @@ def _is_infeasible(job: PendingJob, trials: Trials) -> bool:
 
 
 def _describe_infeasible(job: PendingJob) -> str:
+    lacks = "has these labels and is" if job.request.selector else "is"
     return (
-        f"the autoscaler cannot add nodes for {describe_group(job.request)}: no node type is large"
-        " enough, or its limit is reached"
+        f"the autoscaler cannot add nodes for {describe_group(job.request)}: no node type"
+        f" {lacks} large enough, or its limit is reached"
     )
 
 
@@ -244,10 +247,10 @@ def _list_in_use(
     for size in [*_list_workers(allocated), *resources_on_nodes(nodes, foreign)]:
         in_use.setdefault(size.node, []).append(size)
     used_nodes = [node for node in started if node.node and node.node in in_use]
-    tied_by = {NODE_ID_LABEL, *(name for job in waiting for name, _ in job.request.labels)}
+    num_conditions = max((len(job.request.selector) for job in waiting), default=0)
     is_tied = ties_use and len(used_nodes) <= MAX_TIED_NODES
     parts = [
-        _add_up(in_use[node.node], node, tied_by) if is_tied else _take_whole(node)
+        _add_up(in_use[node.node], node, num_conditions) if is_tied else _take_whole(node)
         for node in sorted(used_nodes, key=lambda node: node.node)
     ]
     return [part for part in parts if not _is_empty(part)]
@@ -259,14 +262,8 @@ def _take_whole(node: Resources) -> Resources:
     return replace(node, memory=memory, labels=frozenset())
 
 
-def _add_up(sizes: Sequence[Resources], node: Resources, tied_by: Collection[str]) -> Resources:
-    """Add up what is used on a node, with its labels of these names.
-
-    Ray's autoscaler places parts with more labels first. With the node's ID and all names that
-    waiting jobs need, this part comes before any of theirs.
-    """
-    labels: Labels = frozenset(label for label in node.labels if label[0] in tied_by)
-    has_id = NODE_ID_LABEL in dict(labels)
+def _add_up(sizes: Sequence[Resources], node: Resources, num_conditions: int) -> Resources:
+    """Add up what is used on a node, tied to it with more conditions than this number."""
     custom = {
         name: min(most, sum(dict(size.custom).get(name, 0.0) for size in sizes))
         for name, most in node.custom
@@ -276,9 +273,24 @@ def _add_up(sizes: Sequence[Resources], node: Resources, tied_by: Collection[str
         gpus=min(node.gpus, sum(size.gpus for size in sizes)),
         memory=min(node.memory, sum(size.memory for size in sizes)),
         custom=sort_custom({name: amount for name, amount in custom.items() if amount}),
-        labels=labels if has_id else frozenset(),
+        selector=_tie(node, num_conditions),
         node=node.node,
     )
+
+
+def _tie(node: Resources, num_conditions: int) -> Selector:
+    """Return conditions that only this node meets, more than this number; none for a node without
+    an ID.
+
+    Ray's autoscaler places parts with more conditions first. With one more than any waiting job
+    has, this part comes before theirs; those besides the node's ID hold for every node.
+    """
+    node_id = dict(node.labels).get(NODE_ID_LABEL)
+    if node_id is None:
+        return frozenset()
+    names = [f"{_PADDING}{number}" for number in range(num_conditions)]
+    padding = [LabelCondition(name, ("none",), excludes=True) for name in names]
+    return frozenset([LabelCondition(NODE_ID_LABEL, (node_id,)), *padding])
 
 
 def _is_empty(part: Resources) -> bool:

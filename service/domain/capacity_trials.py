@@ -18,7 +18,9 @@ drops the whole request for some seconds, and may remove nodes that have been id
 MAX_BATCH = 4096
 """Number of new jobs in the first request, and at most in any."""
 Group = tuple[Resources, ...]
-"""Workers of a job."""
+"""Workers of a job, or other parts of a request."""
+_TOLERANCE = 1e-6
+"""Largest difference of two equal sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +43,23 @@ class Trials:
     """Whether capacity in use is left out, because it made the request infeasible by itself."""
     infeasible_at: float = 0.0
     """Time of the last infeasible request, in seconds since 1970."""
+    used: tuple[tuple[str, float], ...] = ()
+    """Amount of each resource that was in use when the last group was infeasible."""
 
 
 NO_TRIALS = Trials()
 
 
 def judge_request(
-    trials: Trials, groups: Mapping[str, Group], *, is_feasible: bool, now: float
+    trials: Trials,
+    groups: Mapping[str, Group],
+    *,
+    used: Group,
+    is_feasible: bool,
+    now: float,
 ) -> Trials:
     """Return the trials after the autoscaler has judged a request for these groups, by job id, in
-    the order of the queue: whether all of it is feasible.
+    the order of the queue, and for the capacity in use: whether all of it is feasible.
     """
     new = [job_id for job_id in groups if job_id not in trials.accepted]
     if is_feasible:
@@ -68,6 +77,7 @@ def judge_request(
             num_tried=1,
             restores_accepted=has_accepted,
             infeasible_at=now,
+            used=_add_up(used),
         )
     if groups:  # fewer nodes are feasible than before
         num_tried = max(1, len(groups) // 2)
@@ -75,9 +85,30 @@ def judge_request(
     return Trials(leaves_out_use=True, infeasible_at=now)
 
 
-def renew_trials(trials: Trials, now: float) -> Trials:
-    """Return the trials with what was infeasible long ago to be tried again, at first one job."""
+def renew_trials(trials: Trials, groups: Mapping[str, Group], *, used: Group, now: float) -> Trials:
+    """Return the trials with what was infeasible to be tried again, at first one job: long ago, or
+    when more was in use than now. The latter only if the last request, for these groups and the
+    capacity in use, has no accepted job, for which nodes may be starting.
+    """
     is_recent = 0.0 <= now - trials.infeasible_at < RETRY_S
-    if is_recent or not (trials.infeasible or trials.leaves_out_use):
+    may_fit_now = trials.accepted.isdisjoint(groups) and _is_less(_add_up(used), trials.used)
+    is_kept = is_recent and not may_fit_now
+    if is_kept or not (trials.infeasible or trials.leaves_out_use):
         return trials
     return Trials(accepted=trials.accepted, num_tried=1)
+
+
+def _add_up(parts: Group) -> tuple[tuple[str, float], ...]:
+    """Return the amount of each resource, by name."""
+    totals: dict[str, float] = {}
+    for part in parts:
+        amounts = (("CPU", part.cpus), ("GPU", part.gpus), ("memory", part.memory), *part.custom)
+        for name, amount in amounts:
+            totals[name] = totals.get(name, 0.0) + amount
+    return tuple(sorted(totals.items()))
+
+
+def _is_less(now: tuple[tuple[str, float], ...], before: tuple[tuple[str, float], ...]) -> bool:
+    """Return whether there is less of any resource."""
+    amounts = dict(now)
+    return any(amounts.get(name, 0.0) < amount - _TOLERANCE for name, amount in before)

@@ -8,16 +8,20 @@ import math
 from collections.abc import Sequence
 
 from service.domain.resources import ResourceRequest, Resources
+from workers.node_selectors import node_matches
 
 _GB = 1e9
+_NAMED_NODES = 2
+"""Nodes that are named in one message; more are counted."""
 
 
 def describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
     """Explain why the smallest group of a job does not fit; `most` workers do."""
+    matching = _list_matching(request, nodes)
     return (
         f"needs {describe_group(request)}, but the whole cluster ({describe_total(nodes)})"
-        f"{_describe_memory(request, nodes)} holds at most {most};"
-        f" {_suggest_change(request, nodes, most)}"
+        f"{_describe_nodes(request, matching, nodes)} holds at most {most};"
+        f" {_suggest_change(request, matching, most)}"
     )
 
 
@@ -27,8 +31,10 @@ def list_misfit_remedies(
     """Return changes of which each one would let a job fit the cluster, like the sentence of
     `describe_misfit`.
     """
-    if _lacks_labels(request, nodes):
-        return ("a clone with other workers.node_labels", f"nodes with {_name_labels(request)}")
+    nodes = _list_matching(request, nodes)
+    if not nodes:
+        labels = _describe_selector(request)
+        return ("a clone with other workers.node_labels", f"nodes with {labels}")
     if missing := _list_missing(request, nodes):
         return ("a clone with other workers.resources", f"nodes with {' and '.join(missing)}")
     largest_gb = math.floor(10 * _largest_memory(nodes) / _GB) / 10
@@ -51,7 +57,12 @@ def describe_group(request: ResourceRequest) -> str:
     each += f" and {request.memory / _GB:.1f} GB" if request.memory else ""
     each += "".join(f" and {amount:g} {name}" for name, amount in request.custom)
     group = f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
-    return f"{group}, on nodes with {_name_labels(request)}" if request.labels else group
+    return f"{group}, on nodes with {_describe_selector(request)}" if request.selector else group
+
+
+def _describe_selector(request: ResourceRequest) -> str:
+    """Describe the labels that the nodes of a job must have, such as `zone=a and disk!=hdd`."""
+    return " and ".join(condition.describe() for condition in sorted(request.selector))
 
 
 def describe_total(nodes: Sequence[Resources]) -> str:
@@ -65,8 +76,9 @@ def describe_total(nodes: Sequence[Resources]) -> str:
 
 
 def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit: int) -> str:
-    if _lacks_labels(request, nodes):
-        return f"no node has {_name_labels(request)}: change workers.node_labels, or add such nodes"
+    if not nodes:
+        labels = _describe_selector(request)
+        return f"no node has {labels}: change workers.node_labels, or add such nodes"
     if missing := _list_missing(request, nodes):
         return f"no node has {' or '.join(missing)}: change workers.resources, or add such nodes"
     if request.memory > _largest_memory(nodes):
@@ -75,8 +87,9 @@ def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit:
     return f"lower {fewer}what each worker takes, or add nodes"
 
 
-def _lacks_labels(request: ResourceRequest, nodes: Sequence[Resources]) -> bool:
-    return bool(request.labels) and not any(request.labels <= node.labels for node in nodes)
+def _list_matching(request: ResourceRequest, nodes: Sequence[Resources]) -> list[Resources]:
+    """List the nodes whose labels are those that a job needs."""
+    return [node for node in nodes if node_matches(request.selector, node.labels)]
 
 
 def _list_missing(request: ResourceRequest, nodes: Sequence[Resources]) -> list[str]:
@@ -85,15 +98,27 @@ def _list_missing(request: ResourceRequest, nodes: Sequence[Resources]) -> list[
     return [name for name, _ in request.custom if name not in found]
 
 
-def _name_labels(request: ResourceRequest) -> str:
-    return " and ".join(f"{name}={value}" for name, value in sorted(request.labels))
+def _describe_nodes(
+    request: ResourceRequest, matching: Sequence[Resources], nodes: Sequence[Resources]
+) -> str:
+    """Name the nodes that have the labels of a job, if others do not; then describe the memory of
+    the largest node, if the job limits its memory.
+    """
+    is_part = 0 < len(matching) < len(nodes)
+    largest = f"{_largest_memory(matching or nodes) / _GB:.1f} GB"
+    notes = [f"of which only {_name_nodes(matching)} these labels"] if is_part else []
+    if request.memory:
+        notes.append(f"with {largest} at most" if is_part else f"whose largest node has {largest}")
+    return f", {', '.join(notes)}," if notes else ""
 
 
-def _describe_memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """Describe the memory of the largest node, if the job limits its memory."""
-    return (
-        f", whose largest node has {_largest_memory(nodes) / _GB:.1f} GB," if request.memory else ""
-    )
+def _name_nodes(nodes: Sequence[Resources]) -> str:
+    """Name the first nodes, with the verb, such as `a, b and 2 more have`."""
+    names = sorted(node.name or node.node for node in nodes)
+    more = len(names) - _NAMED_NODES
+    shown = [*names[:_NAMED_NODES], *([f"{more} more"] if more > 0 else [])]
+    text = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+    return f"{text} {'have' if len(names) > 1 else 'has'}"
 
 
 def _largest_memory(nodes: Sequence[Resources]) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from workers.node_selectors import Selector
+
 Custom = tuple[tuple[str, float], ...]
 """Amounts of Ray's custom resources, sorted by name."""
 Labels = frozenset[tuple[str, str]]
@@ -27,8 +29,8 @@ class ResourceRequest:
     memory: float = 0.0
     """Bytes per worker; 0 if the job sets no limit."""
     custom: Custom = ()
-    labels: Labels = frozenset()
-    """Labels that the node of a worker must have."""
+    selector: Selector = frozenset()
+    """What the labels of a worker's node must be."""
     avoid: frozenset[str] = frozenset()
     """IDs of the nodes on which its workers cannot start for now."""
 
@@ -43,7 +45,9 @@ class Resources:
     """Bytes: capacity of a node, or memory limit of a worker; 0 for a worker without a limit."""
     custom: Custom = ()
     labels: Labels = frozenset()
-    """Labels of a node, or those that the node of a worker must have."""
+    """Labels of a node; empty for a worker."""
+    selector: Selector = frozenset()
+    """What the labels of a worker's node must be; empty for a node."""
     node: str = ""
     """Id of the node, or of the node that runs the worker; empty if unknown."""
     unschedulable: str = ""
@@ -71,7 +75,7 @@ def worker_resources(request: ResourceRequest) -> Resources:
         gpus=request.gpus,
         memory=request.memory,
         custom=request.custom,
-        labels=request.labels,
+        selector=request.selector,
         avoid=request.avoid,
     )
 

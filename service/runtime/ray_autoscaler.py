@@ -24,6 +24,7 @@ import structlog
 from service.domain.capacity_request import NodeType
 from service.domain.resources import Resources, sort_custom
 from service.runtime.protocol import AutoscalerReport
+from workers.node_selectors import LabelCondition, Selector, format_selector
 from workers.workers_spec import BUILT_IN_RESOURCES
 
 POLL_INTERVAL_S = 5.0
@@ -47,10 +48,8 @@ _log = structlog.get_logger()
 
 Bundle = dict[str, float]
 """Amounts of Ray's resources by name."""
-Selector = dict[str, str]
-"""Labels that a node must have."""
 _Part = tuple[Bundle, Selector]
-_Parts = Counter[tuple[frozenset[tuple[str, float]], frozenset[tuple[str, str]]]]
+_Parts = Counter[tuple[frozenset[tuple[str, float]], Selector]]
 """Parts of a request with their labels, in a form that can be compared."""
 
 
@@ -211,7 +210,7 @@ def _replace_request(gcs: Any, parts: Sequence[_Part], *, is_version_2: bool) ->
     counts = _count_parts(parts)
     gcs.request_cluster_resource_constraint(
         [dict(bundle) for bundle, _ in counts],
-        [dict(selector) for _, selector in counts],
+        [format_selector(selector) for _, selector in counts],
         list(counts.values()),
         timeout_s=CALL_TIMEOUT_S,
     )
@@ -239,6 +238,7 @@ def _read_status(gcs: Any) -> _Status:
 
 def _read_version_2(gcs: Any, node_types: tuple[NodeType, ...]) -> _Status:
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
+    from ray.core.generated.common_pb2 import LabelSelectorOperator
 
     reply = GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=CALL_TIMEOUT_S))
     state, cluster = reply.autoscaling_state, reply.cluster_resource_state
@@ -249,14 +249,17 @@ def _read_version_2(gcs: Any, node_types: tuple[NodeType, ...]) -> _Status:
     standing: _Parts = Counter()
     for constraint in cluster.cluster_resource_constraints:
         for part in constraint.resource_requests:
-            labels = (
-                (one.label_key, value)
+            conditions = (
+                LabelCondition(
+                    one.label_key,
+                    tuple(sorted(one.label_values)),
+                    excludes=one.operator == LabelSelectorOperator.LABEL_OPERATOR_NOT_IN,
+                )
                 for selector in part.request.label_selectors
                 for one in selector.label_constraints
-                for value in one.label_values
             )
             amounts = frozenset(part.request.resources_bundle.items())
-            standing[amounts, frozenset(labels)] += part.count
+            standing[amounts, frozenset(conditions)] += part.count
     return _Status(
         exists=(is_named and judged > 0) or bool(node_types),
         node_types=node_types,
@@ -302,10 +305,8 @@ def _to_bundle(part: Resources) -> Bundle:
 
 
 def _list_parts(bundles: Sequence[Resources]) -> list[_Part]:
-    return [(_to_bundle(part), dict(part.labels)) for part in bundles]
+    return [(_to_bundle(part), part.selector) for part in bundles]
 
 
 def _count_parts(parts: Sequence[_Part]) -> _Parts:
-    return Counter(
-        (frozenset(bundle.items()), frozenset(selector.items())) for bundle, selector in parts
-    )
+    return Counter((frozenset(bundle.items()), selector) for bundle, selector in parts)

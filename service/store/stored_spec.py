@@ -17,6 +17,7 @@ from service.domain.resources import ResourceRequest, sort_custom
 from service.errors import Conflict
 from service.store.models import JobRow
 from workers.contract import JobSpec
+from workers.node_selectors import read_selector
 
 _FILTERED = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
 """Columns with a value of the spec, and its place there."""
@@ -115,5 +116,5 @@ def resource_request(job: JobRow) -> ResourceRequest:
         gpus=max(0.0, gpus),
         memory=max(0.0, value_at(workers, "memory", 0.0)),
         custom=sort_custom(entries_at(workers, "resources", 0.0)),
-        labels=frozenset(entries_at(workers, "node_labels", "").items()),
+        selector=read_selector(entries_at(workers, "node_labels", "")),
     )

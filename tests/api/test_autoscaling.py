@@ -232,6 +232,20 @@ def test_a_job_that_the_autoscaler_cannot_serve_is_named_and_others_are_served(
     assert scaling.runtime.capacity_requests[-1] == (NODE, NODE)
 
 
+def test_a_job_that_was_infeasible_beside_another_is_tried_again_after_it(
+    scaling: World,
+) -> None:
+    running = scaling.submit(**LONG, workers={"min": 1, "max": 1})
+    scaling.runtime.placed[running] = ("node-0",)
+    scaling.train(running)
+    scaling.runtime.serves = lambda bundles: sum(part.cpus for part in bundles) <= 8
+    pair = scaling.submit(**PAIR)
+    rows = AutoscalerRows(scaling.database)
+    scaling.turn_until(lambda: pair in rows.read().obstacles)
+    scaling.cancel(running)
+    wait_for_nodes(scaling, pair)
+
+
 def test_a_job_that_fits_no_node_type_is_named(scaling: World, client: TestClient) -> None:
     scaling.runtime.node_types = (NodeType(name="small", resources=NODE),)
     large, pair = scaling.submit(**LARGE), scaling.submit(**PAIR)

@@ -108,9 +108,10 @@ WRONG_SPECS = [
         "'a b' is not the name of a node label, such as ray.io/accelerator-type;",
     ),
     (
-        {**DIGITS, "workers": {"node_labels": {"a": "!spot"}}},
+        {**DIGITS, "workers": {"node_labels": {"a": "in(spot,)"}}},
         "/workers/node_labels/a",
-        "'!spot' is not the value of a node label; use up to 63 letters, digits and ._-,",
+        "'in(spot,)' is not the value of a node label; give a value such as H100, in(H100,A100) for"
+        " one of several, or !H100 or !in(H100,A100) for none of them; each has up to 63 letters,",
     ),
     (
         {**DIGITS, "loggers": [{"kind": "wandb", "project": "a b", "mode": "offline"}]},

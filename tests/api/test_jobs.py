@@ -21,6 +21,24 @@ def test_a_submitted_job_is_stored_and_says_where(client: TestClient) -> None:
     assert shown.headers["etag"] == answer.headers["etag"] == '"1"'
 
 
+def test_conditions_on_labels_decide_in_the_queue_and_in_a_dry_run(
+    client: TestClient, world: World
+) -> None:
+    world.turn()
+
+    def ask(condition: str) -> list[str]:
+        """What a dry run says, and then the queue."""
+        spec = {**DIGITS, "workers": {"min": 1, "max": 1, "node_labels": {"zone": condition}}}
+        planned = client.post(JOBS, params={"dry_run": True}, json=spec).json()
+        job_id = client.post(JOBS, json=spec).json()["id"]
+        world.turn()
+        return [planned["message"], client.get(f"{JOBS}/{job_id}").json()["message"]]
+
+    assert ask("!in(a, b)")[0] == "starts with 1 worker"
+    for message in ask("in(a, b)"):
+        assert "no node has zone in (a, b): change workers.node_labels" in message
+
+
 def test_a_dry_run_answers_with_the_defaulted_spec_and_stores_nothing(
     client: TestClient, world: World
 ) -> None:

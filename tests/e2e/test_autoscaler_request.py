@@ -22,11 +22,13 @@ from service.runtime.protocol import AutoscalerReport
 from service.runtime.ray_autoscaler import POLL_INTERVAL_S, RayAutoscaler
 from service.runtime.ray_backend import RayBackend
 from tests.api.team import wait_for
+from workers.node_selectors import read_selector
 
 pytestmark = pytest.mark.ray
 WAIT_S = 120.0
+LABELS = {"zone": "a", "disk": "!hdd", "rack": "in(r2,r1)", "host": "!in(h1, h2)"}
 WORKERS = (
-    Resources(cpus=2.0, gpus=1.0, custom=(("fpga", 0.5),), labels=frozenset({("zone", "a")})),
+    Resources(cpus=2.0, gpus=1.0, custom=(("fpga", 0.5),), selector=read_selector(LABELS)),
     Resources(cpus=0.25, gpus=0.0, memory=4e9),
     Resources(cpus=0.25, gpus=0.0, memory=4e9),
 )

@@ -117,6 +117,7 @@ class Cluster:
         rate: Mbit/s of the lab's links; 0 for as fast as it goes.
         settings: environment of every node's processes.
         durable: whether what GCS knows outlives it (`RAY_gcs_storage=rocksdb`).
+        head_options: options of the head's `ray start`, for the address of the cluster.
     """
 
     def __init__(
@@ -128,13 +129,14 @@ class Cluster:
         rate: int = 0,
         settings: Mapping[str, str] = QUICK_DEATHS,
         durable: bool = False,
+        head_options: Callable[[str], Sequence[str]] = lambda _address: (),
     ) -> None:
         self.nodes: list[Node] = []
         """Nodes that were not ended by a method of this class."""
         self._first, self._cpus, self._durable = nodes, cpus, durable
         self._lab = lab.Lab(hosts, rate) if hosts else None
         self._next_host = _HEAD_HOST
-        self._settings = settings
+        self._settings, self._head_options = settings, head_options
         self._stack = ExitStack()
         self._number = 0
 
@@ -168,6 +170,7 @@ class Cluster:
 
     def _begin_head(self, port: int) -> None:
         arguments = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
+        arguments += self._head_options(self.address)
         # Ray opens this one, always 10001, where its optional dependency is there, and refuses the
         # option otherwise.
         arguments += (

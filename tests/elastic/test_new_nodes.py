@@ -37,7 +37,8 @@ def test_a_node_that_joins(begin: Watch) -> None:
 
 
 def test_only_nodes_with_the_labels_and_resources_of_the_job_are_used(begin: Watch) -> None:
-    needs = {"node_labels": {"zone": "b"}, "resources": {"fpga": 1}, "memory": "1GB"}
+    labels = {"zone": "in(b,c)", "disk": "!hdd"}
+    needs = {"node_labels": labels, "resources": {"fpga": 1}, "memory": "1GB"}
     with connected_cluster(nodes=1) as made:
         watched = begin(made, workers={"min": 1, "max": 1, **needs})
         [other] = made.nodes

@@ -38,6 +38,7 @@ from workers.errors import (
     StorageError,
     TaskRaised,
 )
+from workers.node_selectors import exclude_values
 from workers.training.context import PreviousGroup, RankProgress
 from workers.worker.exit_notes import discard_exit_note, exit_note_path, read_exit_note
 from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
@@ -143,8 +144,8 @@ class ActorPool:
         """Start one more actor on a node that has room and is not avoided."""
         options = dict(self._options)
         if avoid:
-            labels = options.get("label_selector", {})
-            options["label_selector"] = {_NODE_LABEL: f"!in({','.join(sorted(avoid))})", **labels}
+            selector = options.get("label_selector", {})
+            options["label_selector"] = exclude_values(selector, _NODE_LABEL, avoid)
         actor = self._start_actor(options)
         self._members[self._next] = Member(self._next, actor, actor.locate.remote())
         self._next += 1

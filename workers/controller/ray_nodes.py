@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from workers.node_selectors import node_matches, read_selector
+
 
 def get_draining_nodes() -> frozenset[str]:
     """Return the ids of nodes drained by a user, an autoscaler or a cloud.
@@ -40,7 +42,7 @@ def find_nodes(nodes: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -
 
     Args:
         nodes: what `ray.nodes()` returns.
-        options: options of an actor, with plain labels.
+        options: options of an actor.
     """
     needed = {
         "CPU": options.get("num_cpus", 0),
@@ -48,11 +50,11 @@ def find_nodes(nodes: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -
         "memory": options.get("memory", 0),
         **options.get("resources", {}),
     }
-    labels = options.get("label_selector", {}).items()
+    selector = read_selector(options.get("label_selector", {}))
     return {
         node["NodeID"]
         for node in nodes
         if node["Alive"]
         and all(node["Resources"].get(name, 0) >= amount for name, amount in needed.items())
-        and labels <= node.get("Labels", {}).items()
+        and node_matches(selector, node.get("Labels", {}).items())
     }

@@ -21,19 +21,29 @@ from ray.core.generated.autoscaler_pb2 import (
 )
 from ray.core.generated.common_pb2 import LabelSelectorOperator
 
-from service.runtime.ray_autoscaler import Bundle, Selector
+from service.runtime.ray_autoscaler import Bundle
+from workers.node_selectors import read_selector
 
 
-def build_constraint(bundles: list[Bundle], selectors: list[Selector]) -> ClusterResourceConstraint:
+def build_constraint(
+    bundles: list[Bundle], selectors: list[dict[str, str]]
+) -> ClusterResourceConstraint:
     """Build the request as GCS gives it to the autoscaler."""
-    equals = LabelSelectorOperator.LABEL_OPERATOR_IN
     requests = [
-        ResourceRequestUtil.make(
-            bundle, label_selectors=[[(name, equals, [value]) for name, value in labels.items()]]
-        )
-        for bundle, labels in zip(bundles, selectors, strict=True)
+        ResourceRequestUtil.make(bundle, label_selectors=[_list_constraints(selector)])
+        for bundle, selector in zip(bundles, selectors, strict=True)
     ]
     return ClusterResourceConstraint(resource_requests=ResourceRequestUtil.group_by_count(requests))
+
+
+def _list_constraints(selector: dict[str, str]) -> list[tuple[str, int, list[str]]]:
+    """Names, operators and values, the last ones in the other order."""
+    any_of = LabelSelectorOperator.LABEL_OPERATOR_IN
+    none_of = LabelSelectorOperator.LABEL_OPERATOR_NOT_IN
+    return [
+        (one.name, none_of if one.excludes else any_of, [*reversed(one.values)])
+        for one in read_selector(selector)
+    ]
 
 
 class FakeGcs:
@@ -41,7 +51,7 @@ class FakeGcs:
 
     def __init__(self) -> None:
         self.keys: dict[bytes, bytes] = {}
-        self.requests: list[tuple[list[Bundle], list[Selector]]] = []
+        self.requests: list[tuple[list[Bundle], list[dict[str, str]]]] = []
         """Requests that arrived."""
         self.error: Exception | None = None
         """Raised by every call."""
@@ -77,7 +87,7 @@ class FakeGcs:
     def request_cluster_resource_constraint(
         self,
         bundles: list[Bundle],
-        selectors: list[Selector],
+        selectors: list[dict[str, str]],
         counts: list[int],
         *,
         timeout_s: float,

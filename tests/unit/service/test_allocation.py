@@ -15,7 +15,7 @@ from service.domain.bin_packing import count_fitting, fits_beside, num_unplaced
 from service.domain.jobs import Status
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules
 from service.domain.resources import ResourceRequest, Resources, sort_custom, worker_resources
-from tests.unit.service.test_queue import ASKED, NODES, WAITING, ZONE_A, ZONE_B, asked
+from tests.unit.service.test_queue import ASKED, NODES, WAITING, asked
 
 HOLDING = st.lists(st.tuples(ASKED, st.integers(1, 8)), max_size=5).map(
     lambda all_: [
@@ -260,10 +260,11 @@ def ranked(rows: list[tuple[ResourceRequest, int, int]]) -> list[AllocatedJob]:
     ]
 
 
-RANKED = st.lists(st.tuples(ASKED, st.integers(1, 8), st.integers(0, 3)), max_size=5).map(ranked)
+ANYWHERE = ASKED.map(lambda one: replace(one, selector=frozenset()))
+RANKED = st.lists(st.tuples(ANYWHERE, st.integers(1, 8), st.integers(0, 3)), max_size=5).map(ranked)
 HEAD = st.builds(
     lambda one, priority: PendingJob(id="head", request=one, priority=priority),
-    ASKED,
+    ANYWHERE,
     st.integers(0, 3),
 )
 
@@ -279,7 +280,6 @@ def test_capacity_is_taken_from_less_important_jobs_and_only_if_the_head_then_st
             cpus=free + sum(one.cpus for one in used),
             gpus=sum(one.gpus for one in used),
             custom=sort_custom(custom),
-            labels=ZONE_A | ZONE_B,
         )
     ]
     changes = plan_allocations(jobs, [head], nodes, rules=QueueRules(may_pause=may_pause))

@@ -19,12 +19,13 @@ from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
 from service.domain.capacity_trials import NO_TRIALS
 from service.domain.queue import PendingJob
-from service.domain.resources import Labels, Resources
+from service.domain.resources import ResourceRequest, Resources
 from service.runtime.ray_autoscaler import RayAutoscaler
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
 from tests.unit.service.test_backfill import running_job
 from tests.unit.service.test_capacity_request import judge, plan, started_node, waiting
-from tests.unit.service.test_queue import ZONE_A, ZONE_B, asked
+from tests.unit.service.test_queue import asked
+from workers.node_selectors import read_selector
 
 LONG_IDLE_MS = 3_600_000
 GPU_NODE, CPU_NODE = {"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}
@@ -82,6 +83,11 @@ def schedule(
     )
 
 
+def needs(request: ResourceRequest, **labels: str) -> PendingJob:
+    """A job that waits for nodes with these labels."""
+    return PendingJob(id="w", request=replace(request, selector=read_selector(labels)))
+
+
 def launched(reply: SchedulingReply) -> dict[str, int]:
     return {launch.instance_type: launch.count for launch in reply.to_launch}
 
@@ -92,10 +98,24 @@ def test_the_nodes_of_a_group_are_launched_together() -> None:
     assert list(reply.infeasible_cluster_resource_constraints) == []
 
 
-@pytest.mark.parametrize(("zone", "node_type"), [(ZONE_A, "cpu-a"), (ZONE_B, "cpu-b")])
-def test_a_group_with_labels_gets_nodes_that_have_them(zone: Labels, node_type: str) -> None:
-    job = PendingJob(id="w", request=replace(asked(2, 2, cpus=8.0), labels=zone))
+@pytest.mark.parametrize(
+    ("zone", "node_type"),
+    [
+        ("a", "cpu-a"),
+        ("b", "cpu-b"),
+        ("in(b,c)", "cpu-b"),
+        ("!a", "cpu-b"),
+        ("!in(b,c)", "cpu-a"),
+    ],
+)
+def test_a_group_with_labels_gets_nodes_that_have_them(zone: str, node_type: str) -> None:
+    job = needs(asked(2, 2, cpus=8.0), zone=zone)
     assert launched(schedule(plan([job]).bundles)) == {node_type: 2}
+
+
+def test_a_group_whose_labels_no_node_type_has_is_infeasible() -> None:
+    reply = schedule(plan([needs(asked(1, 1), zone="!in(a,b)", disk="ssd")]).bundles)
+    assert len(reply.infeasible_cluster_resource_constraints) == 1
 
 
 def test_a_worker_that_fits_only_an_empty_node_gets_one_beside_half_used_ones() -> None:
@@ -121,9 +141,12 @@ def test_capacity_of_other_programs_makes_no_room_for_a_waiting_worker() -> None
     assert launched(schedule(bundles, nodes)) == {"gpu": 1}
 
 
-def test_a_waiting_worker_with_labels_takes_no_room_from_what_is_in_use() -> None:
+@pytest.mark.parametrize("labels", [{"zone": "a"}, {"zone": "!b"}, {"zone": "a", "disk": "!hdd"}])
+def test_a_waiting_worker_with_labels_takes_no_room_from_what_is_in_use(
+    labels: dict[str, str],
+) -> None:
     nodes = [started_node("a", cpus=8.0, zone="a")]
-    job = PendingJob(id="w", request=replace(asked(1, 1, cpus=8.0), labels=ZONE_A))
+    job = needs(asked(1, 1, cpus=8.0), **labels)
     reply = schedule(plan([job], [running_job("r", "a", cpus=2)], nodes).bundles, nodes)
     assert list(reply.infeasible_cluster_resource_constraints) == []
     assert launched(reply) == {"cpu-a": 1}

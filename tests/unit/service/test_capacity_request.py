@@ -14,6 +14,7 @@ from service.domain.capacity_request import (
     MAX_TIED_NODES,
     NODE_GROUP_LABEL,
     NODE_ID_LABEL,
+    NOTHING,
     CapacityRequest,
     NodeType,
     list_within_quotas,
@@ -32,6 +33,7 @@ from service.domain.quotas import Quota, QuotaTable
 from service.domain.resources import ResourceRequest, Resources
 from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
 from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
+from workers.node_selectors import format_selector, node_matches, read_selector
 
 NO_QUOTAS = QuotaTable()
 ACCOUNTS = ["user ada", "user bob", "label team:vision"]
@@ -80,7 +82,14 @@ def judge(
     trials: Trials, request: CapacityRequest, *, is_feasible: bool, now: float = 0.0
 ) -> Trials:
     """Trials after the autoscaler has judged a request."""
-    return judge_request(trials, request.groups, is_feasible=is_feasible, now=now)
+    return judge_request(
+        trials, request.groups, used=request.held, is_feasible=is_feasible, now=now
+    )
+
+
+def renew(trials: Trials, now: float, request: CapacityRequest = NOTHING) -> Trials:
+    """Trials before the next request, where this was the last one."""
+    return renew_trials(trials, request.groups, used=request.held, now=now)
 
 
 def waiting(name: str, least: int, cpus: float = 1.0, gpus: float = 0.0) -> PendingJob:
@@ -126,7 +135,7 @@ def test_capacity_in_use_is_requested_once_and_fits_its_node(
     by_id = {node.node: node for node in nodes}
     assert sorted({name for job in jobs for name in job.placed}) == [p.node for p in request.held]
     for part in request.held:
-        assert FreeCapacity.of(by_id[part.node]).fits(replace(part, labels=frozenset()))
+        assert FreeCapacity.of(by_id[part.node]).fits(replace(part, selector=frozenset()))
     assert sum(part.cpus for part in request.held) == pytest.approx(
         sum(job.request.cpus for job in jobs)
     )
@@ -176,7 +185,7 @@ def test_nothing_is_requested_while_no_job_waits_and_every_worker_has_a_node() -
 def test_the_request_has_what_is_in_use_while_a_worker_has_no_node() -> None:
     starting = AllocatedJob(id="s", request=asked(1, 1), allocated_workers=1)
     request = plan([], [running_job("r", "a", cpus=2), starting], [started_node("a")])
-    assert [(part.cpus, dict(part.labels)) for part in request.bundles] == [
+    assert [(part.cpus, format_selector(part.selector)) for part in request.bundles] == [
         (2.0, {NODE_ID_LABEL: "a"}),
         (1.0, {}),
     ]
@@ -206,10 +215,17 @@ def test_nodes_that_the_autoscaler_did_not_start_are_left_out_with_what_runs_the
     assert [part.node for part in plan(pending, jobs[:1], [by_hand]).held] == ["h"]
 
 
-def test_capacity_in_use_has_the_labels_that_waiting_jobs_need() -> None:
-    job = PendingJob(id="w", request=replace(asked(1, 1), labels=ZONE_A))
-    [held] = plan([job], [running_job("r", "a", cpus=2)], [started_node("a", zone="a")]).held
-    assert dict(held.labels) == {NODE_ID_LABEL: "a", "zone": "a"}
+@pytest.mark.parametrize(
+    "texts", [{"zone": "a"}, {"zone": "!b"}, {NODE_ID_LABEL: "!in(b,c)"}, {"zone": "a", "x": "!y"}]
+)
+def test_capacity_in_use_is_tied_to_its_node_by_more_conditions_than_any_job_has(
+    texts: dict[str, str],
+) -> None:
+    job = PendingJob(id="w", request=replace(asked(1, 1), selector=read_selector(texts)))
+    nodes = [started_node("a", zone="a"), started_node("b", zone="a"), started_node("c")]
+    [held] = plan([job, waiting("v", 1)], [running_job("r", "a", cpus=2)], nodes).held
+    assert len(held.selector) > len(texts)
+    assert [node.node for node in nodes if node_matches(held.selector, node.labels)] == ["a"]
 
 
 def test_many_used_nodes_are_requested_whole() -> None:
@@ -219,17 +235,19 @@ def test_many_used_nodes_are_requested_whole() -> None:
         list(map(started_node, names)),
     )
     many = plan([waiting("w", 1)], jobs, nodes).held
-    assert [(part.cpus, dict(part.labels)) for part in many] == [(4.0, {})] * len(names)
+    assert [(part.cpus, part.selector) for part in many] == [(4.0, frozenset())] * len(names)
     fewer = plan([waiting("w", 1)], jobs[1:], nodes).held
     assert [part.cpus for part in fewer] == [1.0] * MAX_TIED_NODES
-    assert all(part.labels for part in fewer)
+    assert all(part.selector for part in fewer)
 
 
 def test_used_nodes_are_requested_whole_where_the_autoscaler_ignores_labels() -> None:
     nodes = [replace(started_node(name), memory=8e9) for name in "abc"]
     jobs = [running_job(name, name, cpus=1) for name in "ab"]
     held = plan([waiting("w", 1)], jobs, nodes, ties_use=False).held
-    assert [(part.cpus, part.memory, dict(part.labels)) for part in held] == [(4.0, 8e9, {})] * 2
+    assert [(part.cpus, part.memory, part.selector) for part in held] == [
+        (4.0, 8e9, frozenset())
+    ] * 2
 
 
 GPU_4 = NodeType(name="gpu-4", resources=Resources(cpus=16, gpus=4, memory=64e9))
@@ -281,10 +299,33 @@ def try_infeasible(*names: str) -> tuple[list[PendingJob], Trials]:
 
 def test_what_was_infeasible_is_tried_again_later_at_first_one_job() -> None:
     pending, trials = try_infeasible("a", "b")
-    soon = renew_trials(trials, now=100.0 + RETRY_S - 1)
+    soon = renew(trials, now=100.0 + RETRY_S - 1)
     assert plan(pending, trials=soon).groups == {}
-    again = plan(pending, trials=renew_trials(trials, now=100.0 + RETRY_S))
+    again = plan(pending, trials=renew(trials, now=100.0 + RETRY_S))
     assert list(again.groups) == ["a"]
+
+
+def test_what_was_infeasible_is_tried_again_once_less_is_in_use() -> None:
+    nodes, pending = [started_node("a"), started_node("b")], [waiting("w", 3, cpus=4)]
+    jobs = [running_job("r", "a", cpus=2), running_job("s", "b", cpus=1)]
+    request = plan(pending, jobs, nodes)
+    trials = judge(NO_TRIALS, request, is_feasible=False)
+    same = plan(pending, jobs, nodes, trials=trials)
+    assert (same.groups, renew(trials, 1.0, same)) == ({}, trials)
+    less = plan(pending, jobs[:1], nodes, trials=trials)
+    again = plan(pending, jobs[:1], nodes, trials=renew(trials, 1.0, less))
+    assert list(again.groups) == ["w"]
+
+
+def test_what_was_infeasible_is_not_tried_again_early_while_an_accepted_job_waits() -> None:
+    nodes, jobs = [started_node("a")], [running_job("r", "a", cpus=2)]
+    pending = [waiting("small", 1), waiting("large", 1, cpus=8)]
+    trials = judge(NO_TRIALS, plan(pending[:1], jobs, nodes), is_feasible=True)
+    trials = judge(trials, plan(pending, jobs, nodes, trials=trials), is_feasible=False)
+    less = plan(pending, (), nodes, trials=trials)
+    assert list(less.groups) == ["small"]
+    assert renew(trials, 1.0, less) == trials
+    assert renew(trials, 1.0, plan(pending[1:], (), nodes, trials=trials)) != trials
 
 
 def test_one_infeasible_job_among_many_is_found_in_few_requests() -> None:
@@ -311,7 +352,7 @@ def test_accepted_jobs_are_requested_alone_after_an_infeasible_request() -> None
 
 def test_a_clock_that_was_set_back_does_not_keep_a_job_infeasible() -> None:
     pending, trials = try_infeasible("a")
-    assert list(plan(pending, trials=renew_trials(trials, now=50.0)).groups) == ["a"]
+    assert list(plan(pending, trials=renew(trials, now=50.0)).groups) == ["a"]
 
 
 def test_jobs_of_the_same_size_as_an_infeasible_one_are_not_tried() -> None:
@@ -343,4 +384,4 @@ def test_use_that_is_infeasible_by_itself_is_left_out_for_a_while() -> None:
         trials = judge(trials, request, is_feasible=False, now=100.0)
     request = plan(pending, jobs, nodes, trials=trials)
     assert (request.held, list(request.groups)) == ((), ["w"])
-    assert plan(pending, jobs, nodes, trials=renew_trials(trials, now=100.0 + RETRY_S)).held
+    assert plan(pending, jobs, nodes, trials=renew(trials, now=100.0 + RETRY_S)).held

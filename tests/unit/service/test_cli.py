@@ -268,6 +268,7 @@ WRONG = [
         '{"task": {"name": "a", "name": "b"}}', "gives 'name' more than once", id="twice in JSON"
     ),
     pytest.param("task: [", "neither YAML nor JSON: .* in line", id="syntax"),
+    pytest.param("task: !a", "in line 1, .*; put texts that begin with ! in quotes", id="tag"),
 ]
 
 

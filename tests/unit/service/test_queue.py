@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +13,16 @@ from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, Resources
+from workers.node_selectors import read_selector
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 ZONE_A, ZONE_B = frozenset({("zone", "a")}), frozenset({("zone", "b")})
 LABELS = st.sampled_from([frozenset(), frozenset(), ZONE_A, ZONE_B])
+IN_A, IN_B = read_selector({"zone": "a"}), read_selector({"zone": "b"})
+SELECTORS = st.one_of(
+    st.just(frozenset()),
+    st.sampled_from(["a", "b", "!a", "in(a,b)"]).map(lambda text: read_selector({"zone": text})),
+)
 CUSTOM = st.sampled_from([(), (), (("fpga", 1.0),), (("fpga", 2.0), ("licence", 0.5))])
 NODES = st.lists(
     st.builds(
@@ -37,15 +44,15 @@ def asked(
 
 
 ASKED = st.builds(
-    lambda least, more, cpus, gpus, custom, labels: replace(
-        asked(least, least + more, cpus, gpus), custom=custom, labels=labels
+    lambda least, more, cpus, gpus, custom, selector: replace(
+        asked(least, least + more, cpus, gpus), custom=custom, selector=selector
     ),
     st.integers(1, 4),
     st.integers(0, 4),
     SHARES,
     st.sampled_from([0.0, 1.0]),
     CUSTOM,
-    LABELS,
+    SELECTORS,
 )
 
 
@@ -174,13 +181,52 @@ def test_memory_that_no_node_has_is_refused_with_what_the_nodes_have() -> None:
 
 
 def test_a_label_that_no_node_has_is_refused_with_what_to_change() -> None:
-    job = PendingJob(id="a", request=replace(asked(1, 1), labels=ZONE_B))
+    job = PendingJob(id="a", request=replace(asked(1, 1), selector=IN_B))
     nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A)]
     admission = plan_queue([job], nodes, [])["a"]
     assert admission.reason is Reason.NEVER_FITS
     assert admission.message == (
         "needs 1 worker of 1 CPU, on nodes with zone=b, but the whole cluster (4 CPU on 1 node)"
         " holds at most 0; no node has zone=b: change workers.node_labels, or add such nodes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [
+        ({"zone": "!a"}, "zone!=a"),
+        ({"zone": "in(c,b)"}, "zone in (b, c)"),
+        ({"zone": "!in(a,b)"}, "zone not in (a, b)"),
+        ({"zone": "a", "disk": "!hdd"}, "disk!=hdd and zone=a"),
+    ],
+)
+def test_the_message_says_in_words_which_labels_no_node_has(
+    texts: dict[str, str], named: str
+) -> None:
+    job = PendingJob(id="a", request=replace(asked(1, 1), selector=read_selector(texts)))
+    nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A | {("disk", "hdd")})]
+    message = plan_queue([job], nodes, [])["a"].message
+    assert f"on nodes with {named}, but" in message
+    assert f"no node has {named}: change workers.node_labels" in message
+
+
+def test_the_message_names_the_nodes_that_have_the_labels_but_are_too_small() -> None:
+    names = ["n1", "n2", "n3", "n4"]
+    nodes = [Resources(cpus=2, gpus=0, memory=8e9, name=name, labels=ZONE_B) for name in names]
+    nodes += [Resources(cpus=64, gpus=0, memory=64e9, name="n5", labels=ZONE_A)]
+    request = replace(asked(2, 2, cpus=4), selector=read_selector({"zone": "!a"}))
+
+    def explain(request: ResourceRequest, nodes: list[Resources]) -> str:
+        return plan_queue([PendingJob(id="a", request=request)], nodes, [])["a"].message
+
+    assert explain(request, nodes) == (
+        "needs 2 workers of 4 CPU each, on nodes with zone!=a, but the whole cluster (72 CPU on 5"
+        " nodes), of which only n1, n2 and 2 more have these labels, holds at most 0; lower what"
+        " each worker takes, or add nodes"
+    )
+    assert explain(replace(request, memory=16e9), nodes[-2:]).endswith(
+        "of which only n4 has these labels, with 8.0 GB at most, holds at most 0; lower"
+        " workers.memory, or add larger nodes"
     )
 
 
@@ -197,7 +243,7 @@ def test_workers_start_on_nodes_with_their_labels_alone() -> None:
         Resources(cpus=8, gpus=0, node="n1", labels=ZONE_A),
         Resources(cpus=2, gpus=0, node="n2", labels=ZONE_B),
     ]
-    group = PendingJob(id="a", request=replace(asked(1, 8), labels=ZONE_B))
+    group = PendingJob(id="a", request=replace(asked(1, 8), selector=IN_B))
     assert plan_queue([group], nodes, [])["a"].workers == 2
 
 

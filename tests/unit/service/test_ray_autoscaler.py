@@ -23,6 +23,7 @@ from service.runtime.ray_autoscaler import (
     RayAutoscaler,
 )
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
+from workers.node_selectors import read_selector
 
 CPU = Resources(cpus=1.0, gpus=0.0)
 GPU = Resources(
@@ -30,7 +31,7 @@ GPU = Resources(
     gpus=1.0,
     memory=4e9,
     custom=(("fpga", 0.5),),
-    labels=frozenset({("zone", "a")}),
+    selector=read_selector({"zone": "a"}),
     node="a",
 )
 
@@ -94,6 +95,16 @@ def test_a_bundle_has_all_resources_and_labels_of_a_worker(version_2: Exchanges)
     assert version_2.run(GPU, CPU).exists is True
     bundle = {"CPU": 2.0, "GPU": 1.0, "memory": 4e9, "fpga": 0.5}
     assert version_2.gcs.requests == [([bundle, {"CPU": 1.0}], [{"zone": "a"}, {}])]
+
+
+@pytest.mark.parametrize("text", ["a", "!a", "in(b, a)", "!in(a,b)"])
+def test_a_standing_request_is_compared_with_its_conditions_on_labels(
+    version_2: Exchanges, text: str
+) -> None:
+    part = Resources(cpus=1.0, gpus=0.0, selector=read_selector({"zone": text}))
+    assert version_2.run(part).problem == ""
+    version_2.gcs.hold(build_constraint([{"CPU": 1.0}], [{"zone": "!c"}]))
+    assert version_2.run(part).problem.startswith("another program")
 
 
 def test_version_1_gets_the_resources_of_each_part(exchanges: Exchanges) -> None:

@@ -12,6 +12,7 @@ from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queu
 from service.domain.quotas import Quota, QuotaTable
 from service.domain.resources import ResourceRequest, Resources
 from service.domain.wait_causes import WaitCause, explain_queue
+from workers.node_selectors import read_selector
 
 GPU_NODE = Resources(cpus=8, gpus=1, node="g", memory=16e9)
 CPU_NODE = Resources(cpus=8, gpus=0, node="c", memory=8e9)
@@ -93,7 +94,7 @@ def test_a_job_that_starts_with_the_next_turn_waits_for_none() -> None:
             ("a clone with workers.memory of 16.0 GB or less", "larger nodes"),
         ),
         (
-            replace(asked(), labels=frozenset({("zone", "b")})),
+            replace(asked(), selector=read_selector({"zone": "b"})),
             ("a clone with other workers.node_labels", "nodes with zone=b"),
         ),
         (

@@ -257,8 +257,19 @@ def test_a_process_reserves_custom_resources_and_needs_the_labels_of_the_spec(
     assert [options["resources"] for options in here.ray.options] == [{"fpga": 1}] * 2
     assert [options["label_selector"] for options in here.ray.options] == [
         {"zone": "a"},
-        {"zone": "a", "ray.io/node-id": "!in(b)"},
+        {"zone": "a", "ray.io/node-id": "!b"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("own", "both"), [("!c", "!in(a,b,c)"), ("in(a,c,d)", "in(c,d)"), ("a", "a")]
+)
+def test_a_process_is_kept_away_from_avoided_nodes_and_those_that_the_spec_excludes(
+    tmp_path: Path, own: str, both: str
+) -> None:
+    here = pool_of(tmp_path, workers=WorkersSpec(node_labels={"ray.io/node-id": own}))
+    here.pool.start({"b", "a"})
+    assert [options["label_selector"] for options in here.ray.options] == [{"ray.io/node-id": both}]
 
 
 def test_a_process_that_is_lost_while_it_waits_is_no_failed_start(here: World) -> None:

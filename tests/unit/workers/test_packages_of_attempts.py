@@ -235,6 +235,8 @@ NODE = {"Alive": True, "Resources": {"CPU": 2.0, "memory": 1e9}, "Labels": {"zon
         ({"resources": {"fast": 1}}, {}, False),
         ({"node_labels": {"zone": "x"}}, {}, True),
         ({"node_labels": {"zone": "y"}}, {}, False),
+        ({"node_labels": {"zone": "in(x, y)", "disk": "!hdd"}}, {}, True),
+        ({"node_labels": {"zone": "!in(x,y)"}}, {}, False),
     ],
 )
 def test_a_pool_knows_whether_another_node_is_large_enough(

@@ -21,18 +21,22 @@ from workers.hub import actor_client
 from workers.workers_spec import WorkersSpec
 
 ANY_LABEL = st.text(alphabet="aZ09-._/!(), \n", max_size=70)
+ANY_VALUE = st.one_of(ANY_LABEL, ANY_LABEL.map("in({})".format), ANY_LABEL.map("!in({})".format))
 
 
-@given(st.one_of(ANY_LABEL, ANY_LABEL.map(lambda text: f"zone.example/{text}")), ANY_LABEL)
+@given(st.one_of(ANY_LABEL, ANY_LABEL.map(lambda text: f"zone.example/{text}")), ANY_VALUE)
 @example("-x/y", "v")
 @example(f"{'a' * 64}/y", "v")
 @example("ray.io/accelerator-type", "H100")
+@example("ray.io/accelerator-type", "!H100")
+@example("ray.io/accelerator-type", "in(H100, A100,L4)")
+@example("ray.io/accelerator-type", "!in(H100,A100)")
 def test_ray_takes_every_label_that_a_spec_may_have(name: str, value: str) -> None:
     try:
         spec = WorkersSpec(node_labels={name: value})
     except ValidationError:
         return
-    assert validate_label_selector(spec.node_labels) is None
+    assert validate_label_selector(spec.ray_options()["label_selector"]) is None
 
 
 @given(st.floats(min_value=0, max_value=1e7))
