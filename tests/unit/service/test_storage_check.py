@@ -37,8 +37,8 @@ def job(name: str, root: object, status: str = "RUNNING") -> Any:
     )
 
 
-def check(*jobs: Any, is_local: bool = True) -> list[Finding]:
-    return list(check_storages(jobs, is_local=is_local))
+def check(*jobs: Any, is_local: bool = True, is_own: bool = True) -> list[Finding]:
+    return list(check_storages(jobs, is_local=is_local, is_own=is_own))
 
 
 def test_each_storage_is_told_with_its_newest_job(tmp_path: Path) -> None:
@@ -65,6 +65,17 @@ def test_a_storage_that_is_not_found_is_named_with_its_jobs(
         f"jobs a, b, c and 1 more keep their checkpoints in {gone}, which was not found on this"
         " machine; mount it, or copy what it had to the storage that the service has now"
         " (ACCORDION_STORAGE)"
+    )
+
+
+def test_a_storage_of_a_service_in_a_container_is_only_noted(tmp_path: Path) -> None:
+    [found] = check(job("a", tmp_path / "gone"), is_own=False)
+    assert found.state == "note"
+    assert found.message.startswith(
+        f"job a keeps its checkpoints in {tmp_path}/gone, which was not"
+    )
+    assert found.message.endswith(
+        "; nothing is wrong if the service runs in a container or behind a tunnel"
     )
 
 
