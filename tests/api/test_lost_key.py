@@ -342,3 +342,19 @@ def test_a_removed_secret_lets_the_job_that_waited_for_it_fail_with_the_cause(
     assert client.delete(f"{SECRETS}/hf-token", params=FORCE).status_code == 200
     world.turn_until(lambda: world.job(stuck).status == Status.FAILED)
     assert world.job(stuck).message.startswith("user 'admin' has no secret 'hf-token'; set it with")
+
+
+def test_other_jobs_start_while_the_scheduler_may_not_look_for_the_key(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(world.settings.home_secrets_key))
+
+    put(client)
+    job_id = submit(client)
+    monkeypatch.setattr("service.job_env.find_service_key", refuse)
+    other = world.submit(**LONG, workers={"min": 1, "max": 1})
+    world.train(other)
+    message = wait_for_secret(world, job_id).message
+    file = world.settings.home_secrets_key
+    assert f"cannot be decrypted ({file} cannot be read: Permission denied); set it" in message
