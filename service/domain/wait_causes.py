@@ -45,7 +45,9 @@ class WaitCause:
     for_quota: bool = False
     """Whether it lacks quota. Then `waits_for` tells which accounts these jobs count towards."""
     remedies: tuple[str, ...] = ()
-    """Changes of which each one would let it start; empty if only time helps."""
+    """Changes of which each one would let it start, or that it needs none, because it takes workers
+    from other jobs; empty if only time helps.
+    """
 
 
 WAITS_FOR_SECRET = WaitCause(
@@ -81,10 +83,16 @@ def list_preempted(
     foreign: Sequence[Resources] = (),
     rules: QueueRules = DEFAULT_RULES,
 ) -> list[str]:
-    """List the jobs that would lose workers for a job at the head of the queue."""
+    """List the jobs that would lose workers for a job at the head of the queue. Others may lose
+    some as well, because they do not fit any more.
+    """
     changes = plan_allocations(allocated, [job], nodes, foreign=foreign, rules=rules)
-    held = {one.id: min(one.allocated_workers, one.request.max) for one in allocated}
-    return [job_id for job_id, change in changes.items() if change.workers < held[job_id]]
+    held = {
+        one.id: min(one.allocated_workers, one.request.max)
+        for one in allocated
+        if job.may_take_from(one)
+    }
+    return [job_id for job_id, change in changes.items() if change.workers < held.get(job_id, 0)]
 
 
 class _QueueView:

@@ -348,3 +348,11 @@ def test_the_queue_is_explained_with_few_plans_beside_many_jobs(
     found = explain_queue([job], nodes, held, max_priority=9)["new"]
     assert len(found.remedies) == (2 if minimum == 4 else 0)
     assert len(plans) <= 3
+
+
+def test_a_job_takes_no_workers_that_an_equally_important_one_gives_up_for_lack_of_room() -> None:
+    # The other job shrinks by itself: a node was lost, and its workers do not fit any more.
+    node, other = Resources(cpus=4, gpus=0, node="c"), elastic("large", 2, 6)
+    held = replace(other, placed=("c",) * 4)
+    found = explain_queue([waiting("new", 2)], [node], [held], max_priority=9)["new"]
+    assert found.remedies == ("priority 1: it then takes workers from job large",)
