@@ -172,7 +172,7 @@ def _database_url(settings: Settings) -> str:
 
 
 def _check_variables() -> Iterator[Finding]:
-    """Check for variables that begin like settings and are none."""
+    """Check for variables that only look like settings."""
     from service.setting_list import describe_unknown_variables
     from service.settings import list_variables
 

@@ -64,9 +64,7 @@ def check_storages(jobs: Sequence[JobView], *, is_local: bool, is_own: bool) -> 
         yield _check_storage(root, users, is_local=is_local, is_own=is_own)
     more = len(storages) - MAX_STORAGES
     if more > 0:
-        message = (
-            f"{more} more {'was' if more == 1 else 'were'} not looked at, which older jobs use"
-        )
+        message = f"{more} more, used by older jobs, {'was' if more == 1 else 'were'} not checked"
         yield Finding(name="storage", state="note", message=message)
 
 

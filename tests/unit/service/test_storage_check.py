@@ -102,7 +102,7 @@ def test_a_storage_that_does_not_respond_is_named(
 def test_a_limited_number_of_storages_is_looked_at(tmp_path: Path) -> None:
     *told, more = check(*(job("a", f"s3://bucket-{n}") for n in range(MAX_STORAGES + 2)))
     assert len(told) == MAX_STORAGES
-    assert (more.state, more.message) == ("note", "2 more were not looked at, which older jobs use")
+    assert (more.state, more.message) == ("note", "2 more, used by older jobs, were not checked")
 
 
 def test_without_a_job_that_has_stored_anything_there_is_only_a_note() -> None:

@@ -350,7 +350,7 @@ def test_the_queue_is_explained_with_few_plans_beside_many_jobs(
     assert len(plans) <= 3
 
 
-def test_a_job_takes_no_workers_that_an_equally_important_one_gives_up_for_lack_of_room() -> None:
+def test_a_job_takes_no_workers_that_an_equal_one_gives_up_for_lack_of_room() -> None:
     # The other job shrinks by itself: a node was lost, and its workers do not fit any more.
     node, other = Resources(cpus=4, gpus=0, node="c"), elastic("large", 2, 6)
     held = replace(other, placed=("c",) * 4)
