@@ -81,7 +81,7 @@ class JobEnv:
         without secrets must still start.
         """
         try:
-            return find_service_key(self._settings)
+            return find_service_key(self._settings, holder="scheduler")
         except OSError as error:
             problem = f"{self._settings.home_secrets_key} cannot be read: {error.strerror}"
             return ServiceKey(box=None, problem=problem)
