@@ -76,12 +76,13 @@ def service_token(settings: Settings, address: str) -> str | None:
     if token is None:
         token = SavedLogins(settings.home).find(address, time.time())
     running = None if token is not None else Home(settings.home).running()
-    if running is None or not running.token_file or not _is_same_service(address, running):
+    if running is None or not running.token_file or not is_same_service(address, running):
         return token
     return settings.model_copy(update={"admin_token_file": Path(running.token_file)}).token()
 
 
-def _is_same_service(address: str, running: Running) -> bool:
+def is_same_service(address: str, running: Running) -> bool:
+    """Return whether an address is that of the service that runs on a home."""
     try:
         asked, ours = urlsplit(address), urlsplit(running.url)
         return (

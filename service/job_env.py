@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from service.errors import NotFound, UnreadableSecret
-from service.security.secret_box import GIVE_KEY, find_service_key
+from service.security.secret_box import GIVE_KEY, ServiceKey, find_service_key
 from service.settings import Settings
 from service.store.database import Database
 from service.store.models import JobRow
@@ -49,7 +49,7 @@ class JobEnv:
         encrypted = self._store.read_encrypted(owner or "", names)
         for name in sorted(set(names) - encrypted.keys()):
             raise NotFound(describe_missing(owner, name))
-        key = find_service_key(self._settings)
+        key = self._find_key()
         unreadable = sorted(name for name in names if not key.can_decrypt(encrypted[name]))
         if unreadable or key.box is None:
             raise UnreadableSecret(_explain_unreadable(owner, unreadable, key.problem))
@@ -68,13 +68,23 @@ class JobEnv:
             {owners[job_id] or "" for job_id in named},
             {name for names in named.values() for name in names},
         )
-        key = find_service_key(self._settings)
+        key = self._find_key()
         rejected = {place for place, text in encrypted.items() if not key.can_decrypt(text)}
         return {
             job_id: _explain_unreadable(owners[job_id], unreadable, key.problem)
             for job_id, names in named.items()
             if (unreadable := [name for name in names if (owners[job_id] or "", name) in rejected])
         }
+
+    def _find_key(self) -> ServiceKey:
+        """Return the key of the service. If its directory may not be searched, there is none: jobs
+        without secrets must still start.
+        """
+        try:
+            return find_service_key(self._settings, holder="scheduler")
+        except OSError as error:
+            problem = f"{self._settings.home_secrets_key} cannot be read: {error.strerror}"
+            return ServiceKey(box=None, problem=problem)
 
 
 def find_data_cache(settings: Settings) -> DataCache:

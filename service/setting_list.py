@@ -1,4 +1,4 @@
-"""Settings as lines for users, and variables that begin like settings and are none."""
+"""Settings as lines for users, and variables that only look like settings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def describe_unknown_variables(names: Iterable[str]) -> str:
             parts.append(f"{name}{hint}")
     if not parts:
         return ""
-    what = "is no setting and has" if len(parts) == 1 else "are no settings and have"
+    what = "is not a setting and has" if len(parts) == 1 else "are not settings and have"
     return f"{', '.join(parts)} {what} no effect; 'accordion settings' lists all"
 
 
@@ -79,7 +79,7 @@ def log_unknown_variables() -> None:
 
 
 def _list_variables_of(field: str) -> list[str]:
-    """Return the variables that have a setting; the first is the one that users see."""
+    """Return the variables of a setting; the first is the one that users see."""
     alias, own = Settings.model_fields[field].validation_alias, f"{PREFIX}{field.upper()}"
     match alias:
         case str():

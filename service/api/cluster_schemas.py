@@ -69,8 +69,8 @@ class QueueEntry(Answer):
     or the first one ahead of it that waits for capacity. For a quota, those that you may see.
     """
     remedies: tuple[str, ...] = ()
-    """Changes of which each one would let it start, such as `a minimum of 2 workers`; empty if only
-    time helps.
+    """Changes of which each one would let it start, such as `a minimum of 2 workers`, or that it
+    needs none (`no change: it is taking workers from job ...`); empty if only time helps.
     """
     requested_at: datetime | None = None
     """Time of the first request to Ray's autoscaler for this job's nodes; null if none was made."""

@@ -172,7 +172,7 @@ def _database_url(settings: Settings) -> str:
 
 
 def _check_variables() -> Iterator[Finding]:
-    """Check for variables that begin like settings and are none."""
+    """Check for variables that only look like settings."""
     from service.setting_list import describe_unknown_variables
     from service.settings import list_variables
 
@@ -281,12 +281,12 @@ def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
     """Check whether the service is ready or, if none is expected, whether one could start."""
     from service.client import Client, ClientError
     from service.commands.storage_check import check_storages, read_storage_jobs
-    from service.connection import service_token, service_url
+    from service.connection import is_same_service, service_token, service_url
     from service.home import Home
     from service.security.guards import is_loopback
 
-    address = service_url(settings, url)
-    expected = bool(url or settings.url or Home(settings.home).running())
+    address, running = service_url(settings, url), Home(settings.home).running()
+    expected = bool(url or settings.url or running)
     try:
         with Client(address, service_token(settings, address)) as client:
             checks = client.ready().checks
@@ -301,7 +301,11 @@ def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
     yield Finding(name="api", state="ok", message=f"responds at {address}")
     for name, check in checks.items():
         yield Finding(name=name, state="ok" if check.ok else "bad", message=check.message)
-    yield from check_storages(jobs, is_local=is_loopback(urlsplit(address).hostname or ""))
+    yield from check_storages(
+        jobs,
+        is_local=is_loopback(urlsplit(address).hostname or ""),
+        is_own=running is not None and is_same_service(address, running),
+    )
 
 
 def _check_port(settings: Settings) -> Finding:

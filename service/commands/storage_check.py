@@ -27,6 +27,7 @@ LOOK_S = 5.0
 """Maximum time to look for one: a mount whose server is gone does not respond."""
 _NAMED_JOBS = 3
 """Jobs that are named for one storage; more are counted."""
+_ELSEWHERE = "; nothing is wrong if the service runs in a container or behind a tunnel"
 
 
 def read_storage_jobs(client: Client) -> list[JobView]:
@@ -40,12 +41,15 @@ def read_storage_jobs(client: Client) -> list[JobView]:
     return sorted(jobs.values(), key=lambda job: job.created_at, reverse=True)
 
 
-def check_storages(jobs: Sequence[JobView], *, is_local: bool) -> Iterator[Finding]:
+def check_storages(jobs: Sequence[JobView], *, is_local: bool, is_own: bool) -> Iterator[Finding]:
     """Yield what is known of each storage of these jobs.
 
     Args:
         jobs: jobs, newest first.
-        is_local: whether the service runs on this machine, so that directories should be here.
+        is_local: whether the address of the service is on this machine, so that directories are
+            looked for here.
+        is_own: whether `accordion up` of this home directory runs it. Otherwise it may be in a
+            container or at the other end of a tunnel, where the directories are others.
     """
     jobs_by_storage: dict[str, list[JobView]] = {}
     for job in jobs:
@@ -57,25 +61,24 @@ def check_storages(jobs: Sequence[JobView], *, is_local: bool) -> Iterator[Findi
         yield Finding(name="storage", state="note", message=message)
     storages = list(jobs_by_storage.items())
     for root, users in storages[:MAX_STORAGES]:
-        yield _check_storage(root, users, is_local=is_local)
+        yield _check_storage(root, users, is_local=is_local, is_own=is_own)
     more = len(storages) - MAX_STORAGES
     if more > 0:
-        message = (
-            f"{more} more {'was' if more == 1 else 'were'} not looked at, which older jobs use"
-        )
+        message = f"{more} more, used by older jobs, {'was' if more == 1 else 'were'} not checked"
         yield Finding(name="storage", state="note", message=message)
 
 
-def _check_storage(root: str, users: Sequence[JobView], *, is_local: bool) -> Finding:
+def _check_storage(root: str, users: Sequence[JobView], *, is_local: bool, is_own: bool) -> Finding:
     """Describe one storage; it is bad if unfinished jobs need it and this machine lacks it."""
     folder = root.removeprefix("file://")
     problem = _look_for(folder) if is_local and "://" not in folder else ""
     if problem:
-        is_needed = any(job.status in UNFINISHED for job in users)
+        is_needed = is_own and any(job.status in UNFINISHED for job in users)
         keeps = "keeps its" if len(users) == 1 else "keep their"
         message = (
             f"{_name_jobs(users)} {keeps} checkpoints in {folder}, which {problem}; mount it, or"
             " copy what it had to the storage that the service has now (ACCORDION_STORAGE)"
+            f"{'' if is_own else _ELSEWHERE}"
         )
         return Finding(name="storage", state="bad" if is_needed else "note", message=message)
     newest, used = users[0], users[0].storage

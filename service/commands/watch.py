@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_TAIL_LINES = 100_000
 """Maximum number of lines that the service returns from the end of a log."""
 RECENT_EPOCHS = 10
-"""Epochs before the newest one that `watch` shows by default, with that one."""
+"""Number of the newest epochs so far that `watch` shows by default."""
 REFRESH_PER_S = 4
 """Redraws per second; progress events have about the same rate."""
 EventCallback = Callable[["WatchState", "StreamItem"], None]
@@ -50,8 +50,8 @@ def watch(
 ) -> None:
     """Watch a job until it ends: progress, loss, regimes, levels, bytes saved, decisions.
 
-    Of the epochs before, the newest are shown; --json prints all. Exit code 0 if the job succeeded,
-    otherwise 1. Ctrl-C does not stop the job.
+    Of the epochs so far, only the newest are shown; --json prints all. Exit code 0 if the job
+    succeeded, otherwise 1. Ctrl-C does not stop the job.
     """
     with connect_client(url) as client:
         found = find_to_read(client, job)
@@ -116,7 +116,7 @@ def follow_to_exit_code(
     client: Client, job: JobView, *, json: bool, epochs: int | None = None
 ) -> int:
     """Show the job until it ends, as JSON lines or as text, and return the exit code. Of the epochs
-    before, `epochs` are shown; None for all.
+    so far, the text has the `epochs` newest; None for all.
     """
     if json:
         return get_exit_code(_print_events(client, job))
@@ -138,8 +138,8 @@ def follow_job(
     on_event: EventCallback | None = None,
     first_epoch: int = 0,
 ) -> WatchState:
-    """Show the job until it ends, live on a terminal, else as lines; return the final state. The
-    epochs before `first_epoch` are counted.
+    """Show the job until it ends, live on a terminal, else as lines; return the final state. Epochs
+    before `first_epoch` are only counted.
     """
     from rich.live import Live
 

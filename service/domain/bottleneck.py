@@ -41,7 +41,7 @@ class _Part:
     change: str = ""
     """Change that needs no prediction."""
     guest_change: str = ""
-    """That of a guest run, whose script has no job file, where it differs."""
+    """Change for a guest run, whose script has no job file; empty if it is the same."""
 
 
 _PARTS = {

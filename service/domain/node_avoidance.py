@@ -158,7 +158,7 @@ def describe_node_state(record: NodeRecord, state: NodeState) -> str:
     """Say in one sentence why no workers are placed on a node, or why some still are, and how to
     change that; empty for `AVAILABLE`.
     """
-    way_out = f"an operator uses it again with 'accordion node restore {record.name}'"
+    way_out = f"an operator can restore it with 'accordion node restore {record.name}'"
     match state:
         case NodeState.CORDONED:
             why = f": {record.cordon_reason}" if record.cordon_reason else ""

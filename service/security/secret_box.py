@@ -86,20 +86,24 @@ class ServiceKey:
         return self.box is not None and self.box.can_decrypt(encrypted)
 
 
-def find_service_key(settings: Settings) -> ServiceKey:
-    """Return the key of the service; one that cannot be used has no box."""
+def find_service_key(settings: Settings, *, holder: str = "service") -> ServiceKey:
+    """Return the key of the service; one that cannot be used has no box. `holder` is what messages
+    call the owner of the key: the scheduler may lack a key that the api has.
+    """
     try:
         box = open_secret_box(settings)
     except SettingsError as error:
         return ServiceKey(box=None, problem=str(error))
-    return ServiceKey(box=box, problem=describe_wrong_key(settings, box))
+    return ServiceKey(box=box, problem=describe_wrong_key(settings, box, holder=holder))
 
 
-def describe_wrong_key(settings: Settings, box: SecretBox | None) -> str:
+def describe_wrong_key(
+    settings: Settings, box: SecretBox | None, *, holder: str = "service"
+) -> str:
     """Return why a value cannot be decrypted with the box of the service's key, or without any."""
     if box is None:
-        return f"the service has no key, {settings.home_secrets_key} does not exist"
-    return "encrypted with another key than the service has now"
+        return f"the {holder} has no key, {settings.home_secrets_key} does not exist"
+    return f"encrypted with another key than the {holder} has now"
 
 
 def create_secret_box(settings: Settings) -> SecretBox:

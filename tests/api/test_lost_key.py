@@ -80,7 +80,7 @@ def test_a_job_says_which_secret_cannot_be_decrypted_and_what_to_do(
     message = wait_for_secret(world, stuck).message
     assert message == (
         "the secret 'hf-token' of user 'admin' cannot be decrypted (encrypted with another key than"
-        " the service has now); set it again with 'accordion secret set hf-token', or give the"
+        " the scheduler has now); set it again with 'accordion secret set hf-token', or give the"
         " scheduler the key of the api (ACCORDION_SECRETS_KEY_FILE) or, after a restore, the file"
         " secrets.key of the old home directory"
     )
@@ -97,7 +97,7 @@ def test_a_job_names_all_secrets_that_cannot_be_decrypted(client: TestClient, wo
     message = wait_for_secret(world, job_id).message
     file = world.settings.home_secrets_key
     assert message.startswith(
-        "the secrets 'a', 'b' of user 'admin' cannot be decrypted (the service has no key,"
+        "the secrets 'a', 'b' of user 'admin' cannot be decrypted (the scheduler has no key,"
         f" {file} does not exist); set them again with 'accordion secret set NAME', or give the"
     )
 
@@ -342,3 +342,19 @@ def test_a_removed_secret_lets_the_job_that_waited_for_it_fail_with_the_cause(
     assert client.delete(f"{SECRETS}/hf-token", params=FORCE).status_code == 200
     world.turn_until(lambda: world.job(stuck).status == Status.FAILED)
     assert world.job(stuck).message.startswith("user 'admin' has no secret 'hf-token'; set it with")
+
+
+def test_other_jobs_start_while_the_scheduler_may_not_look_for_the_key(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(world.settings.home_secrets_key))
+
+    put(client)
+    job_id = submit(client)
+    monkeypatch.setattr("service.job_env.find_service_key", refuse)
+    other = world.submit(**LONG, workers={"min": 1, "max": 1})
+    world.train(other)
+    message = wait_for_secret(world, job_id).message
+    file = world.settings.home_secrets_key
+    assert f"cannot be decrypted ({file} cannot be read: Permission denied); set it" in message

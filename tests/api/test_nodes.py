@@ -122,7 +122,7 @@ def test_a_job_that_fits_nowhere_else_names_the_node_and_blocks_nobody(
     assert (job.status, job.reason) == (Status.QUEUED, Reason.WAITING_FOR_NODE)
     [entry] = client.get("/api/v1/queue").json()["items"]
     assert f"node {BAD} is avoided until " in entry["message"]
-    assert f"an operator uses it again with 'accordion node restore {BAD}'" in entry["message"]
+    assert f"an operator can restore it with 'accordion node restore {BAD}'" in entry["message"]
     three.cancel(small)
     assert client.post(f"{NODES}/{BAD}/restore").json()["state"] == "AVAILABLE"
     three.train(large)

@@ -316,7 +316,7 @@ def test_the_cluster_page_says_why_a_node_takes_no_workers(page, service):
     service.client.post(f"{node}/cordon", json={"reason": "new GPUs"}).raise_for_status()
     row = page.locator("#nodes tr", has_text="10.0.0.2")
     expect(row).to_contain_text("Cordoned")
-    way_out = "an operator uses it again with 'accordion node restore 10.0.0.2'"
+    way_out = "an operator can restore it with 'accordion node restore 10.0.0.2'"
     expect(row).to_contain_text(f"new GPUs; {way_out}")
     service.client.post(f"{node}/restore").raise_for_status()
     expect(row).to_contain_text("Alive")

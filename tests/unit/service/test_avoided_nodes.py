@@ -23,7 +23,7 @@ from workers.contract import JobSpec
 
 NOW = 1_800_000_000.0
 WHY = (
-    "node 10.0.0.7 is cordoned by ada; an operator uses it again with 'accordion node restore"
+    "node 10.0.0.7 is cordoned by ada; an operator can restore it with 'accordion node restore"
     " 10.0.0.7'"
 )
 

@@ -34,7 +34,7 @@ def test_a_node_is_listed_cordoned_and_restored(accordion: Accordion) -> None:
     assert row_of(accordion) == [NODE, NODE, "available", "4", "0", "0"]
     said = accordion("node", "cordon", NODE, "--reason", "new GPUs")
     assert said.out == (
-        f"node {NODE} is cordoned by admin: new GPUs; an operator uses it again with 'accordion"
+        f"node {NODE} is cordoned by admin: new GPUs; an operator can restore it with 'accordion"
         f" node restore {NODE}'\n"
     )
     assert row_of(accordion) == [NODE, NODE, "cordoned", "admin", "4", "0", "0", "new", "GPUs"]

@@ -219,12 +219,12 @@ def test_a_node_that_takes_no_workers_is_named_with_the_way_out() -> None:
     record = replace(avoided("gpu-7", NOW), avoided_until=NOW)
     assert describe_node_state(record, NodeState.AVOIDED) == (
         "node gpu-7 is avoided until 2027-01-15 08:00 UTC after 3 failures of workers of 2 jobs;"
-        " an operator uses it again with 'accordion node restore gpu-7'"
+        " an operator can restore it with 'accordion node restore gpu-7'"
     )
     cordoned = NodeRecord(
         name="gpu-7", cordoned_at=NOW, cordoned_by="ada", cordon_reason="new GPUs"
     )
     assert describe_node_state(cordoned, NodeState.CORDONED) == (
-        "node gpu-7 is cordoned by ada: new GPUs; an operator uses it again with 'accordion node"
+        "node gpu-7 is cordoned by ada: new GPUs; an operator can restore it with 'accordion node"
         " restore gpu-7'"
     )

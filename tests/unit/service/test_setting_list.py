@@ -1,4 +1,4 @@
-"""`accordion settings`, and warnings about variables that are no settings."""
+"""`accordion settings`, and warnings about variables that are not settings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_secret_is_not_listed(name: str, value: str) -> None:
 )
 def test_a_mistyped_variable_is_named_with_the_one_that_was_meant(name: str, similar: str) -> None:
     assert describe_unknown_variables([name]) == (
-        f"{name} (did you mean {similar}?) is no setting and has no effect; 'accordion settings'"
+        f"{name} (did you mean {similar}?) is not a setting and has no effect; 'accordion settings'"
         " lists all"
     )
 
@@ -73,7 +73,7 @@ def test_a_mistyped_variable_is_named_with_the_one_that_was_meant(name: str, sim
 def test_several_unknown_variables_are_named_in_one_sentence() -> None:
     names = ["ACCORDION_ZZZZZZ", "ACCORDION_HOST", "ACCORDION_QQQQQQ"]
     assert describe_unknown_variables(names) == (
-        "ACCORDION_ZZZZZZ, ACCORDION_QQQQQQ are no settings and have no effect; 'accordion"
+        "ACCORDION_ZZZZZZ, ACCORDION_QQQQQQ are not settings and have no effect; 'accordion"
         " settings' lists all"
     )
 
@@ -108,7 +108,7 @@ def test_a_mistyped_variable_is_named_by_settings_and_the_doctor(
 ) -> None:
     monkeypatch.setenv("ACCORDION_PROT", "8080")
     listed, found = alone("settings"), alone("doctor").out
-    assert "accordion: ACCORDION_PROT (did you mean ACCORDION_PORT?) is no setting" in listed.err
+    assert "accordion: ACCORDION_PROT (did you mean ACCORDION_PORT?) is not a setting" in listed.err
     assert "note  settings     ACCORDION_PROT (did you mean ACCORDION_PORT?)" in found
 
 

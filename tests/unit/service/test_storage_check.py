@@ -37,8 +37,8 @@ def job(name: str, root: object, status: str = "RUNNING") -> Any:
     )
 
 
-def check(*jobs: Any, is_local: bool = True) -> list[Finding]:
-    return list(check_storages(jobs, is_local=is_local))
+def check(*jobs: Any, is_local: bool = True, is_own: bool = True) -> list[Finding]:
+    return list(check_storages(jobs, is_local=is_local, is_own=is_own))
 
 
 def test_each_storage_is_told_with_its_newest_job(tmp_path: Path) -> None:
@@ -68,6 +68,17 @@ def test_a_storage_that_is_not_found_is_named_with_its_jobs(
     )
 
 
+def test_a_storage_of_a_service_in_a_container_is_only_noted(tmp_path: Path) -> None:
+    [found] = check(job("a", tmp_path / "gone"), is_own=False)
+    assert found.state == "note"
+    assert found.message.startswith(
+        f"job a keeps its checkpoints in {tmp_path}/gone, which was not"
+    )
+    assert found.message.endswith(
+        "; nothing is wrong if the service runs in a container or behind a tunnel"
+    )
+
+
 @pytest.mark.parametrize("root", ["s3://bucket/path", "/gone"])
 def test_a_storage_that_this_machine_need_not_see_is_told_as_workers_saw_it(root: str) -> None:
     [found] = check(job("away", root), is_local=root.startswith("s3:"))
@@ -91,7 +102,7 @@ def test_a_storage_that_does_not_respond_is_named(
 def test_a_limited_number_of_storages_is_looked_at(tmp_path: Path) -> None:
     *told, more = check(*(job("a", f"s3://bucket-{n}") for n in range(MAX_STORAGES + 2)))
     assert len(told) == MAX_STORAGES
-    assert (more.state, more.message) == ("note", "2 more were not looked at, which older jobs use")
+    assert (more.state, more.message) == ("note", "2 more, used by older jobs, were not checked")
 
 
 def test_without_a_job_that_has_stored_anything_there_is_only_a_note() -> None:

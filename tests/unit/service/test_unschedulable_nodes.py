@@ -20,7 +20,9 @@ from service.store.models import JobRow
 from tests.unit.service.test_queue import HELD, NODES, WAITING, jobs_of
 from workers.contract import AVOID_S
 
-WHY = "node gpu-7 is cordoned by ada; an operator uses it again with 'accordion node restore gpu-7'"
+WHY = (
+    "node gpu-7 is cordoned by ada; an operator can restore it with 'accordion node restore gpu-7'"
+)
 OPEN = Resources(cpus=4, gpus=0, node="open")
 CORDONED = Resources(cpus=4, gpus=0, node="cordoned", unschedulable=WHY)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from service.domain import wait_causes
+from service.domain.allocation import Allocation, plan_allocations
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
 from service.domain.quotas import Quota, QuotaTable
@@ -326,3 +329,31 @@ def test_a_more_important_job_is_told_whose_minimum_is_in_its_way() -> None:
     assert found.remedies == (sentence.format("large"),)
     small = [elastic("a", 8, 8), elastic("b", 1, 1), elastic("c", 7, 7)]
     assert explain_important(4, *small).remedies == (sentence.format("a"), sentence.format("c"))
+
+
+@pytest.mark.parametrize("minimum", [4, 40], ids=["each is in the way", "none alone is"])
+def test_the_queue_is_explained_with_few_plans_beside_many_jobs(
+    monkeypatch: pytest.MonkeyPatch, minimum: int
+) -> None:
+    # A plan takes 0.4 s with 100 jobs of 16 workers.
+    plans: list[object] = []
+
+    def plan(*given: Any, **more: Any) -> dict[str, Allocation]:
+        plans.append(given)
+        return plan_allocations(*given, **more)
+
+    monkeypatch.setattr(wait_causes, "plan_allocations", plan)
+    nodes = [replace(SIXTEEN[0], node=f"n{number}") for number in range(10)]
+    held = [holds(f"job-{node.node}", asked(16), *[node.node] * 16) for node in nodes]
+    job = replace(waiting("new", minimum), priority=5, rank=5.0)
+    found = explain_queue([job], nodes, held, max_priority=9)["new"]
+    assert len(found.remedies) == (2 if minimum == 4 else 0)
+    assert len(plans) <= 3
+
+
+def test_a_job_takes_no_workers_that_an_equal_one_gives_up_for_lack_of_room() -> None:
+    # The other job shrinks by itself: a node was lost, and its workers do not fit any more.
+    node, other = Resources(cpus=4, gpus=0, node="c"), elastic("large", 2, 6)
+    held = replace(other, placed=("c",) * 4)
+    found = explain_queue([waiting("new", 2)], [node], [held], max_priority=9)["new"]
+    assert found.remedies == ("priority 1: it then takes workers from job large",)
