@@ -85,7 +85,7 @@ def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
 
 
 def test_a_job_that_is_retried_during_the_removal_does_not_wait_for_its_checkpoints(
-    tmp_path: Path, database_url: str
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(
         tmp_path,
@@ -106,7 +106,7 @@ def test_a_job_that_is_retried_during_the_removal_does_not_wait_for_its_checkpoi
         steps.append(world.repository.saved_step(job_id))
         remove(*place, names=names)
 
-    world.runtime.remove_checkpoints = retry_first  # type: ignore[method-assign]
+    monkeypatch.setattr(world.runtime, "remove_checkpoints", retry_first)
     world.clock.now += DAY_S + 1
     world.turn_until(lambda: not world.runtime.checkpoint_files[job_id], limit=5000)
     assert steps == [0]
