@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from accordion.errors import HookError
 from accordion.step_results import StepResult
@@ -28,6 +29,8 @@ StepMode = Literal["session", "optimizer", "caller"]
 
 _UNSCALED_BEFORE = "unscale_() has already been called"
 """Part of GradScaler's message for gradients that were unscaled before."""
+_HOOKS: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
+"""Hook by which the newest session of each optimizer follows or guards its steps."""
 
 
 class OptimizerSteps:
@@ -51,12 +54,19 @@ class OptimizerSteps:
 
     def follow_optimizer(self, pass_boundary: Callable[[], StepResult]) -> None:
         """In mode `optimizer`, call `pass_boundary` before each step of the training loop; in mode
-        `session`, refuse these steps.
+        `session`, refuse these steps. The hook of an earlier session of the optimizer is removed.
         """
-        if self.optimizer is None or self.mode == "caller":
+        if self.optimizer is None:
+            return
+        if (earlier := _HOOKS.pop(self.optimizer, None)) is not None:
+            earlier.remove()
+        if self.mode == "caller":
             return
         if self.mode == "session":
-            self.optimizer.register_step_pre_hook(partial(_check_loop_step, weakref.ref(self)))
+            # Other optimizers may have no hooks, and the session only needs their step().
+            if isinstance(self.optimizer, Optimizer):
+                guard = partial(_check_loop_step, weakref.ref(self))
+                _HOOKS[self.optimizer] = self.optimizer.register_step_pre_hook(guard)
             return
 
         def before_step(_: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -68,7 +78,7 @@ class OptimizerSteps:
                 )
             self.prepare_loop_step(taken=pass_boundary().taken)
 
-        self.optimizer.register_step_pre_hook(before_step)
+        _HOOKS[self.optimizer] = self.optimizer.register_step_pre_hook(before_step)
 
     def check_step_call(self) -> None:
         """Check that the training loop may call `session.step()`.

@@ -92,7 +92,7 @@ class CheckpointRemoval:
             mode = spec_value(job, "objective.mode", "")
             kept = choose_kept(found, self._repository.checkpoints(job.id), mode=mode)
         removed = found.keys() - kept
-        if not self._expired.is_due(job):
+        if not self._expired.begin_removal(job, kept=kept):
             return
         self._runtime.remove_checkpoints(*place, url, names=sorted(removed))
         self._expired.mark_removed(job, kept=kept, removed=removed)

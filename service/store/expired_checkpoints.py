@@ -39,15 +39,27 @@ class ExpiredCheckpoints:
             rows = session.scalars(query)
             return [row for row in rows if row.id not in without][:limit]
 
-    def is_due(self, job: JobRow) -> bool:
-        """Return whether the job has neither been retried nor deleted since it was read."""
-        with self._database.read() as session:
-            now = session.get(JobRow, job.id)
-            return now is not None and now.ended_at == job.ended_at
+    def begin_removal(self, job: JobRow, *, kept: Collection[str]) -> bool:
+        """Note that only these checkpoints of the job can be relied on from now on; False if the
+        job was retried or deleted since it was read.
+
+        A retry during the removal would otherwise wait for checkpoints that are gone.
+        """
+        with self._database.write() as session:
+            row = session.get(JobRow, job.id, with_for_update=True)
+            if row is None or row.ended_at != job.ended_at:
+                return False
+            gone = update(CheckpointRow).where(
+                CheckpointRow.job_id == row.id,
+                CheckpointRow.name.not_in(kept),
+                CheckpointRow.removed_at.is_(None),
+            )
+            session.execute(gone.values(removed_at=self._clock()))
+            return True
 
     def mark_removed(self, job: JobRow, *, kept: Collection[str], removed: Collection[str]) -> None:
-        """Note that a job has only these checkpoints; with an event and an audit entry if others
-        were removed.
+        """Note that the removal is complete; with an event and an audit entry if checkpoints were
+        removed.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -56,12 +68,6 @@ class ExpiredCheckpoints:
                 return
             row.version += 1
             row.checkpoints_removed_at = now
-            gone = update(CheckpointRow).where(
-                CheckpointRow.job_id == row.id,
-                CheckpointRow.name.not_in(kept),
-                CheckpointRow.removed_at.is_(None),
-            )
-            session.execute(gone.values(removed_at=now))
             if not removed:
                 return
             data = {"removed": sorted(removed), "kept": sorted(kept)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,36 @@ def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
     assert world.runtime.checkpoint_files[job_id] == {}
     assert world.repository.saved_step(job_id) == 0
     world.lifecycle.retry(job_id, accept_any)
+    assert world.job(job_id).checkpoints_removed_at is None
+    world.close()
+
+
+def test_a_job_that_is_retried_during_the_removal_does_not_wait_for_its_checkpoints(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(
+        tmp_path,
+        database_url=database_url,
+        checkpoint_retention_s=DAY_S,
+        ended_checkpoints="none",
+    )
+    job_id = world.submit(training={"epochs": 400})
+    world.lifecycle.cancel(job_id, accept_any, grace_s=1.0)
+    world.runtime.checkpoint_files[job_id] = dict(FILES)
+    with world.database.write() as session:
+        session.add_all(saved(job_id, name, step) for step, name in enumerate(FILES))
+    remove = world.runtime.remove_checkpoints
+    steps: list[int] = []
+
+    def retry_first(*place: Any, names: Any) -> None:
+        world.lifecycle.retry(job_id, accept_any)
+        steps.append(world.repository.saved_step(job_id))
+        remove(*place, names=names)
+
+    monkeypatch.setattr(world.runtime, "remove_checkpoints", retry_first)
+    world.clock.now += DAY_S + 1
+    world.turn_until(lambda: not world.runtime.checkpoint_files[job_id], limit=5000)
+    assert steps == [0]
     assert world.job(job_id).checkpoints_removed_at is None
     world.close()
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config, DetectorConfig, Window
 from accordion.errors import HookError
@@ -245,3 +247,28 @@ def test_a_single_process_without_a_wrapped_module_is_followed():
         optimizer.step()
         optimizer.zero_grad()
     assert session.steps == 3
+
+
+def _attach_again(rank, mode):
+    """Counts of an optimizer's first and second session after a step with the second, and whether
+    the step changed the model.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = Config(detector=DetectorConfig(window=Window(steps=500)))
+    first = attach(DistributedDataParallel(model), config, optimizer=optimizer)
+    wrapped = DistributedDataParallel(model)
+    second = attach(wrapped, config, optimizer=optimizer, step=mode)
+    wrapped(torch.ones(2, 4)).sum().backward()
+    before = model.weight.detach().clone()
+    if mode != "optimizer":
+        second.step()
+    if mode != "session":
+        optimizer.step()
+    return first.steps, second.steps, not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("mode", ["session", "optimizer", "caller"])
+def test_the_steps_of_an_optimizer_are_those_of_its_newest_session(run_group, mode):
+    assert run_group(2, _attach_again, mode) == [(0, 1, True)] * 2

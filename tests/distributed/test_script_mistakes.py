@@ -119,6 +119,19 @@ def test_reading_all_batches_before_training_costs_none_of_them(
     assert [record.samples for record in result.link.of("epoch")] == [100] * 3
 
 
+def test_a_script_that_reads_its_batches_twice_may_resume_at_the_end_of_an_epoch(
+    run_group: Any, tmp_path: Any
+) -> None:
+    stop = "if session.state.session.steps == 3: session.state.session.request(Signal.SAVE_STOP)"
+    source = SCRIPT.replace("BODY", stop).replace("for epoch in", "list(batches)\nfor epoch in")
+    source = f"from accordion.step_signals import Signal\n{source}"
+    order = order_of(tmp_path, {"train.py": source})
+    assert run_group(2, run_own_script, order)[0].outcome == "stopped"
+    again = run_group(2, run_own_script, order, None, 2)[0]
+    assert again.link.of("started")[0].step == 4
+    assert [record.samples for record in again.link.of("epoch")] == [100] * 3
+
+
 @pytest.mark.parametrize(
     ("source", "warnings"),
     [(TRAINED, 0), (change('print("read", epoch, rows)', "pass\n    if epoch == 1: break"), 1)],

@@ -37,8 +37,8 @@ class Batches:
         samples in it.
         """
         self._session = session
-        self._read_epoch: int | None = None
-        """Epoch whose batches were last read."""
+        self._trained_epoch: int | None = None
+        """Epoch of the batch that was last trained on."""
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
@@ -48,7 +48,8 @@ class Batches:
         """Iterate over the rest of the epoch.
 
         Raises:
-            CodeError: the script has read all of the epoch's batches and did not end the epoch.
+            CodeError: the script has trained on all of the epoch's batches and did not end the
+                epoch.
         """
         state = self._session.state
         training, context = state.spec.training, state.context
@@ -83,16 +84,20 @@ class Batches:
             )
         return self.ahead[0]
 
+    def finish_current(self) -> None:
+        """Go on to the next batch, because a step has trained on this one."""
+        self.ahead.popleft()
+        self._trained_epoch = self._session.state.position.epoch
+
     def _check_epoch_ended(self, state: TrainState) -> None:
-        # A script that resumes at the end of an epoch may find no batch left, once.
+        # A script that resumes at the end of an epoch finds no batch left, however often it reads.
         epoch = state.position.epoch
-        if epoch == self._read_epoch and state.position.samples >= self.num_samples:
+        if epoch == self._trained_epoch and state.position.samples >= self.num_samples:
             raise CodeError(
                 f"session.batches() has no samples left in epoch {epoch}; call session.end_epoch()"
                 " after each pass over them, or iterate over session.epochs(), and evaluate with"
                 " another loader"
             )
-        self._read_epoch = epoch
 
 
 __all__ = ["Batches"]

@@ -289,7 +289,7 @@ class ScriptSession:
         with self._service_errors():
             batch, own = self._current_batch()
             if self._batches is not None:
-                self._batches.ahead.popleft()
+                self._batches.finish_current()
                 state.own_work.end_step(own, state.phases.seconds)
             result = state.session.step()
             state.phases.count_lap("optimize")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import cast
 
 import pytest
 import torch
@@ -14,6 +15,18 @@ from accordion.errors import HookError
 from accordion.messages import Override
 from accordion.session import attach
 from accordion.step_results import StepResult
+
+
+class Descent:
+    """An optimizer with what a session uses, which is no subclass of torch's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.param_groups = [{"params": list(model.parameters()), "lr": 0.1}]
+        self.steps = 0
+
+    def step(self) -> None:
+        """Count the step."""
+        self.steps += 1
 
 
 def test_the_observer_sees_every_step_boundary_and_switch_of_a_followed_optimizer() -> None:
@@ -65,3 +78,12 @@ def test_an_optimizer_steps_alone_once_its_session_is_gone() -> None:
     before = model.weight.clone()
     optimizer.step()
     assert not torch.equal(model.weight, before)
+
+
+def test_an_optimizer_that_is_not_one_of_torch_steps_with_a_session() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = Descent(model)
+    session = attach(model, Config(), optimizer=cast("torch.optim.Optimizer", optimizer))
+    model(torch.ones(2, 4)).sum().backward()
+    assert session.step().taken
+    assert optimizer.steps == 1
