@@ -48,7 +48,7 @@ class LabelCondition:
 
 
 Selector = frozenset[LabelCondition]
-"""Conditions that a node must meet, each on another label."""
+"""Conditions that a node must meet, each on a different label."""
 
 
 def read_condition(name: str, text: str) -> LabelCondition:

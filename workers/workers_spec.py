@@ -80,9 +80,9 @@ class WorkersSpec(Strict):
     """
     node_labels: dict[LabelName, NodeSelector] = Field(default={}, max_length=8)
     """Labels that the nodes of the workers must have, by name, as nodes were started with
-    (`ray start --labels`), such as `ray.io/accelerator-type: H100`. Instead of one value also
-    `in(H100,A100)` for one of several, and `!spot` or `!in(a,b)` for none of them, which a node
-    without the label has, too.
+    (`ray start --labels`), such as `ray.io/accelerator-type: H100`. `in(H100,A100)` takes one of
+    several values, and `!spot` or `!in(a,b)` excludes values; nodes without the label match these
+    two as well. In YAML, put these forms in quotes.
     """
     balance: Annotated[bool, Field(strict=True)] = True
     """Whether faster workers take more micro-batches of each global batch; their speed is compared

@@ -86,9 +86,9 @@ _BY_PATTERN: Mapping[str, str] = {
         " or digit"
     ),
     NODE_SELECTOR_PATTERN: (
-        "is not the value of a node label; give a value such as H100, in(H100,A100) for one of"
-        " several, or !H100 or !in(H100,A100) for none of them; each has up to 63 letters, digits"
-        " and ._-, and starts and ends with a letter or digit"
+        'is not the value of a node label; give a value such as H100, "in(H100,A100)" for one of'
+        ' several, or "!H100" or "!in(H100,A100)" for none of them; each has up to 63 letters,'
+        " digits and ._-, and starts and ends with a letter or digit"
     ),
     WANDB_NAME_PATTERN: "is not a name in Weights & Biases; use letters, digits and ._-",
     URL_PATTERN: "is not a URL that starts with http:// or https://",

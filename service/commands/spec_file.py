@@ -140,7 +140,7 @@ def _parse_yaml(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it cannot be parsed"
-        is_tag = isinstance(error, yaml.constructor.ConstructorError)
+        is_tag = " tag" in f"{getattr(error, 'context', None)}: {problem}"
         hint = "; put texts that begin with ! in quotes" if is_tag else ""
         raise SettingsError(f"{name} is neither YAML nor JSON: {problem}{where}{hint}") from error
     except (ValueError, RecursionError) as error:

@@ -6,8 +6,9 @@ jobs are requested for at once and, if that is infeasible, in smaller batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from service.domain.resources import Resources
 
@@ -19,6 +20,8 @@ MAX_BATCH = 4096
 """Number of new jobs in the first request, and at most in any."""
 Group = tuple[Resources, ...]
 """Workers of a job, or other parts of a request."""
+Amounts = tuple[tuple[str, float], ...]
+"""Amount of each resource, sorted by name."""
 _TOLERANCE = 1e-6
 """Largest difference of two equal sums."""
 
@@ -43,8 +46,10 @@ class Trials:
     """Whether capacity in use is left out, because it made the request infeasible by itself."""
     infeasible_at: float = 0.0
     """Time of the last infeasible request, in seconds since 1970."""
-    used: tuple[tuple[str, float], ...] = ()
-    """Amount of each resource that was in use when the last group was infeasible."""
+    beside: Amounts = ()
+    """Largest amount of each resource that was requested beside an infeasible group: in use, and
+    for accepted jobs.
+    """
 
 
 NO_TRIALS = Trials()
@@ -67,7 +72,8 @@ def judge_request(
         return replace(
             trials, accepted=frozenset(groups), num_tried=num_tried, restores_accepted=False
         )
-    has_accepted = len(new) < len(groups)
+    accepted = [groups[job_id] for job_id in groups if job_id in trials.accepted]
+    has_accepted = bool(accepted)
     if len(new) > 1:
         return replace(trials, num_tried=len(new) // 2, restores_accepted=has_accepted)
     if new:
@@ -77,7 +83,7 @@ def judge_request(
             num_tried=1,
             restores_accepted=has_accepted,
             infeasible_at=now,
-            used=_add_up(used),
+            beside=_take_larger(trials.beside, _add_up([*used, *chain(*accepted)])),
         )
     if groups:  # fewer nodes are feasible than before
         num_tried = max(1, len(groups) // 2)
@@ -87,18 +93,18 @@ def judge_request(
 
 def renew_trials(trials: Trials, groups: Mapping[str, Group], *, used: Group, now: float) -> Trials:
     """Return the trials with what was infeasible to be tried again, at first one job: long ago, or
-    when more was in use than now. The latter only if the last request, for these groups and the
-    capacity in use, has no accepted job, for which nodes may be starting.
+    when less is in use now than was requested beside it. The latter only if the last request, for
+    these groups and the capacity in use, has no accepted job, for which nodes may be starting.
     """
     is_recent = 0.0 <= now - trials.infeasible_at < RETRY_S
-    may_fit_now = trials.accepted.isdisjoint(groups) and _is_less(_add_up(used), trials.used)
+    may_fit_now = trials.accepted.isdisjoint(groups) and _is_less(_add_up(used), trials.beside)
     is_kept = is_recent and not may_fit_now
     if is_kept or not (trials.infeasible or trials.leaves_out_use):
         return trials
     return Trials(accepted=trials.accepted, num_tried=1)
 
 
-def _add_up(parts: Group) -> tuple[tuple[str, float], ...]:
+def _add_up(parts: Iterable[Resources]) -> Amounts:
     """Return the amount of each resource, by name."""
     totals: dict[str, float] = {}
     for part in parts:
@@ -108,7 +114,13 @@ def _add_up(parts: Group) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(totals.items()))
 
 
-def _is_less(now: tuple[tuple[str, float], ...], before: tuple[tuple[str, float], ...]) -> bool:
+def _take_larger(one: Amounts, other: Amounts) -> Amounts:
+    """Return the larger amount of each resource."""
+    amounts = dict(one)
+    return tuple(sorted({**amounts, **{k: max(v, amounts.get(k, 0.0)) for k, v in other}}.items()))
+
+
+def _is_less(now: Amounts, before: Amounts) -> bool:
     """Return whether there is less of any resource."""
     amounts = dict(now)
     return any(amounts.get(name, 0.0) < amount - _TOLERANCE for name, amount in before)

@@ -32,16 +32,18 @@ def list_misfit_remedies(
     `describe_misfit`.
     """
     nodes = _list_matching(request, nodes)
+    labels = [_describe_selector(request)] if request.selector else []
     if not nodes:
-        labels = _describe_selector(request)
-        return ("a clone with other workers.node_labels", f"nodes with {labels}")
+        return ("a clone with other workers.node_labels", f"nodes with {labels[0]}")
     if missing := _list_missing(request, nodes):
-        return ("a clone with other workers.resources", f"nodes with {' and '.join(missing)}")
+        needed = " and ".join([*missing, *labels])
+        return ("a clone with other workers.resources", f"nodes with {needed}")
+    such = "".join(f" with {text}" for text in labels)
     largest_gb = math.floor(10 * _largest_memory(nodes) / _GB) / 10
     if request.memory > _largest_memory(nodes):
         less = (f"a clone with workers.memory of {largest_gb} GB or less",) if largest_gb else ()
-        return (*less, "larger nodes")
-    return (*describe_fewer(most), "a clone whose workers take less", "more nodes")
+        return (*less, f"larger nodes{such}")
+    return (*describe_fewer(most), "a clone whose workers take less", f"more nodes{such}")
 
 
 def describe_fewer(most: int) -> tuple[str, ...]:
@@ -79,12 +81,14 @@ def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit:
     if not nodes:
         labels = _describe_selector(request)
         return f"no node has {labels}: change workers.node_labels, or add such nodes"
+    such = " with these labels" if request.selector else ""
     if missing := _list_missing(request, nodes):
-        return f"no node has {' or '.join(missing)}: change workers.resources, or add such nodes"
+        lacks = f"no node{such} has {' or '.join(missing)}"
+        return f"{lacks}: change workers.resources, or add such nodes"
     if request.memory > _largest_memory(nodes):
-        return "lower workers.memory, or add larger nodes"
+        return f"lower workers.memory, or add larger nodes{such}"
     fewer = "workers.min or " if limit else ""
-    return f"lower {fewer}what each worker takes, or add nodes"
+    return f"lower {fewer}what each worker takes, or add nodes{such}"
 
 
 def _list_matching(request: ResourceRequest, nodes: Sequence[Resources]) -> list[Resources]:

@@ -110,8 +110,8 @@ WRONG_SPECS = [
     (
         {**DIGITS, "workers": {"node_labels": {"a": "in(spot,)"}}},
         "/workers/node_labels/a",
-        "'in(spot,)' is not the value of a node label; give a value such as H100, in(H100,A100) for"
-        " one of several, or !H100 or !in(H100,A100) for none of them; each has up to 63 letters,",
+        "'in(spot,)' is not the value of a node label; give a value such as H100, \"in(H100,A100)\""
+        ' for one of several, or "!H100" or "!in(H100,A100)" for none of them; each has up to 63',
     ),
     (
         {**DIGITS, "loggers": [{"kind": "wandb", "project": "a b", "mode": "offline"}]},

@@ -19,8 +19,8 @@ from tests.elastic.nodes import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 NODE_TYPES = {f"zone-{zone}": FakeNodeType(cpus=2, labels={"zone": zone}) for zone in "ab"}
-LONG = 1000
-"""Epochs of a job that is cancelled."""
+LONG = 100_000
+"""Epochs of a job that is cancelled: more than it trains on any machine meanwhile."""
 
 
 @contextmanager

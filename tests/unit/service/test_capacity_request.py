@@ -328,6 +328,26 @@ def test_what_was_infeasible_is_not_tried_again_early_while_an_accepted_job_wait
     assert renew(trials, 1.0, plan(pending[1:], (), nodes, trials=trials)) != trials
 
 
+def test_a_job_infeasible_beside_an_accepted_one_is_tried_again_after_that_one() -> None:
+    nodes, first, second = [started_node("a")], waiting("first", 1, 4), waiting("second", 1, 3)
+    trials = judge(NO_TRIALS, plan([first]), is_feasible=True)
+    trials = judge(trials, plan([first, second], trials=trials), is_feasible=False)
+    runs = plan([second], [running_job("first", "a", cpus=4)], nodes, trials=trials)
+    assert renew(trials, 1.0, runs) == trials
+    ended = plan([second], (), nodes, trials=trials)
+    assert list(plan([second], trials=renew(trials, 2.0, ended)).groups) == ["second"]
+
+
+def test_each_infeasible_job_is_tried_again_once_less_is_in_use_than_beside_it() -> None:
+    nodes, pending = [started_node("a")], [waiting("x", 1, 9), waiting("y", 1, 8)]
+    more, less = running_job("r", "a", cpus=3), running_job("r", "a", cpus=1)
+    trials = judge(NO_TRIALS, plan(pending[:1], [more], nodes), is_feasible=False)
+    request = plan(pending, [less], nodes, trials=trials)
+    assert list(request.groups) == ["y"]
+    trials = judge(trials, request, is_feasible=False)
+    assert renew(trials, 1.0, plan(pending, [less], nodes, trials=trials)).infeasible == frozenset()
+
+
 def test_one_infeasible_job_among_many_is_found_in_few_requests() -> None:
     pending = [waiting(str(n), 1, cpus=99.0 if n == 37 else 1 + n / 100) for n in range(100)]
     trials, num_requests = NO_TRIALS, 0

@@ -269,6 +269,8 @@ WRONG = [
     ),
     pytest.param("task: [", "neither YAML nor JSON: .* in line", id="syntax"),
     pytest.param("task: !a", "in line 1, .*; put texts that begin with ! in quotes", id="tag"),
+    pytest.param("{task: !a}", "in line 1, .*; put texts that begin with ! in quotes", id="in {}"),
+    pytest.param("task: {{ a }}", "unhashable key in line 1, column 8$", id="template"),
 ]
 
 

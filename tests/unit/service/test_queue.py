@@ -222,11 +222,21 @@ def test_the_message_names_the_nodes_that_have_the_labels_but_are_too_small() ->
     assert explain(request, nodes) == (
         "needs 2 workers of 4 CPU each, on nodes with zone!=a, but the whole cluster (72 CPU on 5"
         " nodes), of which only n1, n2 and 2 more have these labels, holds at most 0; lower what"
-        " each worker takes, or add nodes"
+        " each worker takes, or add nodes with these labels"
     )
     assert explain(replace(request, memory=16e9), nodes[-2:]).endswith(
         "of which only n4 has these labels, with 8.0 GB at most, holds at most 0; lower"
-        " workers.memory, or add larger nodes"
+        " workers.memory, or add larger nodes with these labels"
+    )
+
+
+def test_a_custom_resource_of_a_node_without_the_labels_is_not_denied() -> None:
+    other = Resources(cpus=4, gpus=0, labels=ZONE_B, custom=(("fpga", 1.0),))
+    request = replace(asked(1, 1), selector=IN_A, custom=(("fpga", 1.0),))
+    nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A), other]
+    admission = plan_queue([PendingJob(id="a", request=request)], nodes, [])["a"]
+    assert admission.message.endswith(
+        "no node with these labels has fpga: change workers.resources, or add such nodes"
     )
 
 

@@ -113,6 +113,28 @@ def test_a_job_that_never_fits_is_told_what_would_help(
     assert explain(request_).remedies == remedies
 
 
+@pytest.mark.parametrize(
+    ("changes", "remedies"),
+    [
+        ({"cpus": 9.0}, ("a clone whose workers take less", "more nodes with zone!=b")),
+        (
+            {"memory": 17e9},
+            ("a clone with workers.memory of 16.0 GB or less", "larger nodes with zone!=b"),
+        ),
+        (
+            {"custom": (("fpga", 1.0),)},
+            ("a clone with other workers.resources", "nodes with fpga and zone!=b"),
+        ),
+    ],
+    ids=["too large", "memory", "custom resources"],
+)
+def test_nodes_that_would_help_a_job_have_its_labels(
+    changes: dict[str, Any], remedies: tuple[str, ...]
+) -> None:
+    request = replace(asked(), selector=read_selector({"zone": "!b"}), **changes)
+    assert explain(request).remedies == remedies
+
+
 def test_the_minimum_that_is_suggested_fits() -> None:
     smaller = PendingJob(id="new", request=asked(16))
     assert plan_queue([smaller], NODES, [])["new"].workers == 16
