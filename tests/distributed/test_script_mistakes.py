@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.distributed.code_jobs import run_own_script
-from tests.distributed.test_own_code import SCRIPT, order_of
+from tests.distributed.test_own_code import (
+    SCRIPT,
+    STOP_IN_EPOCH_1,
+    logged_without_us,
+    order_of,
+    stored,
+)
 from workers.errors import TaskRaised
 
 OURS = "session.backward(loss)\n        session.step()"
@@ -19,6 +26,14 @@ def change(old: str, new: str) -> str:
     """The script of a good job with a mistake in it."""
     assert TRAINED.count(old) == 1
     return TRAINED.replace(old, new)
+
+
+END = 'print("end"'
+
+
+def loop_over(epochs: str) -> str:
+    """The script of a good job with another loop, which ends its epochs itself."""
+    return change("session.epochs(99)", epochs).replace(END, f"    session.end_epoch()\n{END}")
 
 
 MISTAKES = {
@@ -64,6 +79,19 @@ MISTAKES = {
     "no end of an epoch": (
         change("session.epochs(99)", "range(3)"),
         "session.batches() has no samples left in epoch 0; call session.end_epoch()",
+    ),
+    "more epochs than the job's": (
+        loop_over("range(10)"),
+        "(training.epochs 3) have been trained, and the script goes on;"
+        " write `for epoch in session.epochs(N)` in place of `range(N)`",
+    ),
+    "an end of an epoch after the last": (
+        change(END, f"session.end_epoch()\n{END}"),
+        "call session.end_epoch() once per epoch",
+    ),
+    "a process group of its own": (
+        change("session.init_process_group(", "torch.distributed.init_process_group("),
+        "write session.init_process_group(...) in place of torch.distributed.init_process_group",
     ),
 }
 """Scripts, each with a part of the message that ends it."""
@@ -143,3 +171,69 @@ def test_a_script_that_leaves_epochs_out_is_told_so_in_the_log(
     result = run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}))[0]
     found = [line for line in result.link.lines if "ended after 1 of the 3 epochs" in line]
     assert (result.outcome, len(found)) == ("completed", warnings)
+
+
+def test_a_second_process_group_is_told_with_its_line(run_group: Any, tmp_path: Any) -> None:
+    source, _ = MISTAKES["a process group of its own"]
+    with pytest.raises(TaskRaised) as caught:
+        run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}))
+    line = source.splitlines().index('torch.distributed.init_process_group("gloo")') + 1
+    assert caught.value.error.endswith(f"(train.py:{line})")
+
+
+@pytest.mark.parametrize("leave", ["raise SystemExit('boom')", "sys.exit(1)", "sys.exit('boom')"])
+def test_an_exit_with_an_error_is_told_with_its_line(
+    run_group: Any, tmp_path: Any, leave: str
+) -> None:
+    source = change(END, f"{leave}\n{END}")
+    with pytest.raises(TaskRaised) as caught:
+        run_group(1, run_own_script, order_of(tmp_path, {"train.py": source}))
+    assert "the script ended with sys.exit(" in caught.value.error
+    assert caught.value.error.endswith(f"(train.py:{source.splitlines().index(leave) + 1})")
+
+
+@pytest.mark.parametrize("leave", ["sys.exit()", "sys.exit(0)", "raise SystemExit(None)"])
+def test_an_exit_without_an_error_completes_the_job(
+    run_group: Any, tmp_path: Any, leave: str
+) -> None:
+    order = order_of(tmp_path, {"train.py": f"{TRAINED}{leave}"})
+    assert run_group(1, run_own_script, order)[0].outcome == "completed"
+
+
+def test_a_loop_that_starts_anew_ends_when_the_epochs_of_the_job_are_trained(
+    run_group: Any, tmp_path: Any
+) -> None:
+    order = order_of(tmp_path, {"train.py": loop_over("range(3)")})
+    assert run_group(2, run_own_script, order, STOP_IN_EPOCH_1)[0].outcome == "stopped"
+    with pytest.raises(TaskRaised, match=r"in place of `range\(N\)`") as caught:
+        run_group(2, run_own_script, order, None, 2)
+    assert (caught.value.step, caught.value.epoch) == (12, 3)
+
+
+UNREAD = "resumed in epoch 1, and the script has read neither session.epochs() nor session.epoch"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warnings"),
+    [("range(2)", 1), ("range(session.epoch, 3)", 0), ("session.epochs(3)", 0)],
+)
+def test_a_script_that_does_not_ask_where_it_resumes_is_warned_in_the_log(
+    run_group: Any, tmp_path: Any, epochs: str, warnings: int
+) -> None:
+    order = order_of(tmp_path, {"train.py": loop_over(epochs)})
+    first = run_group(2, run_own_script, order, STOP_IN_EPOCH_1)
+    second = run_group(2, run_own_script, order, None, 2)
+    assert [first[0].outcome, second[0].outcome] == ["stopped", "completed"]
+    told = [[line for line in group[0].link.lines if UNREAD in line] for group in (first, second)]
+    assert [len(lines) for lines in told] == [0, warnings]
+
+
+def test_a_script_outside_of_a_job_trains_as_many_epochs_as_its_own_loop_has(
+    run_group: Any, tmp_path: Any
+) -> None:
+    file = Path(stored(tmp_path, "train"))
+    source = file.read_text().replace("session.epochs(4)", "range(2)")
+    file.write_text(source.replace(END, f"    session.end_epoch()\n{END}"))
+    first, second = (run_group(2, logged_without_us, str(file))[0] for _ in range(2))
+    assert first == ""
+    assert "resumed in epoch 2, and the script has read neither" in second.splitlines()[1]
