@@ -79,8 +79,8 @@ class Batches:
         if not self.ahead:
             raise CodeError(
                 "session.backward(loss) was called without a batch of session.batches(); give the"
-                " DataLoader batch_sampler=session.batches(len(data)), whose last call counts, or give"
-                " session.attach(samples=len(data)) in place of session.batches()"
+                " DataLoader batch_sampler=session.batches(len(data)), whose last call counts, or"
+                " give session.attach(samples=len(data)) in place of session.batches()"
             )
         return self.ahead[0]
 

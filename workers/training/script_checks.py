@@ -4,8 +4,16 @@ error.
 
 from __future__ import annotations
 
+import logging
+import traceback
+
+import torch.distributed as dist
+
 from workers.errors import CodeError
+from workers.training.standalone_context import NO_JOB
 from workers.training.train_state import TrainState
+
+logger = logging.getLogger(__name__)
 
 
 def check_backward(state: TrainState, *, has_run: bool) -> None:
@@ -36,6 +44,60 @@ def check_trained(state: TrainState) -> None:
         )
 
 
+def check_epochs_left(state: TrainState, *, has_own_loop: bool) -> None:
+    """Check, before a script trains or ends an epoch, that the job has epochs left.
+
+    Outside of a job, the script alone knows the number of epochs.
+
+    Raises:
+        CodeError: all epochs of the job have been trained.
+    """
+    epochs = state.spec.training.epochs
+    if state.context.launch.job_id == NO_JOB or state.position.epoch < epochs:
+        return
+    remedy = (
+        "write `for epoch in session.epochs(N)` in place of `range(N)`, which begins at 0 again"
+        " when the job resumes"
+        if has_own_loop
+        else "call session.end_epoch() once per epoch, in the loop over session.epochs()"
+    )
+    raise CodeError(
+        f"all epochs of the job (training.epochs {epochs}) have been trained, and the script goes"
+        f" on; {remedy}; to train more, give training.epochs a larger number"
+    )
+
+
+def log_unread_epoch(state: TrainState) -> None:
+    """Log on rank 0 that a script which resumed after the first epoch has not read which epoch it
+    is; it may know that from an object of its own that was restored.
+    """
+    if state.context.rank != 0:
+        return
+    text = (
+        f"training resumed in epoch {state.position.epoch}, and the script has read neither"
+        " session.epochs() nor session.epoch; a loop over range(N) begins at 0 again and trains"
+        " more than N epochs; write `for epoch in session.epochs(N)` in place of it"
+    )
+    if state.context.launch.job_id == NO_JOB:
+        logger.warning(text)
+    else:
+        state.context.link.log(f"warning: {text}")
+
+
+def explain_second_group(error: Exception) -> CodeError | None:
+    """Return what a script should write if torch refused to make a second process group; else
+    None.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    is_refused = bool(frames) and frames[-1].name == "init_process_group"
+    if not (isinstance(error, ValueError) and is_refused and dist.is_initialized()):
+        return None
+    return CodeError(
+        "the workers of a job have a process group already; write session.init_process_group(...)"
+        " in place of torch.distributed.init_process_group(...)"
+    )
+
+
 def log_replaced_epochs(state: TrainState, number: int) -> None:
     """Log on rank 0, at the start of the job, that it trains another number of epochs than its
     script asks for.
@@ -59,4 +121,12 @@ def log_missing_epochs(state: TrainState) -> None:
         )
 
 
-__all__ = ["check_backward", "check_trained", "log_missing_epochs", "log_replaced_epochs"]
+__all__ = [
+    "check_backward",
+    "check_epochs_left",
+    "check_trained",
+    "explain_second_group",
+    "log_missing_epochs",
+    "log_replaced_epochs",
+    "log_unread_epoch",
+]

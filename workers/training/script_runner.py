@@ -22,6 +22,7 @@ from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
 from workers.training.resume import StopRequested
+from workers.training.script_checks import explain_second_group
 from workers.user_code.install import append_to_path, install_code
 
 if TYPE_CHECKING:
@@ -160,9 +161,11 @@ def _run_to_outcome(context: WorkerContext) -> Outcome:
         return "stopped"
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise CodeError(
+            error = CodeError(
                 f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong"
-            ) from end
+            )
+            # It names the script's line.
+            raise error.with_traceback(end.__traceback__) from end
     try:
         session.close()
     except ScriptExit as leave:
@@ -220,7 +223,8 @@ def _attribute_errors() -> Iterator[None]:
     except Exception as error:
         if error is session.failure or is_infrastructure_error(error):
             raise
-        raise _task_raised(error) from error
+        explained = explain_second_group(error) or error
+        raise _task_raised(explained.with_traceback(error.__traceback__)) from error
 
 
 def _task_raised(error: BaseException) -> TaskRaised:

@@ -51,9 +51,11 @@ from workers.training.sampler import loss_weight
 from workers.training.script_batches import Batches
 from workers.training.script_checks import (
     check_backward,
+    check_epochs_left,
     check_trained,
     log_missing_epochs,
     log_replaced_epochs,
+    log_unread_epoch,
 )
 from workers.training.script_runner import (
     OptimizerWithExtras,
@@ -81,6 +83,10 @@ class ScriptSession:
         self._rate = 0.0
         self._has_backward = False
         """Whether `backward` was called since the last step."""
+        self._is_epoch_unread = False
+        """Whether `attach` resumed after the first epoch, and the script has not read which epoch
+        it is.
+        """
         self.failure: BaseException | None = None
         """Error raised by the service's code, not by the script."""
 
@@ -110,6 +116,16 @@ class ScriptSession:
         return (
             (self._state.session.steps, self._state.position.epoch) if self._state else (None, None)
         )
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that is trained, counted from 0; after `attach`, the one in which the job resumes.
+
+        Raises:
+            CodeError: `attach` was not called yet.
+        """
+        self._is_epoch_unread = False
+        return self.state.position.epoch
 
     @property
     def global_batch(self) -> int:
@@ -214,6 +230,7 @@ class ScriptSession:
             state.optimizer = OptimizerWithExtras.of(optimizer, kept)
             self._state = state
             standalone.log_resume(state, start_training(state))
+        self._is_epoch_unread = state.position.epoch > 0
         time_loading(module, state.phases)
         state.phases.start_step()
         return state.session
@@ -223,6 +240,7 @@ class ScriptSession:
         spec (20 by default) replaces `number`, and the job's log says so if they differ.
         """
         state = self.state
+        self._is_epoch_unread = False
         self._epochs = state.spec.training.epochs if self._in_job else number
         if self._epochs != number:
             log_replaced_epochs(state, number)
@@ -251,9 +269,14 @@ class ScriptSession:
         With a scaler given to `attach`, the loss is scaled here; do not scale it before.
 
         Raises:
-            CodeError: the script calls `batches` and did not read this batch from them.
+            CodeError: the script calls `batches` and did not read this batch from them, or all
+                epochs of the job have been trained.
         """
         state = self.state
+        check_epochs_left(state, has_own_loop=self._epochs is None)
+        if self._is_epoch_unread:
+            self._is_epoch_unread = False
+            log_unread_epoch(state)
         state.context.control.enter_phase(
             "training", epoch=state.position.epoch, step=state.session.steps
         )
@@ -309,11 +332,12 @@ class ScriptSession:
         improving, `epochs` ends; a script with a loop of its own ends here by SystemExit.
 
         Raises:
-            CodeError: no step was taken yet.
+            CodeError: no step was taken yet, or all epochs of the job have been trained.
             TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
         check_trained(state)
+        check_epochs_left(state, has_own_loop=self._epochs is None)
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
