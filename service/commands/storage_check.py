@@ -1,5 +1,5 @@
-"""The part of `doctor` about storages: jobs that wait for theirs, where jobs keep their checkpoints,
-and which of these places this machine does not find.
+"""The part of `doctor` about storages: jobs that wait for theirs, where jobs keep checkpoints, and
+which of these places this machine does not find.
 """
 
 from __future__ import annotations
