@@ -71,7 +71,7 @@ def submit(
         forecast = None if json else client.dry_run(spec)
         job = client.submit(spec, idempotency_key=str(uuid4()))
         if forecast is not None and forecast.would_wait:
-            typer.echo(f"accordion: {job.name} would wait: {forecast.message}", err=True)
+            typer.echo(f"accordion: {job.name} waits: {forecast.message}", err=True)
         if json:
             print_json(job, indent=None if follow_ else 2)
         else:

@@ -187,7 +187,8 @@ def test_a_label_that_no_node_has_is_refused_with_what_to_change() -> None:
     assert admission.reason is Reason.NEVER_FITS
     assert admission.message == (
         "needs 1 worker of 1 CPU, on nodes with zone=b, but the whole cluster (4 CPU on 1 node)"
-        " holds at most 0; no node has zone=b: submit a job with other workers.node_labels, or add such nodes"
+        " holds at most 0; no node has zone=b: submit a job with other workers.node_labels,"
+        " or add such nodes"
     )
 
 
@@ -236,7 +237,8 @@ def test_a_custom_resource_of_a_node_without_the_labels_is_not_denied() -> None:
     nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A), other]
     admission = plan_queue([PendingJob(id="a", request=request)], nodes, [])["a"]
     assert admission.message.endswith(
-        "no node with these labels has fpga: submit a job with other workers.resources, or add such nodes"
+        "no node with these labels has fpga: submit a job with other workers.resources, or add"
+        " such nodes"
     )
 
 
