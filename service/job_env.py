@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from service.errors import NotFound, UnreadableSecret
-from service.security.secret_box import GIVE_KEY, ServiceKey, find_service_key
+from service.security.secret_box import GIVE_KEY, MAKE_KEY_FIRST, ServiceKey, find_service_key
 from service.settings import Settings
 from service.store.database import Database
 from service.store.models import JobRow
@@ -52,7 +52,7 @@ class JobEnv:
         key = self._find_key()
         unreadable = sorted(name for name in names if not key.can_decrypt(encrypted[name]))
         if unreadable or key.box is None:
-            raise UnreadableSecret(_explain_unreadable(owner, unreadable, key.problem))
+            raise UnreadableSecret(_explain_unreadable(owner, unreadable, key))
         return {name: key.box.decrypt(text) for name, text in encrypted.items()}
 
     def find_unreadable(self, jobs: Sequence[JobRow]) -> dict[str, str]:
@@ -71,7 +71,7 @@ class JobEnv:
         key = self._find_key()
         rejected = {place for place, text in encrypted.items() if not key.can_decrypt(text)}
         return {
-            job_id: _explain_unreadable(owners[job_id], unreadable, key.problem)
+            job_id: _explain_unreadable(owners[job_id], unreadable, key)
             for job_id, names in named.items()
             if (unreadable := [name for name in names if (owners[job_id] or "", name) in rejected])
         }
@@ -92,6 +92,7 @@ def find_data_cache(settings: Settings) -> DataCache:
     return DataCache(folder=settings.data_cache, max_bytes=settings.data_cache_bytes)
 
 
-def _explain_unreadable(owner: str | None, names: Sequence[str], problem: str) -> str:
+def _explain_unreadable(owner: str | None, names: Sequence[str], key: ServiceKey) -> str:
     """Return which secrets the scheduler cannot decrypt, and what users and admins can do."""
-    return f"{describe_unreadable(owner, names, problem)}, or {GIVE_KEY}"
+    first = MAKE_KEY_FIRST if key.is_missing else ""
+    return f"{describe_unreadable(owner, names, key.problem)}, or {GIVE_KEY}{first}"

@@ -161,4 +161,5 @@ def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> 
 @router.get("/why", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_why(job: JobDep, repository: RepositoryDep) -> WhyView:
     """Say what holds the job up now, its share of a step, and the best change."""
-    return why_view(job, repository.newest_decision(job.id))
+    first = repository.first_without_capacity([job])
+    return why_view(job, repository.newest_decision(job.id), first)

@@ -18,6 +18,7 @@ from service.api.secret_schemas import SecretList, SecretRequest, SecretView
 from service.domain.access import Caller, Scope, describe_missing_scope
 from service.errors import Conflict, Forbidden, Invalid, SettingsError, Unavailable
 from service.security.secret_box import (
+    MAKE_KEY_FIRST,
     SecretBox,
     ServiceKey,
     create_secret_box,
@@ -134,7 +135,8 @@ def check_owned(state: AppState, caller: Caller, name_by_pointer: Mapping[str, s
             raise Invalid(describe_missing(caller.user, name), place)
         if box is None or not box.can_decrypt(known[name]):
             why = describe_unreadable(caller.user, [name], describe_wrong_key(state.settings, box))
-            raise Invalid(f"{why} (PUT /api/v1/secrets/{name})", place)
+            first = MAKE_KEY_FIRST if box is None else ""
+            raise Invalid(f"{why} (PUT /api/v1/secrets/{name}){first}", place)
 
 
 def create_box(

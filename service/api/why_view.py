@@ -15,15 +15,23 @@ from service.domain.bottleneck import find_bottleneck
 from service.domain.job_status import STATUS_TABLE, Phase
 from service.domain.jobs import Kind, Status
 from service.domain.step_profile import JobSettings, StepProfile
+from service.domain.waiting_message import format_waiting_message
 from service.store.models import DecisionRow, JobRow
 from service.store.stored_spec import UnreadableSpec, resource_request, submitted_spec
 
 
-def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
-    """Build the answer from the newest progress of a job that trains or has ended."""
+def why_view(
+    job: JobRow, newest: DecisionRow | None, first_without_capacity: str | None = None
+) -> WhyView:
+    """Build the answer from the newest progress of a job that trains or has ended.
+
+    `first_without_capacity` is the id of the first queued job without capacity, which one behind it
+    names.
+    """
     progress = progress_view(job)
     updated_at = None if progress is None else progress.updated_at
-    message = f": {job.message}" if job.message else ""
+    text = format_waiting_message(job.message, first_without_capacity)
+    message = f": {text}" if text else ""
     if not _has_ended(job) and job.status != Status.RUNNING:
         return WhyView(
             sentence=f"The job does not train, it is {job.status}{message}", updated_at=updated_at

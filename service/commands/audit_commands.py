@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -166,12 +167,15 @@ def _describe_unknown(client: Client, chosen: Mapping[str, Any]) -> str:
     that nothing matches.
     """
     asked = {name: text for name, text in _PARTS.items() if chosen[name] is not None}
-    missing = [
-        text.format(chosen[name])
+    missing = {
+        name: text.format(chosen[name])
         for name, text in asked.items()
         if not client.audit(**{name: chosen[name]}, limit=1).items
-    ]
-    return f"; the audit log has no change {' or '.join(missing)}" if missing else ""
+    }
+    if not missing:
+        return ""
+    hint = f"; a job is named by --job {quote(chosen['subject'])}" if "subject" in missing else ""
+    return f"; the audit log has no change {' or '.join(missing.values())}{hint}"
 
 
 def _tabulate_entries(entries: Sequence[AuditEntry], width: int) -> Table:

@@ -44,7 +44,7 @@ ChangesOption = Annotated[
         metavar="PATH=VALUE",
         help=(
             "set one value of the spec, such as policy.name=cost_aware; a mapping replaces all of"
-            " what the file has there; may be repeated"
+            " what the spec has there; may be repeated"
         ),
     ),
 ]

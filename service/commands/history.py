@@ -107,15 +107,28 @@ def _describe_wait(client: Client, job: JobView) -> list[str]:
     return describe_wait(client, job.id)
 
 
+def _name_jobs(client: Client, text: str) -> str:
+    from service.commands.queue_commands import read_names, replace_job_ids
+
+    return replace_job_ids(text, read_names(client))
+
+
 def why(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Say what holds a job up, its share of a step, and the best change."""
+    """Say what holds a job up, its share of a step, and the best change; of a queued job, what it
+    waits for and what would help.
+    """
     with connect_client(url) as client:
-        answer = client.why(find_to_read(client, job).id)
-    if json:
-        print_json(answer)
-        return
+        found = find_to_read(client, job)
+        answer = client.why(found.id)
+        if json:
+            print_json(answer)
+            return
+        is_queued = found.status == "QUEUED"
+        sentence = _name_jobs(client, answer.sentence) if is_queued else answer.sentence
+        wait = _describe_wait(client, found)
     out = create_console()
-    out.print(answer.sentence)
+    for line in [sentence, *wait]:
+        out.print(line)
     if answer.change is not None:
         bound = "up to " if answer.change.is_upper_bound else ""
         factor = format_rounded(answer.change.speedup, 2)

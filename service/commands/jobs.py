@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,7 +71,7 @@ def submit(
         forecast = None if json else client.dry_run(spec)
         job = client.submit(spec, idempotency_key=str(uuid4()))
         if forecast is not None and forecast.would_wait:
-            typer.echo(f"accordion: {job.name} would wait: {forecast.message}", err=True)
+            typer.echo(f"accordion: {job.name} waits: {forecast.message}", err=True)
         if json:
             print_json(job, indent=None if follow_ else 2)
         else:
@@ -98,17 +98,16 @@ def clone(
     """
     from uuid import uuid4
 
-    from service.commands.spec_file import set_value
+    from service.commands.spec_file import build_patch
     from service.commands.watch import check_may_watch, follow_to_exit_code
 
-    patch: dict[str, Any] = {}
-    for change in changes or []:
-        set_value(patch, change)
+    build_patch({}, changes or [])  # so that a malformed change is told without a service
     with connect_client(url) as client:
         if follow_:
             check_may_watch(client)
-        resolve_warm_start(client, patch)
         known = find_to_read(client, job)
+        patch = build_patch({**known.spec, "labels": known.labels}, changes or [])
+        resolve_warm_start(client, patch)
         made = client.clone(known.id, patch, idempotency_key=str(uuid4()))
         if json:
             print_json(made, indent=None if follow_ else 2)

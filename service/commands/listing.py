@@ -32,7 +32,7 @@ from service.commands.time_options import create_time_option, parse_times
 from service.domain.jobs import Desired, Kind, Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
@@ -223,22 +223,31 @@ def list_jobs(
             limit=limit,
             cursor=cursor,
         )
-        _print_jobs(client, found, owner, json=json)
+        _print_jobs(client, found, chosen, json=json)
 
 
 def _print_jobs(
-    client: Client, found: PagedItems[JobView], owner: str | None, *, json: bool
+    client: Client, found: PagedItems[JobView], chosen: Mapping[str, Any], *, json: bool
 ) -> None:
     if json:
         print_json_list(found)
         return
     jobs = list(found)
     if not jobs:
-        typer.echo(f"no job matches{describe_unknown_user(client, owner)}")
+        unknown = describe_unknown_user(client, chosen["owner"])
+        typer.echo(f"no job matches{unknown or _describe_archived(client, chosen)}")
         return
     out = create_console()
     out.print(_job_table(jobs, out.width))
     report_more("jobs", found)
+
+
+def _describe_archived(client: Client, chosen: Mapping[str, Any]) -> str:
+    """Return that only archived jobs match, to follow that nothing does; empty otherwise."""
+    if chosen["archived"] is not False:
+        return ""
+    hidden = client.jobs(**{**chosen, "archived": True}, limit=1).items
+    return "; archived ones do: give --archived" if hidden else ""
 
 
 def _upper(words: list[str] | None) -> list[str]:

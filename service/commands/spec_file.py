@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,8 @@ def set_value(spec: dict[str, Any], change: str) -> None:
         SettingsError: the change is not `path=value`, its value has a duplicate key, or the path
             leads through a value that is not a mapping.
     """
-    path, equals, text = change.partition("=")
-    *folders, last = path.strip().split(".")
-    if not equals or not all([*folders, last]):
-        raise SettingsError(
-            f"--set {change!r} is not of the form path=value, such as training.epochs=5"
-        )
+    path, text = _split_change(change)
+    *folders, last = path.split(".")
     place = spec
     for folder in folders:
         inner = place.setdefault(folder, {})
@@ -71,6 +67,21 @@ def set_value(spec: dict[str, Any], change: str) -> None:
             )
         place = inner
     place[last] = _parse_yaml(text, f"--set {path}")
+
+
+def build_patch(spec: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Build the JSON merge patch (RFC 7396) that sets these values in a spec. Where one of them is
+    a mapping, the patch removes the other keys that the spec has there.
+
+    Raises:
+        SettingsError: like `set_value`.
+    """
+    patch: dict[str, Any] = {}
+    for change in changes:
+        set_value(patch, change)
+    for change in changes:
+        _replace_at(patch, spec, _split_change(change)[0].split("."))
+    return patch
 
 
 def build_unique_mapping(pairs: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:
@@ -92,6 +103,36 @@ def check_unique(keys: Iterable[Any], name: str) -> None:
     twice = [key for key, count in Counter(keys).items() if count > 1]
     if twice:
         raise SettingsError(f"{name} gives {', '.join(map(repr, twice))} more than once; keep one")
+
+
+def _split_change(change: str) -> tuple[str, str]:
+    """Return the path and the value, as YAML, of a change."""
+    path, equals, text = change.partition("=")
+    path = path.strip()
+    if not equals or not all(path.split(".")):
+        raise SettingsError(
+            f"--set {change!r} is not of the form path=value, such as training.epochs=5"
+        )
+    return path, text
+
+
+def _replace_at(patch: dict[str, Any], spec: Any, path: Sequence[str]) -> None:
+    """Let the mapping that a patch has at a path, if it is one, replace that of the spec."""
+    name, *rest = path
+    value, known = patch.get(name), spec.get(name) if isinstance(spec, Mapping) else None
+    if rest and isinstance(value, dict):
+        _replace_at(value, known, rest)
+    elif not rest:
+        patch[name] = _remove_others(known, value)
+
+
+def _remove_others(known: Any, value: Any) -> Any:
+    """Return a value with null for each key that only the known one has, at all depths."""
+    if not isinstance(value, dict):
+        return value
+    known = known if isinstance(known, Mapping) else {}
+    kept = {name: _remove_others(known.get(name), inner) for name, inner in value.items()}
+    return {**dict.fromkeys(known), **kept}
 
 
 def _line_number(node: Any) -> int:

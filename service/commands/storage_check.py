@@ -1,5 +1,5 @@
-"""The part of `doctor` about storages: where jobs keep their checkpoints, and which of these places
-this machine does not find.
+"""The part of `doctor` about storages: jobs that wait for theirs, where jobs keep checkpoints, and
+which of these places this machine does not find.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from service.commands.doctor import Finding
 from service.commands.format import format_storage
 from service.domain.job_status import UNFINISHED
+from service.domain.jobs import Reason
 
 if TYPE_CHECKING:
     from service.api.schemas import JobView
@@ -26,7 +27,7 @@ MAX_STORAGES = 10
 LOOK_S = 5.0
 """Maximum time to look for one: a mount whose server is gone does not respond."""
 _NAMED_JOBS = 3
-"""Jobs that are named for one storage; more are counted."""
+"""Jobs that are named for one storage, or that wait for theirs; more are counted."""
 _ELSEWHERE = "; nothing is wrong if the service runs in a container or behind a tunnel"
 
 
@@ -51,6 +52,7 @@ def check_storages(jobs: Sequence[JobView], *, is_local: bool, is_own: bool) -> 
         is_own: whether `accordion up` of this home directory runs it. Otherwise it may be in a
             container or at the other end of a tunnel, where the directories are others.
     """
+    yield from _list_waiting([job for job in jobs if job.reason == Reason.WAITING_FOR_STORAGE])
     jobs_by_storage: dict[str, list[JobView]] = {}
     for job in jobs:
         if job.storage is not None:
@@ -66,6 +68,18 @@ def check_storages(jobs: Sequence[JobView], *, is_local: bool, is_own: bool) -> 
     if more > 0:
         message = f"{more} more, used by older jobs, {'was' if more == 1 else 'were'} not checked"
         yield Finding(name="storage", state="note", message=message)
+
+
+def _list_waiting(jobs: Sequence[JobView]) -> Iterator[Finding]:
+    """Yield what jobs say that wait for their storage."""
+    for job in jobs[:_NAMED_JOBS]:
+        message = f"job {job.name} waits: {job.message}"
+        yield Finding(name="storage", state="bad", message=message)
+    more = len(jobs) - _NAMED_JOBS
+    if more > 0:
+        waiting = "1 more job waits for its" if more == 1 else f"{more} more jobs wait for their"
+        message = f"{waiting} storage; 'accordion list --reason WAITING_FOR_STORAGE' shows all"
+        yield Finding(name="storage", state="bad", message=message)
 
 
 def _check_storage(root: str, users: Sequence[JobView], *, is_local: bool, is_own: bool) -> Finding:

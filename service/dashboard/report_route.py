@@ -75,11 +75,11 @@ def _build_page(job: JobRow, state: AppState) -> ReportPage:
     repository = state.repository
     limits = choose_limits(len(stored_layers(job)))
     rows = read_report_rows(state.database, job.id, limits, event_types=REPORTED_EVENTS)
-    newest = repository.newest_decision(job.id)
+    newest, first = repository.newest_decision(job.id), repository.first_without_capacity([job])
     source = ReportSource(
-        job=job_view(job, repository.first_without_capacity([job])),
+        job=job_view(job, first),
         schedule=schedule_view(job, newest),
-        why=why_view(job, newest),
+        why=why_view(job, newest, first),
         epochs=epoch_views(rows.epochs),
         num_epochs=rows.num_epochs,
         decisions=decision_views(rows.decisions, rows.overrides),

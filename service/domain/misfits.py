@@ -79,12 +79,12 @@ def describe_total(nodes: Sequence[Resources]) -> str:
 
 def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit: int) -> str:
     if not nodes:
-        labels = _describe_selector(request)
-        return f"no node has {labels}: change workers.node_labels, or add such nodes"
+        lacks = f"no node has {_describe_selector(request)}"
+        return f"{lacks}: submit a job with other workers.node_labels, or add such nodes"
     such = " with these labels" if request.selector else ""
     if missing := _list_missing(request, nodes):
         lacks = f"no node{such} has {' or '.join(missing)}"
-        return f"{lacks}: change workers.resources, or add such nodes"
+        return f"{lacks}: submit a job with other workers.resources, or add such nodes"
     if request.memory > _largest_memory(nodes):
         return f"lower workers.memory, or add larger nodes{such}"
     fewer = "workers.min or " if limit else ""

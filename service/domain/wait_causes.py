@@ -52,7 +52,7 @@ class WaitCause:
 
 WAITS_FOR_SECRET = WaitCause(
     remedies=(
-        "its owner setting the secret again",
+        "its owner setting the secret again (if the key is gone: once an admin has made a new one)",
         "the key with which the secret was encrypted",
     )
 )

@@ -22,6 +22,11 @@ GIVE_KEY = (
     " file secrets.key of the old home directory"
 )
 """What to do if the scheduler cannot decrypt a secret."""
+MAKE_KEY_FIRST = (
+    ". While other secrets need the missing key, an admin must first put it back, or make a new one"
+    " with 'accordion secret set NAME --force'"
+)
+"""What to do before a secret is set again, to follow how that is done."""
 
 
 class WrongKeyError(Exception):
@@ -80,6 +85,8 @@ class ServiceKey:
     """Encrypts and decrypts with it; None if there is no key, or it cannot be read."""
     problem: str
     """Why a value that `can_decrypt` rejects cannot be decrypted."""
+    is_missing: bool = False
+    """Whether there is no key at all."""
 
     def can_decrypt(self, encrypted: str) -> bool:
         """Return whether this key decrypts a value."""
@@ -94,7 +101,8 @@ def find_service_key(settings: Settings, *, holder: str = "service") -> ServiceK
         box = open_secret_box(settings)
     except SettingsError as error:
         return ServiceKey(box=None, problem=str(error))
-    return ServiceKey(box=box, problem=describe_wrong_key(settings, box, holder=holder))
+    problem = describe_wrong_key(settings, box, holder=holder)
+    return ServiceKey(box=box, problem=problem, is_missing=box is None)
 
 
 def describe_wrong_key(

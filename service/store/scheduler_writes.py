@@ -196,13 +196,16 @@ class SchedulerWrites:
     def record_wait_message(
         self, seen: JobRow, token: int, message: str, *, waits: bool = False
     ) -> bool:
-        """Show what a job waits for while it starts, changes workers or, with `waits`, trains."""
+        """Show what a job waits for while it starts, changes workers or, with `waits`, trains.
+        `waits`: for its storage.
+        """
         status, message = Status(seen.status), clean_text(message)
         if status is Status.RUNNING:
             return self._show_wait(seen, token, message, waits=waits)
-        if status not in _WAITING_FOR_WORKERS or not message or seen.message == message:
+        now, reason = self._clock(), _choose_reason(seen, waits=waits)
+        is_shown = (seen.reason, seen.message) == (reason, message)
+        if status not in _WAITING_FOR_WORKERS or not message or is_shown:
             return True
-        now, reason = self._clock(), Reason(seen.reason)
         return self._write_if_unchanged(
             seen,
             token,
@@ -430,6 +433,15 @@ class SchedulerWrites:
             job.version += 1
             change(session, job)
             return True
+
+
+def _choose_reason(job: JobRow, *, waits: bool) -> Reason:
+    """Return the reason of a job without workers; while it starts, `waits` (for its storage) is
+    one.
+    """
+    if job.status != Status.STARTING:
+        return Reason(job.reason)
+    return Reason.WAITING_FOR_STORAGE if waits else Reason.ADMITTED
 
 
 def _group_size(job: JobRow) -> Size | None:

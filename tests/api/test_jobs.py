@@ -36,7 +36,7 @@ def test_conditions_on_labels_decide_in_the_queue_and_in_a_dry_run(
 
     assert ask("!in(a, b)")[0] == "starts with 1 worker"
     for message in ask("in(a, b)"):
-        assert "no node has zone in (a, b): change workers.node_labels" in message
+        assert "no node has zone in (a, b): submit a job with other workers.node_labels" in message
 
 
 def test_a_dry_run_answers_with_the_defaulted_spec_and_stores_nothing(

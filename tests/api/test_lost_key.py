@@ -102,6 +102,22 @@ def test_a_job_names_all_secrets_that_cannot_be_decrypted(client: TestClient, wo
     )
 
 
+def test_a_job_that_lacks_the_key_says_what_an_admin_must_do_first(
+    client: TestClient, world: World
+) -> None:
+    put(client)
+    job_id = submit(client)
+    replace_key(world, None)
+    first = (
+        ". While other secrets need the missing key, an admin must first put it back, or make a new"
+        " one with 'accordion secret set NAME --force'"
+    )
+    message = wait_for_secret(world, job_id).message
+    assert message.endswith(f"the file secrets.key of the old home directory{first}")
+    refused = client.post(JOBS, json={**DIGITS, **TOKEN}).json()
+    assert refused["errors"][0]["detail"].endswith(f"(PUT /api/v1/secrets/hf-token){first}")
+
+
 def test_a_job_starts_once_its_secret_is_set_again(
     client: TestClient, world: World, stuck: str
 ) -> None:
@@ -163,7 +179,7 @@ def test_the_queue_says_what_would_help_a_job_that_waits_for_its_secret(
     assert (entry["reason"], entry["waits_for"]) == ("WAITING_FOR_SECRET", [])
     assert entry["message"].startswith("the secret 'hf-token' of user 'admin' cannot be decrypted")
     assert entry["remedies"] == [
-        "its owner setting the secret again",
+        "its owner setting the secret again (if the key is gone: once an admin has made a new one)",
         "the key with which the secret was encrypted",
     ]
     assert entries[behind]["waits_for"] == [large]

@@ -27,3 +27,24 @@ def test_a_job_that_waits_for_its_storage_says_so_until_it_trains_again(
     assert world.job(job_id).message == trains
     told = [event.data["message"] for event in world.events(job_id, "status")]
     assert told.count("the storage is away") == 1
+
+
+def test_a_job_that_starts_without_its_storage_has_that_reason_until_it_is_there(
+    world: World,
+) -> None:
+    job_id = world.submit()
+    world.reach(job_id, Status.STARTING)
+    world.runtime.stuck.add(job_id)
+    fake = world.runtime.jobs[job_id]
+    fake.phase, fake.says = "waiting", "the storage is away"
+    world.turn_until(lambda: world.job(job_id).reason == Reason.WAITING_FOR_STORAGE)
+    assert (world.job(job_id).status, world.job(job_id).message) == ("STARTING", fake.says)
+    version = world.job(job_id).version
+    world.turn(20)
+    assert world.job(job_id).version == version, "the same reason is not stored again"
+    fake.phase, fake.says = "starting", "worker processes start"
+    world.turn_until(lambda: world.job(job_id).message == fake.says)
+    assert (world.job(job_id).status, world.job(job_id).reason) == ("STARTING", Reason.ADMITTED)
+    world.runtime.stuck.discard(job_id)
+    world.train(job_id)
+    assert world.job(job_id).reason == Reason.TRAINING

@@ -74,6 +74,7 @@ def test_a_job_waits_until_its_storage_is_mounted(tmp_path: Path) -> None:
             lambda: "nothing of it is in" in client.job(job_id).message, lambda: client.job(job_id)
         )
         assert list_epochs(client, job_id) == epochs
+        assert client.job(job_id).reason == "WAITING_FOR_STORAGE"
         storage.rename(tmp_path / "empty")
         away.rename(storage)
         wait_for(lambda: len(list_epochs(client, job_id)) > len(epochs), lambda: client.job(job_id))

@@ -34,7 +34,7 @@ def test_submit_prints_the_id_and_how_to_watch_it(accordion: Accordion, spec: Pa
 def test_submit_warns_of_a_job_that_can_never_fit(accordion: Accordion, spec: Path) -> None:
     said = accordion("submit", spec, "--set", "workers.memory=4TB")
     assert said.code == 0
-    assert "would wait: needs 1 worker of 1 CPU and 4000.0 GB, but the whole cluster" in said.err
+    assert " waits: needs 1 worker of 1 CPU and 4000.0 GB, but the whole cluster" in said.err
     assert "lower workers.memory" in said.err
     assert accordion("cancel", said.out.split()[0]).code == 0
 

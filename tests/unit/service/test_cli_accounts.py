@@ -122,7 +122,10 @@ def test_lists_say_that_nothing_matches_and_that_a_user_is_unknown(
     assert team("audit", "--user", "nora").out == f"{nothing} by the user 'nora'\n"
     for option, what in (("token", "with the token"), ("request", "by the request")):
         assert team("audit", f"--{option}", "0" * 12).out == f"{nothing} {what} {'0' * 12}\n"
-    assert team("audit", "--subject", "nonsense").out == f"{nothing} of 'nonsense'\n"
+    by_name = f"{nothing} of 'nonsense'; a job is named by --job nonsense\n"
+    assert team("audit", "--subject", "nonsense").out == by_name
+    both = team("audit", "--subject", "two words", "--user", "nora").out
+    assert both.endswith("'nora' or of 'two words'; a job is named by --job 'two words'\n")
     assert team("audit", "--time-before", "2020-01-31").out == "no change matches\n"
     assert team("list", "--owner", "nobody", "--json").json()["items"] == []
     monkeypatch.setenv("ACCORDION_TOKEN", token)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
 
 from tests.unit.service.conftest import Accordion, job_name
+
+STEP = {"hidden": 512, "min_step_s": 1.0}
+
+
+def set_all(changes: Sequence[str]) -> list[str]:
+    return [text for change in changes for text in ("--set", change)]
 
 
 @pytest.fixture
@@ -16,11 +25,51 @@ def job_id(accordion: Accordion, spec: Path) -> str:
     return found
 
 
+@pytest.fixture
+def labeled(accordion: Accordion, spec: Path) -> Iterator[str]:
+    """A job that has values of its own in several mappings."""
+    given = (
+        "workers.node_labels={zone: a}",
+        "labels={team: vision}",
+        "task.options={hidden: 16}",
+        "compression={method: powersgd, high: {rank: 4}}",
+    )
+    found: str = accordion("submit", spec, *set_all(given), "--json").json()["id"]
+    accordion("change", found, "--label", "later:d")
+    yield found
+    accordion("cancel", found)
+
+
 def test_a_job_is_cloned_with_changes(accordion: Accordion, job_id: str) -> None:
     made = accordion("clone", job_id, "--set", "training.epochs=2", "--json").json()
     assert (made["cloned_from"], made["spec"]["training"]["epochs"]) == (job_id, 2)
     said = accordion("clone", job_id)
     assert (said.code, f"a clone of {job_id}" in said.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "value"),
+    [
+        (["workers.node_labels={}"], "workers.node_labels", {}),
+        (["workers.node_labels={x: y}"], "workers.node_labels", {"x": "y"}),
+        (["labels={x: y}", "labels.z=w"], "labels", {"x": "y", "z": "w"}),
+        (["labels={x: y}", "labels=null"], "labels", {}),
+        (["labels={}"], "labels", {}),
+        (["labels.x=y"], "labels", {"team": "vision", "later": "d", "x": "y"}),
+        (["task={name: digits-mlp}", "task.options.min_step_s=1"], "task.options", STEP),
+        (["task={name: digits-mlp, options: {min_step_s: 1}}"], "task.options", STEP),
+        (["compression.high={}"], "compression.high.rank", 1),
+        (["compression=null"], "compression.method", "powersgd"),
+    ],
+)
+def test_a_mapping_replaces_all_of_what_the_cloned_job_has_there(
+    accordion: Accordion, labeled: str, changes: list[str], path: str, value: object
+) -> None:
+    said = accordion("clone", labeled, *set_all(changes), "--json")
+    assert said.code == 0, said.err
+    made = said.json()
+    accordion("cancel", made["id"])
+    assert reduce(getitem, path.split("."), made["spec"]) == value
 
 
 def test_the_job_whose_model_is_taken_may_be_named(

@@ -98,6 +98,17 @@ def test_a_batch_archives_the_ended_jobs_with_a_label(accordion: Accordion, spec
     assert back.out.endswith(f"({job_id}) is not archived\n")
 
 
+def test_a_list_that_hides_only_archived_jobs_says_so(accordion: Accordion, spec: Path) -> None:
+    job_id = cancelled(accordion, spec, "--set", "labels.sweep=hidden")
+    accordion("archive", job_id)
+    chosen = ("list", "--label", "sweep:hidden")
+    assert accordion(*chosen).out == "no job matches; archived ones do: give --archived\n"
+    nothing = "no job matches\n"
+    assert accordion(*chosen, "--status", "RUNNING").out == nothing
+    accordion("unarchive", job_id)
+    assert accordion(*chosen, "--archived").out == nothing
+
+
 def test_an_archived_job_is_found_by_name_only_if_no_other_has_it(
     accordion: Accordion, spec: Path
 ) -> None:

@@ -71,6 +71,8 @@ def test_the_queue_shows_why_jobs_wait_and_what_would_help(
     shown = accordion("show", job["id"]).out
     assert "priority   50, labels team:slow\n" in shown
     assert "would help a higher quota of label team:slow\n" in shown
+    told = accordion("why", job["id"]).out
+    assert "would help a higher quota of label team:slow\n" in told
     accordion("cancel", job["id"])
 
 
@@ -97,7 +99,8 @@ def test_the_queue_names_the_jobs_that_another_one_waits_for(
     [line] = [text for text in accordion("queue").out.splitlines() if second["name"] in text]
     assert line.split()[0] == "1"
     assert " the-first " in line
-    assert "waits for  the-first\n" in accordion("show", second["id"]).out
+    for command in ("show", "why"):
+        assert "waits for  the-first\n" in accordion(command, second["id"]).out
     for job in (second, first):
         accordion("cancel", job["id"])
 
@@ -114,6 +117,8 @@ def test_the_queue_names_the_job_ahead_in_the_reason_as_well(
         pass  # pytest's time limit ends it
     said = accordion("queue").out
     assert "waits behind job the-second," in read_column(said, "WHY IT WAITS", "WAITS FOR")
+    told = accordion("why", jobs[2]).out
+    assert "it is QUEUED: waits behind job the-second, which is ahead of it in the queue" in told
     assert not any(job_id in said for job_id in jobs)
     for job_id in jobs[::-1]:
         accordion("cancel", job_id)

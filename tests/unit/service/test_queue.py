@@ -187,7 +187,8 @@ def test_a_label_that_no_node_has_is_refused_with_what_to_change() -> None:
     assert admission.reason is Reason.NEVER_FITS
     assert admission.message == (
         "needs 1 worker of 1 CPU, on nodes with zone=b, but the whole cluster (4 CPU on 1 node)"
-        " holds at most 0; no node has zone=b: change workers.node_labels, or add such nodes"
+        " holds at most 0; no node has zone=b: submit a job with other workers.node_labels,"
+        " or add such nodes"
     )
 
 
@@ -207,7 +208,7 @@ def test_the_message_says_in_words_which_labels_no_node_has(
     nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A | {("disk", "hdd")})]
     message = plan_queue([job], nodes, [])["a"].message
     assert f"on nodes with {named}, but" in message
-    assert f"no node has {named}: change workers.node_labels" in message
+    assert f"no node has {named}: submit a job with other workers.node_labels" in message
 
 
 def test_the_message_names_the_nodes_that_have_the_labels_but_are_too_small() -> None:
@@ -236,7 +237,8 @@ def test_a_custom_resource_of_a_node_without_the_labels_is_not_denied() -> None:
     nodes = [Resources(cpus=4, gpus=0, labels=ZONE_A), other]
     admission = plan_queue([PendingJob(id="a", request=request)], nodes, [])["a"]
     assert admission.message.endswith(
-        "no node with these labels has fpga: change workers.resources, or add such nodes"
+        "no node with these labels has fpga: submit a job with other workers.resources, or add"
+        " such nodes"
     )
 
 
@@ -245,7 +247,7 @@ def test_a_custom_resource_that_no_node_has_is_named() -> None:
     admission = plan_queue([job], [Resources(cpus=4, gpus=0)], [])["a"]
     assert admission.reason is Reason.NEVER_FITS
     assert "2 workers of 1 CPU and 1 fpga each" in admission.message
-    assert "no node has fpga: change workers.resources" in admission.message
+    assert "no node has fpga: submit a job with other workers.resources" in admission.message
 
 
 def test_workers_start_on_nodes_with_their_labels_alone() -> None:

@@ -26,14 +26,20 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUMBERS = count()
 
 
-def job(name: str, root: object, status: str = "RUNNING") -> Any:
+def job(name: str, root: object, status: str = "RUNNING", reason: str = "") -> Any:
     """Return a job that keeps its checkpoints below this directory; older than those before."""
     number = next(NUMBERS)
     used = StorageView(place=f"{root}/id-{number}/checkpoints", workers=2, hosts=1, seen_at=NOW)
     created_at = NOW - timedelta(hours=number)
     storage = None if root is None else used
     return SimpleNamespace(
-        id=f"id-{number}", name=name, status=status, storage=storage, created_at=created_at
+        id=f"id-{number}",
+        name=name,
+        status=status,
+        reason=reason,
+        message="nothing is there; mount its storage",
+        storage=storage,
+        created_at=created_at,
     )
 
 
@@ -97,6 +103,17 @@ def test_a_storage_that_does_not_respond_is_named(
     ended.set()
     assert found.state == "bad"
     assert f"in {tmp_path}, which did not respond within 0.01 s; " in found.message
+
+
+def test_a_job_that_waits_for_its_storage_is_told_with_what_it_says(tmp_path: Path) -> None:
+    away = [job(name, tmp_path, reason="WAITING_FOR_STORAGE") for name in "abcde"]
+    *waiting, more, found = check(job("here", tmp_path), *away, is_local=False, is_own=False)
+    assert [one.message for one in waiting] == [
+        f"job {name} waits: nothing is there; mount its storage" for name in "abc"
+    ]
+    assert {(one.name, one.state) for one in [*waiting, more]} == {("storage", "bad")}
+    assert more.message.startswith("2 more jobs wait for their storage; ")
+    assert found.state == "ok"
 
 
 def test_a_limited_number_of_storages_is_looked_at(tmp_path: Path) -> None:
