@@ -402,7 +402,7 @@ class Scheduler:
                 f"its storage {storage} cannot be written ({error.strerror}); free some space, or"
                 " change its permissions"
             )
-            self._writes.record_wait_message(job, token, why)
+            self._writes.record_wait_message(job, token, why, waits=True)
 
     def _start_supervisor(self, job: JobRow, storage: str, token: int) -> None:
         spec = spec_of(job)

@@ -149,8 +149,9 @@ class JobView(Answer):
     `WAITING_FOR_QUOTA` (a quota is used up), `WAITING_FOR_SECRET` (a secret that its variables
     refer to cannot be decrypted), `SCHEDULED` (its `start_at` has not come),
     `NOT_PLACED` (Ray did not place its processes; no failure), `RETRYING`.
-    `WAITING_FOR_STORAGE`: its workers cannot reach their checkpoints now. `NO_PROGRESS`: several
-    worker groups failed without a new checkpoint or epoch. `message` has the details.
+    `WAITING_FOR_STORAGE`: its checkpoints cannot be read or written now, or are not on its storage.
+    `NO_PROGRESS`: several worker groups failed without a new checkpoint or epoch. `message` has the
+    details.
     """
     message: str
     """Why the job is in this state, in one sentence, with a remedy if there is one."""

@@ -146,23 +146,25 @@ def audit(
         if json:
             print_json_list(found)
             return
-        _print_entries(client, found, chosen)
+        _print_entries(client, found, chosen, by_job=job is not None)
 
 
 def _print_entries(
-    client: Client, found: PagedItems[AuditEntry], chosen: Mapping[str, Any]
+    client: Client, found: PagedItems[AuditEntry], chosen: Mapping[str, Any], *, by_job: bool
 ) -> None:
     entries = list(found)
     if not entries:
         unknown = describe_unknown_user(client, chosen["user"])
-        typer.echo(f"no change matches{unknown or _describe_unknown(client, chosen)}")
+        typer.echo(
+            f"no change matches{unknown or _describe_unknown(client, chosen, by_job=by_job)}"
+        )
         return
     out = create_console()
     out.print(_tabulate_entries(entries, out.width))
     report_more("entries", found)
 
 
-def _describe_unknown(client: Client, chosen: Mapping[str, Any]) -> str:
+def _describe_unknown(client: Client, chosen: Mapping[str, Any], *, by_job: bool) -> str:
     """Return which of the values that were asked for the audit log does not have at all, to follow
     that nothing matches.
     """
@@ -174,7 +176,8 @@ def _describe_unknown(client: Client, chosen: Mapping[str, Any]) -> str:
     }
     if not missing:
         return ""
-    hint = f"; a job is named by --job {quote(chosen['subject'])}" if "subject" in missing else ""
+    names_subject = "subject" in missing and not by_job
+    hint = f"; a job is named by --job {quote(chosen['subject'])}" if names_subject else ""
     return f"; the audit log has no change {' or '.join(missing.values())}{hint}"
 
 

@@ -38,7 +38,9 @@ def read_storage_jobs(client: Client) -> list[JobView]:
         ClientError: the service does not respond, or refuses.
     """
     unfinished = client.jobs(status=[status.value for status in UNFINISHED], limit=MAX_UNFINISHED)
-    jobs = {job.id: job for job in [*client.jobs(limit=MAX_NEWEST).items, *unfinished.items]}
+    waiting = client.jobs(reason=[Reason.WAITING_FOR_STORAGE.value], limit=MAX_NEWEST)
+    newest = client.jobs(limit=MAX_NEWEST)
+    jobs = {job.id: job for page in (newest, unfinished, waiting) for job in page.items}
     return sorted(jobs.values(), key=lambda job: job.created_at, reverse=True)
 
 
@@ -78,7 +80,7 @@ def _list_waiting(jobs: Sequence[JobView]) -> Iterator[Finding]:
     more = len(jobs) - _NAMED_JOBS
     if more > 0:
         waiting = "1 more job waits for its" if more == 1 else f"{more} more jobs wait for their"
-        message = f"{waiting} storage; 'accordion list --reason WAITING_FOR_STORAGE' shows all"
+        message = f"{waiting} storage; see 'accordion list --reason WAITING_FOR_STORAGE'"
         yield Finding(name="storage", state="bad", message=message)
 
 

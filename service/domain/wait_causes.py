@@ -52,7 +52,8 @@ class WaitCause:
 
 WAITS_FOR_SECRET = WaitCause(
     remedies=(
-        "its owner setting the secret again (if the key is gone: once an admin has made a new one)",
+        "its owner setting the secret again (once an admin has made a new key, if other secrets"
+        " need one that is gone)",
         "the key with which the secret was encrypted",
     )
 )

@@ -197,7 +197,7 @@ class SchedulerWrites:
         self, seen: JobRow, token: int, message: str, *, waits: bool = False
     ) -> bool:
         """Show what a job waits for while it starts, changes workers or, with `waits`, trains.
-        `waits`: for its storage.
+        `waits` says that it waits for its storage.
         """
         status, message = Status(seen.status), clean_text(message)
         if status is Status.RUNNING:

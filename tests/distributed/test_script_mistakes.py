@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.code_jobs import run_own_script
+from tests.distributed.code_jobs import Result, run_own_script
 from tests.distributed.test_own_code import (
     SCRIPT,
     STOP_IN_EPOCH_1,
@@ -16,6 +16,7 @@ from tests.distributed.test_own_code import (
     stored,
 )
 from workers.errors import TaskRaised
+from workers.public_records import EpochRecord
 
 OURS = "session.backward(loss)\n        session.step()"
 WRAPPED = "DistributedDataParallel(nn.Linear(8, 8))"
@@ -29,6 +30,11 @@ def change(old: str, new: str) -> str:
 
 
 END = 'print("end"'
+
+
+def trained(result: Result) -> list[int]:
+    """The epochs that a group recorded."""
+    return [record.epoch for record in result.link.posted if isinstance(record, EpochRecord)]
 
 
 def loop_over(epochs: str) -> str:
@@ -79,15 +85,6 @@ MISTAKES = {
     "no end of an epoch": (
         change("session.epochs(99)", "range(3)"),
         "session.batches() has no samples left in epoch 0; call session.end_epoch()",
-    ),
-    "more epochs than the job's": (
-        loop_over("range(10)"),
-        "(training.epochs 3) have been trained, and the script goes on;"
-        " write `for epoch in session.epochs(N)` in place of `range(N)`",
-    ),
-    "an end of an epoch after the last": (
-        change(END, f"session.end_epoch()\n{END}"),
-        "call session.end_epoch() once per epoch",
     ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
@@ -200,14 +197,33 @@ def test_an_exit_without_an_error_completes_the_job(
     assert run_group(1, run_own_script, order)[0].outcome == "completed"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [loop_over("range(10)"), change(END, f"session.end_epoch()\n{END}")],
+    ids=["more epochs", "one more end of an epoch"],
+)
+def test_a_script_that_goes_on_after_the_last_epoch_ends_with_all_saved(
+    run_group: Any, tmp_path: Any, source: str
+) -> None:
+    order = order_of(tmp_path, {"train.py": source}, checkpoint={"every_epochs": 2})
+    first = run_group(2, run_own_script, order)[0]
+    assert first.outcome == "completed"
+    assert trained(first) == [0, 1, 2]
+    told = [line for line in first.link.lines if "write `for epoch in session.epochs(N)`" in line]
+    assert len(told) == 1
+    # Nothing is left to train.
+    again = run_group(2, run_own_script, order, None, 2)[0]
+    assert (again.outcome, trained(again)) == ("completed", [])
+
+
 def test_a_loop_that_starts_anew_ends_when_the_epochs_of_the_job_are_trained(
     run_group: Any, tmp_path: Any
 ) -> None:
     order = order_of(tmp_path, {"train.py": loop_over("range(3)")})
-    assert run_group(2, run_own_script, order, STOP_IN_EPOCH_1)[0].outcome == "stopped"
-    with pytest.raises(TaskRaised, match=r"in place of `range\(N\)`") as caught:
-        run_group(2, run_own_script, order, None, 2)
-    assert (caught.value.step, caught.value.epoch) == (12, 3)
+    first = run_group(2, run_own_script, order, STOP_IN_EPOCH_1)[0]
+    second = run_group(2, run_own_script, order, None, 2)[0]
+    assert [first.outcome, second.outcome] == ["stopped", "completed"]
+    assert trained(first) + trained(second) == [0, 1, 2]
 
 
 UNREAD = "resumed in epoch 1, and the script has read neither session.epochs() nor session.epoch"

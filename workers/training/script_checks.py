@@ -8,6 +8,7 @@ import logging
 import traceback
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from workers.errors import CodeError
 from workers.training.standalone_context import NO_JOB
@@ -44,27 +45,14 @@ def check_trained(state: TrainState) -> None:
         )
 
 
-def check_epochs_left(state: TrainState, *, has_own_loop: bool) -> None:
-    """Check, before a script trains or ends an epoch, that the job has epochs left.
-
-    Outside of a job, the script alone knows the number of epochs.
-
-    Raises:
-        CodeError: all epochs of the job have been trained.
-    """
-    epochs = state.spec.training.epochs
-    if state.context.launch.job_id == NO_JOB or state.position.epoch < epochs:
-        return
-    remedy = (
-        "write `for epoch in session.epochs(N)` in place of `range(N)`, which begins at 0 again"
-        " when the job resumes"
-        if has_own_loop
-        else "call session.end_epoch() once per epoch, in the loop over session.epochs()"
-    )
-    raise CodeError(
-        f"all epochs of the job (training.epochs {epochs}) have been trained, and the script goes"
-        f" on; {remedy}; to train more, give training.epochs a larger number"
-    )
+def log_extra_epochs(state: TrainState) -> None:
+    """Log on rank 0 that a script of a job ends here, because it goes on after the last epoch."""
+    if state.context.rank == 0:
+        state.context.link.log(
+            f"warning: all epochs of the job (training.epochs {state.spec.training.epochs}) are"
+            " trained, and the script goes on; it ends here, and all is saved; write `for epoch in"
+            " session.epochs(N)`, which ends by itself, or give training.epochs a larger number"
+        )
 
 
 def log_unread_epoch(state: TrainState) -> None:
@@ -75,8 +63,8 @@ def log_unread_epoch(state: TrainState) -> None:
         return
     text = (
         f"training resumed in epoch {state.position.epoch}, and the script has read neither"
-        " session.epochs() nor session.epoch; a loop over range(N) begins at 0 again and trains"
-        " more than N epochs; write `for epoch in session.epochs(N)` in place of it"
+        " session.epochs() nor session.epoch; a loop over range(N) counts from 0 again; write"
+        " `for epoch in session.epochs(N)` in place of it"
     )
     if state.context.launch.job_id == NO_JOB:
         logger.warning(text)
@@ -90,7 +78,9 @@ def explain_second_group(error: Exception) -> CodeError | None:
     """
     frames = traceback.extract_tb(error.__traceback__)
     is_refused = bool(frames) and frames[-1].name == "init_process_group"
-    if not (isinstance(error, ValueError) and is_refused and dist.is_initialized()):
+    is_torch = bool(frames) and frames[-1].filename == distributed_c10d.__file__
+    is_ours = isinstance(error, ValueError) and dist.is_initialized()
+    if not (is_refused and is_torch and is_ours):
         return None
     return CodeError(
         "the workers of a job have a process group already; write session.init_process_group(...)"
@@ -123,9 +113,9 @@ def log_missing_epochs(state: TrainState) -> None:
 
 __all__ = [
     "check_backward",
-    "check_epochs_left",
     "check_trained",
     "explain_second_group",
+    "log_extra_epochs",
     "log_missing_epochs",
     "log_replaced_epochs",
     "log_unread_epoch",

@@ -51,8 +51,8 @@ from workers.training.sampler import loss_weight
 from workers.training.script_batches import Batches
 from workers.training.script_checks import (
     check_backward,
-    check_epochs_left,
     check_trained,
+    log_extra_epochs,
     log_missing_epochs,
     log_replaced_epochs,
     log_unread_epoch,
@@ -259,21 +259,20 @@ class ScriptSession:
         evaluate; `end_epoch` needs no metrics otherwise.
         """
         state, epoch = self.state, self.state.position.epoch
-        is_last = epoch + 1 == self._epochs
+        is_last = epoch + 1 == self._num_epochs
         return is_evaluation_due(state.spec, epoch, is_last=is_last)
 
     def backward(self, loss: Tensor) -> None:
         """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number;
-        once per step.
+        once per step. A script of a job ends here by SystemExit if all epochs are trained.
 
         With a scaler given to `attach`, the loss is scaled here; do not scale it before.
 
         Raises:
-            CodeError: the script calls `batches` and did not read this batch from them, or all
-                epochs of the job have been trained.
+            CodeError: the script calls `batches` and did not read this batch from them.
         """
         state = self.state
-        check_epochs_left(state, has_own_loop=self._epochs is None)
+        self._leave_if_trained()
         if self._is_epoch_unread:
             self._is_epoch_unread = False
             log_unread_epoch(state)
@@ -329,15 +328,16 @@ class ScriptSession:
         rate scheduler's step.
 
         A metric becomes its mean over the workers that give it. If the job's `objective` stopped
-        improving, `epochs` ends; a script with a loop of its own ends here by SystemExit.
+        improving, `epochs` ends; a script with a loop of its own ends here by SystemExit, as does
+        one that ends an epoch after the last one of its job.
 
         Raises:
-            CodeError: no step was taken yet, or all epochs of the job have been trained.
+            CodeError: no step was taken yet.
             TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
         check_trained(state)
-        check_epochs_left(state, has_own_loop=self._epochs is None)
+        self._leave_if_trained()
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
@@ -349,7 +349,7 @@ class ScriptSession:
                 state,
                 lambda: sums,
                 rates=EpochRates(last_step=last_step, epoch=last_step, next_epoch=rate),
-                is_last=state.position.epoch + 1 == self._epochs,
+                is_last=state.position.epoch + 1 == self._num_epochs,
             )
             state.phases.start_step()
             if not is_saved:
@@ -393,6 +393,21 @@ class ScriptSession:
         if self._context is None:
             self._context = standalone.standalone_context({}, None)
         return self._context
+
+    def _leave_if_trained(self) -> None:
+        """End a script that goes on after the last epoch of its job; all is saved."""
+        state = self.state
+        if self._in_job and state.position.epoch >= state.spec.training.epochs:
+            log_extra_epochs(state)
+            self.close()
+            raise ScriptExit("ended early" if state.ends_early else "completed")
+
+    @property
+    def _num_epochs(self) -> int | None:
+        """Number of epochs, if it is known before the script ends."""
+        if self._epochs is None and self._in_job:
+            return self.state.spec.training.epochs
+        return self._epochs
 
     @property
     def _in_job(self) -> bool:

@@ -127,15 +127,17 @@ def test_without_a_job_that_has_stored_anything_there_is_only_a_note() -> None:
     assert (found.state, found.message.partition(";")[0]) == ("note", "not verified yet")
 
 
-def test_unfinished_jobs_and_the_newest_ones_are_read() -> None:
+def test_unfinished_jobs_the_newest_ones_and_those_that_wait_are_read() -> None:
     ended, running, old = job("ended", None), job("running", None), job("old", None)
+    waiting = job("waiting", None, reason="WAITING_FOR_STORAGE")
     asked: list[dict[str, Any]] = []
 
     def answer(**params: Any) -> JobPage:
         asked.append(params)
-        items = [running, old] if "status" in params else [ended, running]
+        items = [waiting] if "reason" in params else [ended, running]
+        items = [running, old] if "status" in params else items
         return JobPage.model_construct(items=items, next_cursor=None)
 
     client: Any = SimpleNamespace(jobs=answer)
-    assert read_storage_jobs(client) == [ended, running, old]
-    assert sorted(one["limit"] for one in asked) == [MAX_NEWEST, MAX_UNFINISHED]
+    assert read_storage_jobs(client) == [ended, running, old, waiting]
+    assert sorted(one["limit"] for one in asked) == [MAX_NEWEST, MAX_NEWEST, MAX_UNFINISHED]
