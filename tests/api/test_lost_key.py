@@ -179,7 +179,8 @@ def test_the_queue_says_what_would_help_a_job_that_waits_for_its_secret(
     assert (entry["reason"], entry["waits_for"]) == ("WAITING_FOR_SECRET", [])
     assert entry["message"].startswith("the secret 'hf-token' of user 'admin' cannot be decrypted")
     assert entry["remedies"] == [
-        "its owner setting the secret again (if the key is gone: once an admin has made a new one)",
+        "its owner setting the secret again (once an admin has made a new key, if other secrets"
+        " need one that is gone)",
         "the key with which the secret was encrypted",
     ]
     assert entries[behind]["waits_for"] == [large]
