@@ -114,8 +114,10 @@ class OptimizerSteps:
         Raises:
             HookError: the training loop takes the step.
         """
+        if self._is_stepping:
+            return
         gradients = [one.grad for one in self._parameters if one.grad is not None]
-        if not self._is_stepping and any(bool(one.any()) for one in gradients):
+        if any(bool(one.any()) for one in gradients):
             raise HookError(
                 "optimizer.step() was called, but session.step() takes the optimizer's step; call"
                 " only session.step(), also in place of scaler.step(optimizer) and scaler.update()"

@@ -60,11 +60,10 @@ def test_an_old_ended_job_keeps_only_its_newest_checkpoint(
     world.close()
 
 
-def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
-    tmp_path: Path, database_url: str
-) -> None:
+def end_job_that_keeps_none(folder: Path, database_url: str) -> tuple[World, str]:
+    """A world whose retention keeps no checkpoint, and an ended job in it that has some."""
     world = World(
-        tmp_path,
+        folder,
         database_url=database_url,
         checkpoint_retention_s=DAY_S,
         ended_checkpoints="none",
@@ -74,6 +73,13 @@ def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
     world.runtime.checkpoint_files[job_id] = dict(FILES)
     with world.database.write() as session:
         session.add_all(saved(job_id, name, step) for step, name in enumerate(FILES))
+    return world, job_id
+
+
+def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
+    tmp_path: Path, database_url: str
+) -> None:
+    world, job_id = end_job_that_keeps_none(tmp_path, database_url)
     assert world.repository.saved_step(job_id) == 3
     world.clock.now += DAY_S + 1
     wait_for_removal(world, job_id)
@@ -87,17 +93,7 @@ def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
 def test_a_job_that_is_retried_during_the_removal_does_not_wait_for_its_checkpoints(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(
-        tmp_path,
-        database_url=database_url,
-        checkpoint_retention_s=DAY_S,
-        ended_checkpoints="none",
-    )
-    job_id = world.submit(training={"epochs": 400})
-    world.lifecycle.cancel(job_id, accept_any, grace_s=1.0)
-    world.runtime.checkpoint_files[job_id] = dict(FILES)
-    with world.database.write() as session:
-        session.add_all(saved(job_id, name, step) for step, name in enumerate(FILES))
+    world, job_id = end_job_that_keeps_none(tmp_path, database_url)
     remove = world.runtime.remove_checkpoints
     steps: list[int] = []
 

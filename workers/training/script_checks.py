@@ -50,7 +50,7 @@ def log_extra_epochs(state: TrainState) -> None:
     if state.context.rank == 0:
         state.context.link.log(
             f"warning: all epochs of the job (training.epochs {state.spec.training.epochs}) are"
-            " trained, and the script goes on; it ends here, and all is saved; write `for epoch in"
+            " trained, and the script goes on; it ends here once all is saved; write `for epoch in"
             " session.epochs(N)`, which ends by itself, or give training.epochs a larger number"
         )
 
