@@ -1,6 +1,10 @@
 """PowerSGD: low-rank approximation by one power iteration per training step, with warm start
 (arXiv:1905.13727); with `refresh_every`, PowerSGD+ (arXiv:2509.11254).
 
+A worker takes its own product P·Q_wᵀ off its residual, where the paper takes off the mean's, P·Qᵀ.
+Updates and the mean of the residuals are the same. But with the mean's product, what differs
+between workers is never taken off: it grew with the square root of the number of steps.
+
 B layers of equal shape, N rows, M columns, R the rank. Q is kept as (R, M): with R contiguous
 instead, M·Q takes four times as long on a CPU.
 """
@@ -71,9 +75,10 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     )
     orthonormalize_(p_BNR)
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
-    new_BRM = yield Mean(torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM))
+    torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM)
+    owed_BNM.baddbmm_(p_BNR, sent_BRM, alpha=-1)
+    new_BRM = yield Mean(sent_BRM)
     multiply(p_BNR, new_BRM, context.update)
-    owed_BNM.sub_(context.update)
     _update_factor_(q_BRM, new_BRM)
 
 
@@ -83,9 +88,10 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     q_BRM, p_BRN = warm_BRX[..., :columns], warm_BRX[..., columns:]
     orthonormalize_(q_BRM.mT)
     sent_BNR = context.scratch.take("p", (layers, rows, p_BRN.shape[1]), owed_BNM.dtype)
-    p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
+    torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR)
+    owed_BNM.baddbmm_(sent_BNR, q_BRM, alpha=-1)
+    p_BNR = yield Mean(sent_BNR)
     multiply(p_BNR, q_BRM, context.update)
-    owed_BNM.sub_(context.update)
     _update_factor_(p_BRN, p_BNR.mT)
 
 
@@ -95,9 +101,10 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     q_BRM, p_BRN = warm_BRX[..., :columns], warm_BRX[..., columns:]
     orthonormalize_(p_BRN.mT)
     sent_BRM = context.scratch.take("q", (layers, q_BRM.shape[1], columns), owed_BNM.dtype)
-    new_BRM = yield Mean(torch.bmm(p_BRN, owed_BNM, out=sent_BRM))
+    torch.bmm(p_BRN, owed_BNM, out=sent_BRM)
+    owed_BNM.baddbmm_(p_BRN.mT, sent_BRM, alpha=-1)
+    new_BRM = yield Mean(sent_BRM)
     multiply(p_BRN.mT, new_BRM, context.update)
-    owed_BNM.sub_(context.update)
     _update_factor_(q_BRM, new_BRM)
 
 

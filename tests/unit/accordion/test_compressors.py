@@ -70,6 +70,18 @@ def test_a_gradient_that_is_not_finite_refreshes_factors_without_an_error():
     assert update[0]["w"].isnan().all()
 
 
+@pytest.mark.parametrize("factors", ["both", "alternating"])
+def test_a_residual_does_not_grow_by_what_differs_between_workers(factors):
+    cluster = Cluster({"w": (8, 12)}, 2)
+    cluster.switch(level_of("powersgd", {"rank": 2, "factors": factors}, name="high"))
+    alike, unlike = (own["w"] for own in draw_gradients({"w": (8, 12)}, 2, seed=0))
+    for _ in range(100):
+        cluster.step([{"w": alike + unlike}, {"w": alike - unlike}])
+    for engine in cluster.engines:
+        # Each of the 8 rows' directions is sent at least once in a dozen steps.
+        assert engine.feedback.get("w").norm() < 12 * unlike.norm()
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3, 6])
 def test_powersgd_sends_the_two_factors_and_nothing_else(rank):
     payload = 4 * rank * (20 + 30)
