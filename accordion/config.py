@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from accordion.compressors import ladder_of
 from accordion.errors import ConfigError
@@ -27,10 +27,10 @@ class Window:
 
     def __post_init__(self) -> None:
         given = [value for value in (self.epochs, self.steps) if value is not None]
-        if len(given) != 1 or given[0] < 1:
+        if len(given) != 1 or not _is_whole(given[0]) or given[0] < 1:
             raise ConfigError(
-                f"window has epochs={self.epochs} and steps={self.steps}; give exactly one of them,"
-                " at least 1"
+                f"window has epochs={self.epochs!r} and steps={self.steps!r}; give exactly one of"
+                " them, a whole number from 1 on"
             )
 
 
@@ -69,6 +69,13 @@ class DetectorConfig:
             raise ConfigError(
                 f"statistic is {self.statistic!r}; known are {', '.join(get_args(StatisticKind))}"
             )
+        if not isinstance(self.window, Window):
+            raise ConfigError(
+                f"window is {self.window!r}; give Window(epochs=10) or Window(steps=500)"
+            )
+        for name, value in (("threshold", self.threshold), ("lr_drop", self.lr_drop)):
+            if not isinstance(value, int | float):
+                raise ConfigError(f"{name} is {value!r}; it must be a number, such as 0.5")
         if not self.threshold > 0.0:
             raise ConfigError(
                 f"threshold is {self.threshold}; it must be above 0, the paper uses 0.5"
@@ -103,10 +110,7 @@ class BatchConfig:
     """Whether the batch stays at `high` once it has grown, as in the paper."""
 
     def __post_init__(self) -> None:
-        whole = all(
-            isinstance(size, int) and not isinstance(size, bool) for size in (self.low, self.high)
-        )
-        if not whole or not 1 <= self.low < self.high:
+        if not all(map(_is_whole, (self.low, self.high))) or not 1 <= self.low < self.high:
             raise ConfigError(
                 f"batch has low={self.low!r} and high={self.high!r}; give two whole numbers of"
                 " samples, at least 1, with high above low"
@@ -177,9 +181,15 @@ class Config:
     def __post_init__(self) -> None:
         self.ladder()
         check_policy(self.policy, self.policy_options)
+        if not isinstance(self.detector, DetectorConfig):
+            raise ConfigError(f"detector is {self.detector!r}; give DetectorConfig(...)")
+        if not isinstance(self.batch, BatchConfig | None):
+            raise ConfigError(f"batch is {self.batch!r}; give BatchConfig(low=..., high=...)")
+        by_layer = self.by_layer if isinstance(self.by_layer, Mapping) else {"": None}
+        if not all(isinstance(plan, LayerPlan) for plan in by_layer.values()):
+            raise ConfigError(f"by_layer is {self.by_layer!r}; give {{glob: LayerPlan(...)}}")
         buckets = self.buckets_per_exchange
-        is_whole = isinstance(buckets, int) and not isinstance(buckets, bool) and buckets >= 1
-        if not is_whole and buckets not in ("all", "auto"):
+        if not (_is_whole(buckets) and buckets >= 1) and buckets not in ("all", "auto"):
             raise ConfigError(
                 f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or 'all'"
                 " for all buckets of a step, or 'auto' for what is measured to be fastest"
@@ -204,6 +214,10 @@ class Config:
                 raise ConfigError(_unused_glob_message(glob, layers))
         rest, ladders = self.ladder(), {glob: plan.ladder() for glob, plan in self.by_layer.items()}
         return {layer: rest if glob is None else ladders[glob] for layer, glob in won.items()}
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _unused_glob_message(glob: str, layers: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ from accordion.layer_stacks import Bucket, Layer
 from accordion.level_costs import measure_levels, share_waits
 from accordion.link_model import CollectiveTiming, LinkModel
 from accordion.messages import LayerInfo, Level
-from accordion.module_checks import check_join
+from accordion.module_checks import check_join, device_of
 from accordion.step_signals import Signal
 
 LONG_VECTOR = 1 << 20
@@ -97,7 +97,9 @@ class Hook:
         buckets_per_exchange: BucketsPerExchange,
     ) -> None:
         register_exit_delay()
-        device = next(module.parameters()).device
+        # Before the group and its threads, which a refused hook would leave behind.
+        self._register(module)
+        device = device_of(module)
         self._exchange_network, self._executor = _choose_executor(
             module.process_group, device, overlap=overlap
         )
@@ -134,7 +136,6 @@ class Hook:
         """
         self.encoded_s = 0.0
         """Part of `waited_s` in which gradients were encoded and decoded instead of sent."""
-        self._register(module)
 
     def _register(self, module: DistributedDataParallel) -> None:
         on_bucket = _make_comm_hook(weakref.ref(self))

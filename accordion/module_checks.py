@@ -11,15 +11,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from accordion.config import Config
-from accordion.errors import HookError, ReportError
+from accordion.errors import ConfigError, HookError, ReportError
 
 
-def check_attachable(module: object, optimizer: Optimizer | None) -> None:
+def check_attachable(module: object, config: object, optimizer: Optimizer | None) -> None:
     """Check the arguments of `attach`.
 
     Raises:
+        ConfigError: the second argument is not a `Config`.
         HookError: an argument is not supported; the message says what to change.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"attach() got {config!r} as its second argument; give it an accordion.Config, such as"
+            " Config(method='powersgd')"
+        )
     if optimizer is not None and not _holds_any(optimizer, module):
         raise HookError(
             "attach() got an optimizer with none of the module's parameters; create it from"
@@ -62,6 +68,14 @@ def process_group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside DistributedDataParallel, or the module itself if not wrapped."""
     return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Return the device of the parameters; those without memory, which DDP can ignore, count for
+    nothing.
+    """
+    devices = [parameter.device for parameter in module.parameters()]
+    return next((device for device in devices if device.type != "meta"), devices[0])
 
 
 def check_join(module: DistributedDataParallel) -> None:

@@ -38,6 +38,7 @@ from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_
 from accordion.module_checks import (
     check_attachable,
     check_rate_known,
+    device_of,
     process_group_of,
     unwrap_module,
 )
@@ -65,8 +66,8 @@ from accordion.training_warnings import (
 def attach(
     module: torch.nn.Module,
     config: Config,
-    *,
     optimizer: Optimizer | None = None,
+    *,
     scaler: GradScaler | None = None,
     step: StepMode = "session",
     decider: Decider | None = None,
@@ -92,15 +93,15 @@ def attach(
         overlap: whether to exchange gradients in parallel with the backward pass.
 
     Raises:
+        ConfigError: `config` is not a `Config`.
         HookError: the module already has a hook, is not wrapped although there are peers, or uses
-            an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
-            given without an optimizer; the optimizer belongs to another module; or another worker
-            got different arguments.
+            an unsupported feature; a scaler or `step="optimizer"` was given without an optimizer,
+            or with that of another module; or another worker got different arguments.
     """
-    check_attachable(module, optimizer)
+    check_attachable(module, config, optimizer)
     steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
     layers = decided_layers(unwrap_module(module))
-    network = GroupNetwork(process_group_of(module), next(module.parameters()).device)
+    network = GroupNetwork(process_group_of(module), device_of(module))
     engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
     controller = Controller(config, layers)
     session = Session(config, engine, controller, optimizer_steps=steps, decider=decider)
@@ -166,7 +167,7 @@ class Session:
         self.rank: int = network.rank
         self.world_size: int = network.world_size
         self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
-        self._device: torch.device = next(module.parameters()).device
+        self._device = device_of(module)
         self._network = network
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
         # This comes before the hook creates its process group, in which workers with different

@@ -30,6 +30,28 @@ def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
 
 
 @pytest.mark.parametrize(
+    ("create", "sentence"),
+    [
+        (lambda: DetectorConfig(window=10), r"window is 10; give Window\(epochs=10\)"),
+        (lambda: Window(epochs=2.5), "window has epochs=2.5"),
+        (lambda: Window(steps="9"), "window has epochs=None and steps='9'"),
+        (lambda: DetectorConfig(threshold="0.5"), "threshold is '0.5'; it must be a number"),
+        (lambda: DetectorConfig(lr_drop=None), "lr_drop is None; it must be a number"),
+        (
+            lambda: Config(detector=Window(epochs=2)),
+            r"detector is Window.*DetectorConfig\(\.\.\.\)",
+        ),
+        (lambda: Config(batch=(512, 4096)), r"batch is \(512, 4096\); give .*BatchConfig\("),
+        (lambda: Config(by_layer={"fc*": "topk"}), r"by_layer is .*'topk'.*LayerPlan\(\.\.\.\)"),
+        (lambda: Config(by_layer=["fc"]), r"by_layer is \['fc'\]; give .*LayerPlan\(\.\.\.\)"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_where_it_is_written(create, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        create()
+
+
+@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"method": "zip"}, "unknown compression method 'zip'; known are none, half"),

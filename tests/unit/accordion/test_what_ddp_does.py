@@ -17,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from accordion.config import Config
-from accordion.errors import HookError
+from accordion.errors import ConfigError, HookError
 from accordion.session import Session, attach
 
 ROOT = Path(__file__).parents[3]
+THREADS = Path("/proc/self/task")
 README = ROOT / "accordion" / "README.md"
 
 
@@ -78,6 +79,38 @@ def test_a_module_that_was_attached_is_refused_a_second_session():
     ddp, _ = _trained()
     with pytest.raises(HookError, match="a module takes one hook"):
         attach(ddp, Config())
+
+
+def test_a_refused_second_session_leaves_no_threads():
+    ddp, _ = _trained()
+    before = len(list(THREADS.iterdir()))
+    with pytest.raises(HookError, match="a module takes one hook"):
+        attach(ddp, Config())
+    assert len(list(THREADS.iterdir())) == before
+
+
+@pytest.mark.parametrize("config", ["powersgd", None, Config])
+def test_settings_that_are_no_config_are_refused_with_what_to_give(config):
+    with pytest.raises(ConfigError, match=r"accordion\.Config.*method='powersgd'"):
+        attach(DistributedDataParallel(nn.Linear(6, 6)), config)
+
+
+def test_the_optimizer_may_be_the_third_argument():
+    ddp = DistributedDataParallel(nn.Linear(6, 6))
+    before = ddp.module.weight.detach().clone()
+    _train(ddp, attach(ddp, Config(), torch.optim.SGD(ddp.parameters(), lr=0.1)))
+    assert not torch.equal(ddp.module.weight, before)
+
+
+def test_ignored_parameters_without_memory_do_not_choose_the_device():
+    model = nn.Sequential(nn.Linear(6, 6, device="meta"), nn.Linear(6, 6))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        model, ["0.weight", "0.bias"]
+    )
+    ddp = DistributedDataParallel(model)
+    session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    ddp.module[1](torch.ones(2, 6)).sum().backward()
+    assert session.end_epoch(lr=0.1, next_lr=0.1).decision.level_by_layer
 
 
 class Table(nn.Module):
