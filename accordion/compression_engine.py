@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -135,10 +136,9 @@ class Engine:
                 stacks += self.build_stacks(bucket.layers)
         if not stacks and raised is None:
             return None
-        flows = [stack.flow for stack in stacks]
+        device, flows = buckets[-1].buffer.device, [stack.flow for stack in stacks]
         owners = [(stack.names, stack.level.method) for stack in stacks]
         if raised is not None:
-            device = buckets[-1].buffer.device
             flows.append(signal_flow(lambda: self.own_signals(raised(), device)))
             owners.append(((OVERHEAD,), OVERHEAD))
 
@@ -146,7 +146,10 @@ class Engine:
             names, method = owners[index]
             self.ledger.count(names, request, method)
 
-        results = run_flows(flows, network, count)
+        # Inside a backward pass, the script's autocast would round factors to 16 bits.
+        is_cast = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
+            results = run_flows(flows, network, count)
         self.apply_updates(stacks)
         if raised is None:
             return None

@@ -136,8 +136,11 @@ class OptimizerSteps:
             parameter.grad = None
 
     def learning_rate(self) -> float | None:
-        """Return the learning rate of the optimizer's first group; None without an optimizer."""
-        return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+        """Return the learning rate of the optimizer's first group; None without an optimizer, or if
+        it has no rate, such as an Adafactor that chooses its steps.
+        """
+        rate = None if self.optimizer is None else self.optimizer.param_groups[0].get("lr")
+        return None if rate is None else float(rate)
 
     def read_scale(self) -> float:
         """Return the scale of the loss, 1 without a scaler; waits for the device."""

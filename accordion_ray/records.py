@@ -112,7 +112,7 @@ class Attached:
 
     def rate(self) -> float:
         """Return the optimizer's learning rate, that of its first group."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"] or 0.0)  # None in some Adafactors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class EpochReports:
             session.lr = None
 
     def _rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self._optimizer.param_groups[0]["lr"] or 0.0)  # None in some Adafactors
 
 
 def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Module:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
-from accordion.config import Config
-from accordion.errors import HookError
+from accordion.config import Config, DetectorConfig, Window
+from accordion.errors import HookError, ReportError
 from accordion.messages import Override
 from accordion.session import attach
 from accordion.step_results import StepResult
@@ -27,6 +28,20 @@ class Descent:
     def step(self) -> None:
         """Count the step."""
         self.steps += 1
+
+
+def test_an_optimizer_without_a_rate_trains_and_steps_as_windows_name_what_to_set() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = Descent(model)
+    optimizer.param_groups[0]["lr"] = None  # as Transformers' Adafactor has it
+    in_steps = Config(detector=DetectorConfig(window=Window(steps=2)))
+    for config, sentence in ((Config(), None), (in_steps, r"set session\.lr")):
+        session = attach(model, config, optimizer=cast("torch.optim.Optimizer", optimizer))
+        model(torch.ones(2, 4)).sum().backward()
+        with nullcontext() if sentence is None else pytest.raises(ReportError, match=sentence):
+            session.step()
+        session.hook.remove()
+    assert optimizer.steps == 1
 
 
 def test_the_observer_sees_every_step_boundary_and_switch_of_a_followed_optimizer() -> None:

@@ -81,6 +81,28 @@ def test_a_module_that_was_attached_is_refused_a_second_session():
         attach(ddp, Config())
 
 
+@pytest.mark.parametrize("factors", ["both", "alternating"])
+def test_a_backward_pass_inside_autocast_gives_the_same_averages(factors):
+    level, received = {"rank": 2, "factors": factors}, []
+    inputs = torch.randn(64, 40, generator=torch.Generator().manual_seed(0))
+    for inside in (True, False):
+        ddp = DistributedDataParallel(nn.Linear(40, 40, bias=False))
+        nn.init.eye_(ddp.module.weight)
+        config = Config(low=level, high=level)
+        session = attach(ddp, config, torch.optim.SGD(ddp.parameters(), lr=0.1), overlap=False)
+        for _ in range(2):
+            ddp.zero_grad()
+            with torch.autocast("cpu"):
+                loss = ddp(inputs).float().square().mean()
+                if inside:
+                    loss.backward()
+            if not inside:
+                loss.backward()
+            session.step()
+        received.append(ddp.module.weight.grad)
+    assert torch.equal(*received)
+
+
 def test_a_refused_second_session_leaves_no_threads():
     ddp, _ = _trained()
     before = len(list(THREADS.iterdir()))
