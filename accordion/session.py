@@ -147,6 +147,8 @@ class Session:
         self._overrides: tuple[Override, ...] = ()
         self._overrides_changed = False
         self._proposal: Proposal | None = None
+        self.name = ""
+        """Name of this session in saved files and metrics, for scripts with several sessions."""
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
         self.receive_s_by_rank: tuple[float, ...] = ()

@@ -16,13 +16,13 @@ from accordion.config import Config
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations.accelerate import check_strategy
 from accordion.integrations.common import (
-    STATE_FILE,
     EpochReports,
     distributed_module,
     load_state,
     save_state,
     training_metrics,
 )
+from accordion.saved_states import state_file
 from accordion.session import Session, attach
 from accordion.training_warnings import TrainingWarning
 
@@ -114,7 +114,7 @@ class AccordionCallback(TrainerCallback):
             return Path(self._resume_from)
         usual, given = _checkpoint_folder(args, state), args.resume_from_checkpoint
         # Scripts also put the argument of `train()` there: True, or "True" from a command line.
-        if isinstance(given, str) and not (usual / STATE_FILE).is_file() and Path(given).is_dir():
+        if isinstance(given, str) and not (usual / state_file()).is_file() and Path(given).is_dir():
             return Path(given)
         return usual
 

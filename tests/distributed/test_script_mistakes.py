@@ -87,6 +87,15 @@ MISTAKES = {
         change("session.epochs(99)", "range(3)"),
         "session.batches() has no samples left in epoch 0; call session.end_epoch()",
     ),
+    "a second module": (
+        change(
+            "for epoch in",
+            "other = DistributedDataParallel(nn.Linear(8, 4))\n"
+            "session.attach(other, torch.optim.SGD(other.parameters(), lr=0.1))\n"
+            "for epoch in",
+        ),
+        "session.attach() was called twice",
+    ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
         "write session.init_process_group(...) in place of torch.distributed.init_process_group",

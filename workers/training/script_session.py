@@ -213,9 +213,15 @@ class ScriptSession:
         was stopped then starts again.
 
         Raises:
-            CodeError: the number of training samples is not known.
+            CodeError: the number of training samples is not known, or the session has a module
+                already.
             HookError: `accordion.attach` refused the module.
         """
+        if self._state is not None:
+            raise CodeError(
+                "session.attach() was called twice, but a job saves and resumes one module; put all"
+                " trained modules into one, such as nn.ModuleDict, and wrap that"
+            )
         count = samples or (self._batches.num_samples if self._batches is not None else 0)
         if count < 1:
             raise CodeError(

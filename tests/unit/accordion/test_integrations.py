@@ -4,10 +4,12 @@ itself.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,12 @@ from accordion import Config, DetectorConfig, Window, attach
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations import common
 from accordion.integrations.accelerate import attach_accelerator
-from accordion.integrations.common import EpochReports, load_state, save_state
+from accordion.integrations.common import (
+    EpochReports,
+    load_state,
+    save_state,
+    training_metrics,
+)
 from accordion.training_warnings import TrainingWarning
 
 
@@ -245,6 +252,82 @@ def test_checkpoints_of_accelerate_can_be_read_with_and_without_accordion(tmp_pa
     assert session.steps == 7
     accelerator._load_model_state_pre_hook.clear()
     accelerator.load_state(str(tmp_path / "after"))
+
+
+def prepared_session(accelerator, *, size=8, **named):
+    """A session of a model of its own, as `accelerator.prepare` returned it."""
+    model = torch.nn.Linear(size, size)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    config = Config(detector=DetectorConfig(window=Window(steps=2)))
+    return attach_accelerator(accelerator, config, model=model, optimizer=optimizer, **named)
+
+
+def test_sessions_of_several_models_of_accelerate_keep_their_states_apart(tmp_path):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    encoder = prepared_session(accelerator, name="encoder")
+    decoder = prepared_session(accelerator, name="decoder")
+    encoder.steps, decoder.steps = 7, 9
+    accelerator.save_state(str(tmp_path))
+    encoder.steps = decoder.steps = 0
+    accelerator.load_state(str(tmp_path))
+    assert (encoder.steps, decoder.steps) == (7, 9)
+
+
+@pytest.mark.parametrize("name", ["", "encoder"])
+def test_a_second_session_of_an_accelerator_with_the_same_name_is_refused(name):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    first = prepared_session(accelerator, name=name)
+    with pytest.raises(HookError, match=r"give each model its own name=.*free_memory"):
+        prepared_session(accelerator, name=name)
+    assert first.steps == 0
+
+
+@pytest.mark.parametrize("name", ["a/b", "../a", "a b"])
+def test_a_session_name_that_no_file_can_have_is_refused(name):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    with pytest.raises(HookError, match="letters, digits"):
+        prepared_session(accelerator, name=name)
+
+
+def test_a_second_training_of_an_accelerator_saves_and_loads_its_own_state(tmp_path):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    first = prepared_session(accelerator)
+    accelerator.free_memory()
+    second = prepared_session(accelerator, size=4)
+    first.steps, second.steps = 7, 9
+    accelerator.save_state(str(tmp_path))
+    first.steps = second.steps = 0
+    accelerator.load_state(str(tmp_path))
+    assert (first.steps, second.steps) == (0, 9)
+
+
+def test_a_second_training_of_one_model_with_accelerate_gets_a_session_of_its_own():
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    model, sessions = torch.nn.Linear(8, 8), []
+    for _ in range(2):
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.5))
+        model = accelerator.prepare(model)
+        config = Config(detector=DetectorConfig(window=Window(steps=2)))
+        sessions.append(attach_accelerator(accelerator, config, model=model, optimizer=optimizer))
+        train_step(model, optimizer)
+        accelerator.free_memory()
+    assert [session.steps for session in sessions] == [1, 1]
+
+
+def test_a_session_of_accelerate_does_not_outlive_its_training():
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    session = weakref.ref(prepared_session(accelerator))
+    accelerator.free_memory()
+    gc.collect()
+    assert session() is None
+
+
+def test_metrics_of_a_named_session_have_its_name():
+    _, _, session, _ = small_session(Window(steps=2))
+    plain = training_metrics(session)
+    session.name = "encoder"
+    assert {key.replace("/encoder/", "/") for key in training_metrics(session)} == plain.keys()
+    assert "accordion/encoder/sent_bytes" in training_metrics(session)
 
 
 def test_the_start_of_an_epoch_ends_the_one_before_at_its_rate():
