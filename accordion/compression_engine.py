@@ -89,6 +89,8 @@ class Engine:
         self._used: set[Any] = set()
         self._other_sum: Tensor | None = None
         """Sum over the step's gradients of layers that are not decided."""
+        self._checked: list[tuple[tuple[str, ...], Tensor]] = []
+        """Layers and scalars of the step; one that is not finite means that it cannot be sent."""
 
     @property
     def plan(self) -> Mapping[str, Level]:
@@ -136,7 +138,8 @@ class Engine:
         flows = [stack.flow for stack in stacks]
         owners = [(stack.names, stack.level.method) for stack in stacks]
         if raised is not None:
-            flows.append(signal_flow(self.own_signals(raised(), buckets[-1].buffer.device)))
+            device = buckets[-1].buffer.device
+            flows.append(signal_flow(lambda: self.own_signals(raised(), device)))
             owners.append(((OVERHEAD,), OVERHEAD))
 
         def count(index: int, request: Request) -> None:
@@ -321,15 +324,25 @@ class Engine:
     def _add_to_window(self, layer: Layer) -> None:
         self.sums.add(layer.name, memory_order_view(layer.gradient), scale=1.0 / self.loss_scale)
 
+    def broken_layers(self) -> tuple[list[str], list[str]]:
+        """Return the layers whose gradient in this step is not finite, and those whose gradient
+        does not fit into its format on the wire; waits for the device.
+        """
+        unsent = [name for names, value in self._checked if not value.isfinite() for name in names]
+        return self.sums.broken_layers(), unsent
+
     def _has_nonfinite_gradient(self) -> Tensor:
         """Return whether a gradient of this step is not finite, as a bool on the device."""
         total = self.sums.step_total()
         if self._other_sum is not None:
             total = total + self._other_sum
+        for _, value in self._checked:
+            total = total + value.abs()
         return torch.isfinite(total).logical_not()
 
     def _end_step(self) -> None:
         self._other_sum = None
+        self._checked.clear()
         # DDP may have changed its buckets: drop the buffers of stacks that this step did not use.
         self._buffers = {key: held for key, held in self._buffers.items() if key in self._used}
         self._used.clear()
@@ -367,6 +380,7 @@ class Engine:
             warm=warm,
             step=self._steps,
             draw=partial(self._make_generator, layers[0].name),
+            check_finite=partial(self._check_finite, tuple(layer.name for layer in layers)),
             kind=_layer_kind(first),
             gradient=gradient,
         )
@@ -415,6 +429,9 @@ class Engine:
             if self.loss_scale != 1.0:
                 part.mul_(1.0 / self.loss_scale)
         return update
+
+    def _check_finite(self, layers: tuple[str, ...], value: Tensor) -> None:
+        self._checked.append((layers, value))
 
     def _make_generator(self, layer: str, whose: str) -> torch.Generator:
         owner = "" if whose == "shared" else f":{self._rank}"

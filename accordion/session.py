@@ -400,8 +400,9 @@ class Session:
         self.skipped_steps += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
+            broken, too_large = self._engine.broken_layers()
             warn_of_skipped_steps(
-                self._skipped_in_a_row, self._engine.sums.broken_layers(), rank=self.rank
+                self._skipped_in_a_row, broken, too_large=too_large, rank=self.rank
             )
 
     def _current_lr(self) -> float:

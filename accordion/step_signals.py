@@ -6,6 +6,7 @@ collectives for it, such as the broadcast of a decision.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import torch
@@ -18,7 +19,9 @@ class Signal(IntEnum):
     """Signals that a worker can raise; the value is the index in the signals' tensor."""
 
     NOT_FINITE = 0
-    """A gradient on this worker is not finite: no worker takes the step."""
+    """A gradient on this worker is not finite, or too large for its format on the wire: no worker
+    takes the step.
+    """
     DECISION = 1
     """Rank 0 has a new plan."""
     SAVE_STOP = 2
@@ -29,12 +32,12 @@ class Signal(IntEnum):
     """Save and continue."""
 
 
-def signal_flow(signals: Tensor) -> Flow:
+def signal_flow(own_signals: Callable[[], Tensor]) -> Flow:
     """Average the signals, (5,): some worker raised each one whose mean is not zero.
 
-    A NaN stays in its own entry.
+    `own_signals` is called when the flows before it have encoded. A NaN stays in its own entry.
     """
-    mean = yield Mean(signals)
+    mean = yield Mean(own_signals())
     return mean.clone()
 
 

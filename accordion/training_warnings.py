@@ -33,24 +33,28 @@ class WindowProgress:
     """Whether two windows were compared since then."""
 
 
-def warn_of_skipped_steps(in_a_row: int, layers: Sequence[str], *, rank: int) -> None:
+def warn_of_skipped_steps(
+    in_a_row: int, layers: Sequence[str], *, too_large: Sequence[str], rank: int
+) -> None:
     """Warn of consecutive skipped steps when there are 10, 20, 40 and so on.
 
-    `layers` are those whose gradients are not finite on this worker; without any, only rank 0
-    warns.
+    `layers` are those whose gradients are not finite on this worker, `too_large` those whose
+    gradients do not fit into their format on the wire; without any, only rank 0 warns.
     """
     doublings, rest = divmod(in_a_row, SKIPPED_IN_A_ROW)
-    if rest or doublings & (doublings - 1) or not (layers or rank == 0):
+    if rest or doublings & (doublings - 1) or not (layers or too_large or rank == 0):
         return
-    where = (
-        f"the gradients of {format_layers(layers)} are"
-        if layers
-        else "a gradient on another worker is"
-    )
+    advice = "Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler"
+    if layers:
+        where = f"the gradients of {format_layers(layers)} are not finite"
+    elif too_large:
+        where = f"the gradients of {format_layers(too_large)} are beyond the range of method half"
+        advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
+    else:
+        where = "a gradient on another worker is not finite"
     warnings.warn(
-        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where} not finite; parameters"
-        " do not change. Check for a learning rate that is too high, a NaN loss, or fp16 without a"
-        " GradScaler",
+        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where}; parameters do not"
+        f" change. {advice}",
         TrainingWarning,
         stacklevel=2,
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -94,6 +94,8 @@ class Context:
 
     `draw("shared")` has the same seed on all workers, `draw("own")` another on each.
     """
+    check_finite: Callable[[Tensor], None] = field(default=lambda _: None)
+    """Skips the step on all workers if a scalar is not finite; called before the first yield."""
     kind: LayerKind = "matrix"
     """Kind of the stack's layers, by their number of dimensions."""
     gradient: Tensor | None = None

@@ -1,4 +1,8 @@
-"""Orthonormal columns for PowerSGD."""
+"""What every worker computes for itself in PowerSGD, with the same bits on all of them.
+
+LAPACK, products of matrices and long sums round differently on several threads, so all of this is
+computed on one.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,35 @@ def orthonormalize_(p_BNR: Tensor) -> None:
     """Make the columns of each matrix orthonormal, in place. R is at most N.
 
     A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the
-    others, never NaN. The result does not depend on the number of threads.
+    others, never NaN.
     """
     with _single_threaded(p_BNR.device):
         _orthogonalize_(p_BNR)
 
 
+def multiply(p_BNR: Tensor, q_BRM: Tensor, out_BNM: Tensor) -> None:
+    """Write P·Q."""
+    with _single_threaded(p_BNR.device):
+        torch.bmm(p_BNR, q_BRM, out=out_BNM)
+
+
+def singular_vectors(m_BNM: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the left and right singular vectors of the R largest values as rows, (B, R, N) and
+    (B, R, M). The entries of a right one have a sum that is not negative.
+    """
+    with _single_threaded(m_BNM.device):
+        p_BNK, _, q_BKM = torch.linalg.svd(m_BNM, full_matrices=False)
+        p_BRN, q_BRM = p_BNK[..., :rank].mT, q_BKM[:, :rank]
+        sums_BR1 = q_BRM.sum(2, keepdim=True)
+        signs_BR1 = torch.copysign(torch.ones_like(sums_BR1), sums_BR1)
+        return p_BRN * signs_BR1, q_BRM * signs_BR1
+
+
 @contextmanager
 def _single_threaded(device: torch.device) -> Iterator[None]:
-    """Compute on one thread, since LAPACK and long sums round differently on several threads.
+    """Compute on one thread; several are hardly faster here.
 
-    Several threads are not faster here. Torch keeps the number per thread, so other threads of this
-    process are not affected.
+    Torch keeps the number per thread, so other threads of this process are not affected.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from accordion.compressors.linalg import orthonormalize_
+from accordion.compressors.linalg import multiply, orthonormalize_, singular_vectors
 from accordion.messages import OptionValue
 from accordion.wire import Context, Flow, Mean
 
@@ -72,7 +72,8 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     orthonormalize_(p_BNR)
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM))
-    _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=new_BRM)
+    multiply(p_BNR, new_BRM, context.update)
+    owed_BNM.sub_(context.update)
     _update_factor_(q_BRM, new_BRM)
 
 
@@ -83,7 +84,8 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     orthonormalize_(q_BRM.mT)
     sent_BNR = context.scratch.take("p", (layers, rows, p_BRN.shape[1]), owed_BNM.dtype)
     p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
-    _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=q_BRM)
+    multiply(p_BNR, q_BRM, context.update)
+    owed_BNM.sub_(context.update)
     _update_factor_(p_BRN, p_BNR.mT)
 
 
@@ -94,27 +96,29 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     orthonormalize_(p_BRN.mT)
     sent_BRM = context.scratch.take("q", (layers, q_BRM.shape[1], columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BRN, owed_BNM, out=sent_BRM))
-    _take_off(owed_BNM, context, p_BNR=p_BRN.mT, q_BRM=new_BRM)
+    multiply(p_BRN.mT, new_BRM, context.update)
+    owed_BNM.sub_(context.update)
     _update_factor_(q_BRM, new_BRM)
 
 
 def _refresh_factors(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
-    """Send the gradients dense; the warm start becomes the singular vectors of their mean."""
+    """Send the gradients dense; the warm start becomes the singular vectors of their mean.
+
+    With alternating factors the update uses a worker's own factor, so all take the mean of theirs:
+    workers with other processors may compute other singular vectors.
+    """
     columns, rank = owed_BNM.shape[2], warm_BRX.shape[1]
-    mean_BNM = yield Mean(owed_BNM)
-    # The decomposition refuses values that are not finite; the step that has them is skipped.
-    finite_BNM = torch.nan_to_num(mean_BNM, nan=0.0, posinf=0.0, neginf=0.0)
-    p_BNK, _, q_BKM = torch.linalg.svd(finite_BNM, full_matrices=False)
-    warm_BRX[..., :columns] = q_BKM[:, :rank]
-    if warm_BRX.shape[2] > columns:
-        warm_BRX[..., columns:] = p_BNK[..., :rank].mT
+    is_alternating = warm_BRX.shape[2] > columns
+    mean_BNM = yield Mean(owed_BNM, next_values=warm_BRX.numel() if is_alternating else 0)
     context.update.copy_(mean_BNM)
     owed_BNM.zero_()
-
-
-def _take_off(owed_BNM: Tensor, context: Context, *, p_BNR: Tensor, q_BRM: Tensor) -> None:
-    torch.bmm(p_BNR, q_BRM, out=context.update)
-    owed_BNM.sub_(context.update)
+    # The decomposition refuses values that are not finite; the step that has them is skipped.
+    finite_BNM = torch.nan_to_num(context.update, nan=0.0, posinf=0.0, neginf=0.0)
+    p_BRN, q_BRM = singular_vectors(finite_BNM, rank)
+    warm_BRX[..., :columns] = q_BRM
+    if is_alternating:
+        warm_BRX[..., columns:] = p_BRN
+        warm_BRX.copy_((yield Mean(warm_BRX)))
 
 
 def _is_smaller(shape: torch.Size, rank: int) -> bool:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion.compressors.linalg import orthonormalize_
 from accordion.config import Config
 from accordion.session import attach
+from tests.unit.accordion.lockstep import OPTION_LEVELS, UnlikeThreads, draw_gradients
 
 ROWS = 20_000
 """Rows of a matrix from which MKL's QR of four columns sums otherwise with two threads than with
@@ -16,7 +17,7 @@ one.
 """
 
 
-def _train(rank: int, factors: str) -> list[torch.Tensor]:
+def _train(rank: int, factors: str, refresh_every: int) -> list[torch.Tensor]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1 + rank)
     try:
@@ -24,9 +25,9 @@ def _train(rank: int, factors: str) -> list[torch.Tensor]:
         model = torch.nn.Sequential(torch.nn.Embedding(ROWS, 16), torch.nn.Linear(16, 4))
         ddp = DistributedDataParallel(model)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        level = {"rank": 4, "factors": factors}
+        level = {"rank": 4, "factors": factors, "refresh_every": refresh_every}
         session = attach(ddp, Config(method="powersgd", low=level, high=level), optimizer=optimizer)
-        for step in range(2):
+        for step in range(4):
             words = torch.randint(
                 ROWS, (4096,), generator=torch.Generator().manual_seed(2 * step + rank)
             )
@@ -38,10 +39,24 @@ def _train(rank: int, factors: str) -> list[torch.Tensor]:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("refresh_every", [0, 2])
 @pytest.mark.parametrize("factors", ["both", "alternating"])
-def test_workers_with_one_and_two_threads_have_the_same_parameters_to_the_bit(run_group, factors):
-    first, second = run_group(2, _train, factors)
+def test_workers_with_one_and_two_threads_have_the_same_parameters_to_the_bit(
+    run_group, factors, refresh_every
+):
+    first, second = run_group(2, _train, factors, refresh_every)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("level", OPTION_LEVELS, ids=lambda level: f"{level.method}-{level.name}")
+@pytest.mark.parametrize("shape", [(64, 576), (8, 5000), (ROWS, 16), (48, 32, 3, 3)], ids=str)
+def test_workers_with_one_and_two_threads_get_the_same_bits_at_every_level(shape, level):
+    shapes = {"w": shape, "v": shape}
+    cluster = UnlikeThreads(shapes, 3)
+    cluster.switch(level)
+    for seed in range(4):
+        first, *others = cluster.step(draw_gradients(shapes, 3, seed))
+        assert all(torch.equal(first[name], own[name]) for own in others for name in shapes)
 
 
 @pytest.mark.parametrize("shape", [(1, 50_000, 2), (1, ROWS, 4), (2, 512, 32)])

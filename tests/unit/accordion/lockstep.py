@@ -4,7 +4,9 @@ they exchange.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +23,16 @@ Gradients = Mapping[str, torch.Tensor]
 
 METHODS = sorted(COMPRESSORS)
 FEEDBACK_METHODS = [name for name in METHODS if COMPRESSORS[name].feedback]
+_OTHER = {
+    "rank": 2,
+    "refresh_every": 2,
+    "density": 0.01,
+    "bits": 3,
+    "bucket": 100,
+    "bin_conv": 80,
+    "bin_other": 50,
+}
+"""Second value of each option in numbers."""
 LEVELS = [level for name in METHODS for level in ladder_of(name)] + [
     level_of(name, {**row.low, option: choice}, name=f"{option}={choice}")
     for name, row in COMPRESSORS.items()
@@ -34,6 +46,17 @@ LOSSLESS_LEVELS = [
     for level in LEVELS
     if COMPRESSORS[level.method].feedback or COMPRESSORS[level.method].exact
 ]
+OPTION_LEVELS = [
+    level_of(name, dict(zip(row.options, values, strict=True)), name="-".join(map(str, values)))
+    for name, row in COMPRESSORS.items()
+    for values in product(
+        *(
+            known.choices or dict.fromkeys([row.low.get(option, known.default), _OTHER[option]])
+            for option, known in row.options.items()
+        )
+    )
+]
+"""Every combination of two values of a method's options, or of all choices."""
 SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
 WORLD_SIZES = st.integers(1, 4)
 
@@ -96,18 +119,24 @@ class Cluster:
         for engine in self.engines:
             engine.plan = dict.fromkeys(self._layers, level)
 
+    def as_worker(self, rank: int) -> AbstractContextManager[None]:
+        """Context in which a worker computes."""
+        return nullcontext()
+
     def exchange(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
         """Average by flows; the gradients given stay as they are. Nothing is committed."""
         buckets = [[Layer(name=n, gradient=g.clone()) for n, g in own.items()] for own in gradients]
-        for engine, bucket in zip(self.engines, buckets, strict=True):
-            engine.observe_gradients(bucket)
-        stacks = [
-            engine.build_stacks(bucket)
-            for engine, bucket in zip(self.engines, buckets, strict=True)
-        ]
-        run_flows_lockstep([[stack.flow for stack in own] for own in stacks])
-        for engine, own in zip(self.engines, stacks, strict=True):
-            engine.apply_updates(own)
+        stacks = []
+        for rank, (engine, bucket) in enumerate(zip(self.engines, buckets, strict=True)):
+            with self.as_worker(rank):
+                engine.observe_gradients(bucket)
+                stacks.append(engine.build_stacks(bucket))
+        run_flows_lockstep(
+            [[self._run_flow(rank, stack.flow) for stack in own] for rank, own in enumerate(stacks)]
+        )
+        for rank, (engine, own) in enumerate(zip(self.engines, stacks, strict=True)):
+            with self.as_worker(rank):
+                engine.apply_updates(own)
         return [{layer.name: layer.gradient for layer in bucket} for bucket in buckets]
 
     def step(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
@@ -116,11 +145,35 @@ class Cluster:
             engine.commit_step()
         return updates
 
+    def _run_flow(self, rank: int, flow: Flow) -> Flow:
+        answer = None
+        while True:
+            with self.as_worker(rank):
+                try:
+                    request = flow.send(answer)
+                except StopIteration as stop:
+                    return stop.value
+            answer = yield request
+
     def mean_residual(self, layer: str, like: torch.Tensor) -> torch.Tensor:
         owed = [engine.feedback.get(layer) for engine in self.engines]
         return sum((r.view_as(like) for r in owed if r is not None), torch.zeros_like(like)) / len(
             self.engines
         )
+
+
+class UnlikeThreads(Cluster):
+    """Workers that compute on one and two threads by turns."""
+
+    @contextmanager
+    def as_worker(self, rank: int) -> Iterator[None]:
+        """Implements `Cluster`."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 + rank % 2)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def draw_gradients(

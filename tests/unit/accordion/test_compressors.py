@@ -139,12 +139,11 @@ def test_orthogonalisation_of_zero_and_repeated_columns_gives_no_nan(columns):
     assert torch.linalg.vector_norm(p[1, :, 0]).item() == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_half_sends_values_beyond_its_range_as_its_largest(dtype):
+def test_half_in_bf16_sends_values_beyond_the_range_of_fp16():
     cluster = Cluster({"w": (2, 2)}, 2)
-    cluster.switch(level_of("half", {"dtype": dtype}, name="h"))
+    cluster.switch(level_of("half", {"dtype": "bf16"}, name="h"))
     update = cluster.step([{"w": torch.full((2, 2), 3e38)}, {"w": torch.full((2, 2), 1.0)}])[0]["w"]
-    assert torch.isfinite(update).all()
+    torch.testing.assert_close(update, torch.full((2, 2), 1.5e38), rtol=0.01, atol=0)
 
 
 def test_small_gradients_survive_loss_scaling_in_16_bits():

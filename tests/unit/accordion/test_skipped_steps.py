@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 
 from accordion.compression_engine import DENSE, Engine
 from accordion.compressors import level_of
+from accordion.training_warnings import TrainingWarning
 from tests.unit.accordion.alone import alone
 from tests.unit.accordion.lockstep import Cluster, draw_gradients
 
@@ -25,6 +26,34 @@ def test_a_scaler_counts_its_finite_steps_anew_after_one_that_was_skipped():
             ddp.zero_grad()
             scales.append(scaler.get_scale())
     assert scales == [4, 2, 2, 4]
+
+
+def test_half_skips_steps_until_the_scaled_gradient_fits_into_16_bits():
+    scaler = GradScaler("cpu", init_scale=2.0**16)
+    half = level_of("half", {}, name="low")
+    with alone({"w": (4, 4)}, half, scaler=scaler) as (ddp, session):
+        for _ in range(6):
+            ddp.zero_grad()
+            scale = scaler.get_scale()
+            scaler.scale(3.0 * ddp()).backward()
+            received = ddp.module.weights[0].grad / scale
+            taken = session.step().taken
+        torch.testing.assert_close(received, 3.0 * ddp.module.slopes[0], rtol=1e-3, atol=0)
+    assert taken
+    assert scaler.get_scale() < 2.0**16
+
+
+def test_half_without_a_scaler_skips_a_gradient_beyond_16_bits_and_names_its_layer():
+    def train() -> None:
+        for _ in range(10):
+            ddp.zero_grad()
+            (1e6 * ddp()).backward()
+            assert not session.step().taken
+
+    half = level_of("half", {}, name="low")
+    named = pytest.warns(TrainingWarning, match=r"weights\.0.*half.*bf16")
+    with alone({"w": (2, 2)}, half) as (ddp, session), named:
+        train()
 
 
 def _kept(engine: Engine, layer: str) -> list[torch.Tensor]:
