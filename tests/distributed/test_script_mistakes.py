@@ -83,6 +83,20 @@ MISTAKES = {
         change("session.attach(", "session.batches(8)\nsession.attach("),
         "without a batch of session.batches()",
     ),
+    "no data": (
+        change("session.batches(len(inputs))", "session.batches(0)"),
+        "session.batches(0) has no samples to read",
+    ),
+    "a loader that is used up": (
+        change(
+            "    for rows in batches:",
+            "    for rows in own:",
+        )
+        .replace("batches, seen", "own = iter([[0, 1], [2, 3]]); seen")
+        .replace("session.batches(len(inputs)), Seen()", "Seen()")
+        .replace("seen=seen)", "seen=seen, samples=100)"),
+        "no step was taken in epoch 1",
+    ),
     "no end of an epoch": (
         change("session.epochs(99)", "range(3)"),
         "session.batches() has no samples left in epoch 0; call session.end_epoch()",

@@ -51,6 +51,7 @@ from workers.training.sampler import loss_weight
 from workers.training.script_batches import Batches
 from workers.training.script_checks import (
     check_backward,
+    check_epoch_trained,
     check_trained,
     log_extra_epochs,
     log_missing_epochs,
@@ -338,12 +339,13 @@ class ScriptSession:
         one that ends an epoch after the last one of its job.
 
         Raises:
-            CodeError: no step was taken yet.
+            CodeError: no step was taken in this epoch.
             TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
         check_trained(state)
         self._leave_if_trained()
+        check_epoch_trained(state)
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
