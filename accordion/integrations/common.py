@@ -65,11 +65,14 @@ def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Modu
 
 
 def training_metrics(session: Session) -> dict[str, float]:
-    """Return metrics of a session for loggers: this worker's bytes, and counts of its decision."""
+    """Return metrics of a session for loggers: this worker's bytes on the wire, and counts of its
+    decision.
+    """
     total, regimes = session.ledger.total, session.decision.regime_by_layer.values()
     return {
-        "accordion/sent_bytes": float(total.payload),
-        "accordion/dense_bytes": float(total.dense),
+        "accordion/sent_bytes": float(total.wire),
+        "accordion/control_bytes": float(session.ledger.control_wire),
+        "accordion/dense_bytes": float(total.dense_wire),
         "accordion/critical_layers": float(sum(regime == "critical" for regime in regimes)),
         "accordion/skipped_steps": float(session.skipped_steps),
     }
