@@ -268,7 +268,7 @@ class Engine:
         """Restore a backup; no step may have been taken since then."""
         self.feedback.values, self._warm.values = backup.residuals, backup.warm
         self.sums.load_state_dict(backup.window)
-        self.ledger.restore(Ledger.parse_tables(backup.ledger))
+        self.ledger.restore(self.ledger.parse_tables(backup.ledger))
         self._steps = backup.steps
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -292,7 +292,7 @@ class Engine:
                     f"saved warm start of layer {layer!r} does not fit this model; was the model"
                     " changed?"
                 )
-        steps, ledger = int(state["steps"]), Ledger.parse_tables(state["ledger"])
+        steps, ledger = int(state["steps"]), self.ledger.parse_tables(state["ledger"])
         self.sums.load_state_dict(state["window"])
         self.ledger.restore(ledger)
         self.feedback.values = {layer: value.clone() for layer, value in state["residuals"].items()}

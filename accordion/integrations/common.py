@@ -63,15 +63,17 @@ def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Modu
 
 
 def training_metrics(session: Session) -> dict[str, float]:
-    """Return metrics of a session for loggers: this worker's bytes, and counts of its decision.
+    """Return metrics of a session for loggers: this worker's bytes on the wire, and counts of its
+    decision.
 
     Their names begin with `accordion/`, or with `accordion/NAME/` if the session has a name.
     """
     total, regimes = session.ledger.total, session.decision.regime_by_layer.values()
     prefix = f"accordion/{session.name}/" if session.name else "accordion/"
     return {
-        f"{prefix}sent_bytes": float(total.payload),
-        f"{prefix}dense_bytes": float(total.dense),
+        f"{prefix}sent_bytes": float(total.wire),
+        f"{prefix}control_bytes": float(session.ledger.control_wire),
+        f"{prefix}dense_bytes": float(total.dense_wire),
         f"{prefix}critical_layers": float(sum(regime == "critical" for regime in regimes)),
         f"{prefix}skipped_steps": float(session.skipped_steps),
     }

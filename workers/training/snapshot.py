@@ -17,6 +17,7 @@ from torch import Tensor
 
 from accordion.saved_states import MeanState
 from workers.contract import Bytes, Position
+from workers.public_records import add_dense_wire
 from workers.training.data_checks import check_equal_to_saved, count_samples
 from workers.training.objective import ObjectiveProgress
 from workers.training.schedule import BatchChange
@@ -120,7 +121,9 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
     state.phases.seconds.update(own["seconds"])
     mark = own["mark"]
     state.epoch_baseline = EpochBaseline(
-        bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"]
+        bytes=Bytes(**add_dense_wire(mark["bytes"], state.context.world_size)),
+        seconds=mark["seconds"],
+        skipped_steps=mark["skipped_steps"],
     )
     state.decider.statistic = own["statistic"]
     torch.set_rng_state(own["rng"])

@@ -213,7 +213,8 @@ class TrainState:
 
     def spent(self) -> Bytes:
         """Return the bytes that this worker has sent since the job began."""
-        return Bytes(**asdict(self.session.ledger.total))
+        ledger = self.session.ledger
+        return Bytes(**asdict(ledger.total), control_wire=ledger.control_wire)
 
     @contextmanager
     def task_code(self) -> Iterator[None]:
