@@ -123,7 +123,7 @@ class Engine:
                 raises.
 
         Returns:
-            With `raised`, the signals averaged over the workers, (5,); otherwise None.
+            With `raised`, the signals averaged over the workers, (7,); otherwise None.
         """
         stacks: list[Stack] = []
         for bucket in buckets:
@@ -155,8 +155,8 @@ class Engine:
         return signals
 
     def own_signals(self, raised: frozenset[Signal], device: torch.device) -> Tensor:
-        """Return this worker's signals, those raised and whether a gradient is not finite, (5,)."""
-        signals = zero_signals(device)
+        """Return this worker's signals, those raised and whether a gradient is not finite, (7,)."""
+        signals = zero_signals(device, loss_scale=self.loss_scale)
         signals[Signal.NOT_FINITE] = self._has_nonfinite_gradient()
         for signal in raised:
             signals[signal] = 1.0

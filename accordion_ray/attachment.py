@@ -15,7 +15,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 import accordion
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import Config
 from accordion.session import Session
 from accordion_ray.checkpoints import load_state
 from accordion_ray.checks import check_config, check_model, check_name
@@ -34,9 +34,6 @@ from accordion_ray.train_context import GuestContext, current_run, follow_report
 from workers.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
 from workers.hub.journal import Journal
 from workers.training.clock import Clock
-
-DEFAULT_CONFIG = Config(detector=DetectorConfig(window=Window(steps=100)))
-"""PowerSGD with windows of 100 steps: a loop that never reports has no epochs to count."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ def attach(
         HookError: as `accordion.attach`.
         StateError: the checkpoint's state is of another model.
     """
-    run, config = current_run(), config or DEFAULT_CONFIG
+    run, config = current_run(), (config or Config()).for_unchanged_loop()
     check_model(model, world_size=run.world_size)
     check_config(config, steps_per_epoch, global_batch=global_batch)
     label = make_label(name or run.name)

@@ -43,7 +43,7 @@ def known_spec(
         ValidationError: the service does not take the name.
     """
     low, high = (dict(level.options) for level in _ends_of_ladder(config))
-    detector, window = config.detector, config.detector.window
+    detector, window = config.detector, config.detector.window_in_force
     workers: dict[str, Any] = {"min": world_size, "max": world_size}
     if resources.get("CPU", 0.0) >= MIN_SHARE:
         workers["cpus"] = resources["CPU"]

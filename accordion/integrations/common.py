@@ -26,7 +26,7 @@ class EpochReports:
     ) -> None:
         self._session = session
         self._optimizer = optimizer
-        self._by_steps = config.detector.window.steps is not None
+        self._by_steps = config.detector.window_in_force.steps is not None
         session.epoch = epoch
         # Windows counted in steps read the optimizer's rate at each window instead.
         session.lr = None if self._by_steps else self._rate()

@@ -133,6 +133,42 @@ def test_a_second_run_of_a_trainer_of_transformers_is_refused():
         callback.on_train_begin(arguments, state, None)
 
 
+def test_a_second_run_with_smaller_batches_names_the_setting_that_made_it():
+    callback, arguments, state = transformers_run()
+    arguments.auto_find_batch_size = True
+    callback.on_train_begin(arguments, state, None)
+    with pytest.raises(HookError, match="remove auto_find_batch_size and set per_device_train"):
+        callback.on_train_begin(arguments, state, None)
+
+
+class Unsized(torch.utils.data.IterableDataset):
+    """Four samples, of which nobody knows the number."""
+
+    def __iter__(self):
+        return iter([{"batch": torch.ones(8)}] * 4)
+
+
+class Lossy(torch.nn.Linear):
+    """A layer that returns its loss, as Transformers' models do."""
+
+    def forward(self, batch):
+        return {"loss": super().forward(batch).sum()}
+
+
+def test_each_pass_through_a_dataset_without_length_is_an_epoch(tmp_path):
+    transformers = importlib.import_module("transformers")
+    module = importlib.import_module("accordion.integrations.transformers")
+    quiet = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=2, **quiet
+    )
+    trainer = transformers.Trainer(model=Lossy(8, 8), args=arguments, train_dataset=Unsized())
+    callback = module.AccordionCallback(trainer, Config())
+    trainer.add_callback(callback)
+    trainer.train()
+    assert (callback.session.steps, callback.session.epoch) == (6, 2)
+
+
 @pytest.mark.parametrize("given", [None, True, "True", "checkpoint-1"])
 def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(
     tmp_path, monkeypatch, given
@@ -171,7 +207,7 @@ def test_the_state_of_another_step_than_the_trainers_is_warned_of(tmp_path):
         callback.on_train_begin(arguments, state, None)
 
 
-def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None):
+def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None, log_every=50):
     """Train on one device for epochs of four batches; leave the batch `skipped` out."""
     lightning = importlib.import_module("accordion.integrations.lightning").import_lightning()
 
@@ -190,7 +226,7 @@ def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     trainer = trainer or lightning.Trainer(
-        accelerator="cpu", devices=1, callbacks=[callback], **quiet
+        accelerator="cpu", devices=1, callbacks=[callback], log_every_n_steps=log_every, **quiet
     )
     trainer.fit_loop.max_epochs = epochs
     with warnings.catch_warnings():
@@ -202,6 +238,20 @@ def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None
 def lightning_callback():
     config = Config(detector=DetectorConfig(window=Window(steps=2)))
     return importlib.import_module("accordion.integrations.lightning").AccordionCallback(config)
+
+
+def test_a_trainer_of_lightning_that_logs_no_steps_trains():
+    callback = lightning_callback()
+    lightning_fit(callback, log_every=0)
+    assert callback.session.steps == 4
+
+
+def test_a_checkpoint_of_lightning_without_a_state_is_resumed_with_a_warning():
+    callback, trainer = lightning_callback(), lightning_trainer("SingleDeviceStrategy")
+    trainer.optimizers = [torch.optim.SGD(trainer.strategy.model.parameters(), lr=0.1)]
+    trainer.current_epoch, trainer.global_step, trainer.precision_plugin = 1, 5, None
+    with pytest.warns(TrainingWarning, match="goes on at step 5 .* start from the beginning"):
+        callback.on_train_start(trainer, None)
 
 
 def test_a_batch_that_lightning_leaves_out_is_no_step():
