@@ -124,7 +124,7 @@ class Engine:
                 raises.
 
         Returns:
-            With `raised`, the signals averaged over the workers, (5,); otherwise None.
+            With `raised`, the signals averaged over the workers, (7,); otherwise None.
         """
         stacks: list[Stack] = []
         for bucket in buckets:
@@ -158,8 +158,8 @@ class Engine:
         return signals
 
     def own_signals(self, raised: frozenset[Signal], device: torch.device) -> Tensor:
-        """Return this worker's signals, those raised and whether a gradient is not finite, (5,)."""
-        signals = zero_signals(device)
+        """Return this worker's signals, those raised and whether a gradient is not finite, (7,)."""
+        signals = zero_signals(device, loss_scale=self.loss_scale)
         signals[Signal.NOT_FINITE] = self._has_nonfinite_gradient()
         for signal in raised:
             signals[signal] = 1.0
@@ -271,7 +271,7 @@ class Engine:
         """Restore a backup; no step may have been taken since then."""
         self.feedback.values, self._warm.values = backup.residuals, backup.warm
         self.sums.load_state_dict(backup.window)
-        self.ledger.restore(Ledger.parse_tables(backup.ledger))
+        self.ledger.restore(self.ledger.parse_tables(backup.ledger))
         self._steps = backup.steps
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -295,7 +295,7 @@ class Engine:
                     f"saved warm start of layer {layer!r} does not fit this model; was the model"
                     " changed?"
                 )
-        steps, ledger = int(state["steps"]), Ledger.parse_tables(state["ledger"])
+        steps, ledger = int(state["steps"]), self.ledger.parse_tables(state["ledger"])
         self.sums.load_state_dict(state["window"])
         self.ledger.restore(ledger)
         self.feedback.values = {layer: value.clone() for layer, value in state["residuals"].items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal, TypeGuard, get_args
 
@@ -40,8 +40,12 @@ class DetectorConfig:
 
     threshold: float = 0.5
     """Relative change of the norm from which a layer is critical (eta in arXiv:2010.16248)."""
-    window: Window = field(default_factory=lambda: Window(epochs=10))
-    """Distance between two checks (arXiv:2010.16248: 10 epochs, 5 for its LSTM)."""
+    window: Window | None = None
+    """Distance between two checks (arXiv:2010.16248: 10 epochs, 5 for its LSTM).
+
+    None uses 10 epochs, or 100 steps with `attach(..., step="optimizer")`, because nothing tells
+    the session of an unchanged loop where an epoch ends.
+    """
     lr_drop: float = 0.5
     """Fraction of the learning rate at the last check; a next rate at or below it makes layers
     critical.
@@ -85,11 +89,17 @@ class DetectorConfig:
                 f"lr_drop is {self.lr_drop}; it must be in [0, 1]: 0.5 means 'to half or less', 1"
                 " means any drop"
             )
-        if self.statistic == "paper" and self.window.epochs is None:
+        if self.statistic == "paper" and self.window_in_force.epochs is None:
             raise ConfigError(
                 "statistic 'paper' compares sums over whole epochs, but the window is"
-                f" {self.window.steps} steps; give the window in epochs, or use statistic 'mean'"
+                f" {self.window_in_force.steps} steps; give the window in epochs, or use statistic"
+                " 'mean'"
             )
+
+    @property
+    def window_in_force(self) -> Window:
+        """The window, 10 epochs if none is set."""
+        return self.window or Window(epochs=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +204,15 @@ class Config:
                 f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or 'all'"
                 " for all buckets of a step, or 'auto' for what is measured to be fastest"
             )
+
+    def for_unchanged_loop(self) -> Config:
+        """Return these settings with a window of 100 steps if none is set.
+
+        With statistic `paper`, which compares whole epochs, nothing is changed.
+        """
+        if self.detector.window is not None or self.detector.statistic == "paper":
+            return self
+        return replace(self, detector=replace(self.detector, window=Window(steps=100)))
 
     def ladder(self) -> tuple[Level, ...]:
         """Return the levels of layers without an entry in `by_layer`, from the lightest on."""

@@ -19,7 +19,8 @@ from accordion.errors import HookError, ReportError, StateError
 from accordion.exchange import GroupNetwork
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.link_model import CollectiveTiming
-from accordion.messages import Ack, Decision, decision_from_json, to_json
+from accordion.messages import Ack, Decision, LayerInfo, decision_from_json, to_json
+from accordion.statistics import SKETCH_SIZE, GradientSums, window_fields
 from accordion.wire import Gather, Mean, Request
 
 _NUM_PROBES = 3
@@ -170,6 +171,21 @@ class Coordinator:
         """Return the mean of the workers' buffers."""
         mean: Tensor = self._answer_request(Mean(buffer))
         return mean
+
+    def average_window(
+        self, sums: GradientSums, layers: Sequence[LayerInfo], *, is_paper: bool
+    ) -> dict[str, Any]:
+        """Return what the sums of a window that ends measured, as fields of a report; clear them.
+
+        `is_paper`: the statistic is `paper`, which sums rank 0's gradients.
+        """
+        own = sums.summary(self._device)
+        if is_paper:
+            # Undo the mean over the steps and the one over the workers.
+            own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
+        summary = self.average_tensor(own)
+        sums.clear()
+        return window_fields([layer.name for layer in layers], summary)
 
     def probe_latency(self) -> float:
         """Return the seconds of the shortest of a few all-reduces of one value for each worker.

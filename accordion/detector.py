@@ -54,15 +54,15 @@ class DetectorResult:
 
 def window_is_full(config: DetectorConfig, steps: int) -> bool:
     """Return whether a window counted in steps ends after this many steps."""
-    return config.window.steps is not None and steps % config.window.steps == 0
+    return config.window_in_force.steps is not None and steps % config.window_in_force.steps == 0
 
 
 def window_is_due(config: DetectorConfig, epoch: int, *, epoch_end: bool) -> bool:
     """Return whether a window ends here; `paper` checks after the first epoch of each window."""
-    if config.window.epochs is None:
+    if config.window_in_force.epochs is None:
         return not epoch_end
     number = epoch if config.statistic == "paper" else epoch + 1
-    return epoch_end and number % config.window.epochs == 0
+    return epoch_end and number % config.window_in_force.epochs == 0
 
 
 def init_detector(layers: Sequence[str]) -> DetectorState:

@@ -39,7 +39,7 @@ from accordion.layer_stacks import Bucket, Layer
 from accordion.level_costs import measure_levels, share_waits
 from accordion.link_model import CollectiveTiming, LinkModel
 from accordion.messages import LayerInfo, Level
-from accordion.module_checks import check_join, device_of
+from accordion.module_checks import check_join, check_synchronized, device_of
 from accordion.step_signals import Signal
 
 LONG_VECTOR = 1 << 20
@@ -71,6 +71,7 @@ class Hook:
         engine: compresses the gradients.
         raised: returns the signals that this worker raises; called once per step.
         loss_scale: returns the scale of the loss, 1 without a scaler; called once per step.
+        step_call: call of the loop that ends a step, for messages.
         pass_skipped_step: given a step's signals, passes the boundary of a step that the training
             loop's own scaler skipped; returns False for another step.
         overlap: whether to exchange gradients in parallel with the backward pass.
@@ -92,6 +93,7 @@ class Hook:
         raised: Callable[[], frozenset[Signal]],
         *,
         loss_scale: Callable[[], float],
+        step_call: str,
         pass_skipped_step: Callable[[Tensor], bool],
         overlap: bool,
         buckets_per_exchange: BucketsPerExchange,
@@ -106,6 +108,7 @@ class Hook:
         self._engine = engine
         self._raised = raised
         self._loss_scale = loss_scale
+        self._step_call = step_call
         self._pass_skipped_step = pass_skipped_step
         self._names = {
             id(parameter): name for name, parameter in named_layers(module.module).items()
@@ -161,7 +164,7 @@ class Hook:
         """Do nothing, because a DDP module keeps its hook for good."""
 
     def take_signals(self) -> Tensor:
-        """Return the step's signals, averaged over the workers, (5,).
+        """Return the step's signals, averaged over the workers, (7,).
 
         Raises:
             HookError: no gradients were exchanged since the last call.
@@ -170,6 +173,9 @@ class Hook:
         """
         self._executor.raise_failure()
         if self._signals is None:
+            module = self._module()
+            if module is not None:
+                check_synchronized(module)
             raise HookError(
                 "not all gradients were exchanged since the last step; call backward() outside"
                 " no_sync() first, attach() before the first forward pass, and give"
@@ -334,7 +340,7 @@ class Hook:
             check_join(module)
         if self._signals is not None and not self._pass_skipped_step(self._signals):
             raise HookError(
-                "gradients were exchanged twice for one step; call session.step() after each"
+                f"gradients were exchanged twice for one step; call {self._step_call} after each"
                 " backward(), and run all other forward and backward passes, whose gradients are"
                 " accumulated or discarded, under no_sync()"
             )

@@ -36,6 +36,8 @@ class ByteCount:
     """Payload of an fp32 all-reduce of the same gradients."""
     fp16: int = 0
     """Payload of an fp16 all-reduce of the same gradients."""
+    dense_wire: int = 0
+    """Wire bytes of an fp32 all-reduce of the same gradients; one in fp16 sends half of them."""
 
 
 class Ledger:
@@ -47,6 +49,11 @@ class Ledger:
         self.by_collective: defaultdict[str, ByteCount] = defaultdict(ByteCount)
         """Payload and wire bytes by method and collective, such as `powersgd all-reduce`."""
         self.total = ByteCount()
+
+    @property
+    def control_wire(self) -> int:
+        """Wire bytes of `OVERHEAD`, a part of the total's."""
+        return self.by_layer[OVERHEAD].wire if OVERHEAD in self.by_layer else 0
 
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Count a request, in equal parts for layers of equal shape."""
@@ -82,9 +89,14 @@ class Ledger:
 
     def count_dense_equivalent(self, layer: str, values: int) -> None:
         """Count what a layer with this many values would send uncompressed in one step."""
+        dense = DENSE_BYTES * values
         for count in (self.total, self.by_layer[layer]):
-            count.dense += DENSE_BYTES * values
+            count.dense += dense
             count.fp16 += HALF_BYTES * values
+            count.dense_wire += self._dense_wire(dense)
+
+    def _dense_wire(self, dense: int) -> int:
+        return int(wire_bytes("all-reduce", dense, self._world_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts by layer and by collective."""
@@ -94,16 +106,21 @@ class Ledger:
             for name, table in tables.items()
         }
 
-    @staticmethod
-    def parse_tables(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
+    def parse_tables(self, state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
         """Return the tables of a saved state, for `restore`.
+
+        Earlier versions did not count `dense_wire`: it is that of a group of this size.
 
         Raises:
             KeyError, TypeError: the state is not one of `state_dict`.
         """
         return {
             name: defaultdict(
-                ByteCount, {key: ByteCount(**count) for key, count in state[name].items()}
+                ByteCount,
+                {
+                    key: ByteCount(**{"dense_wire": self._dense_wire(count["dense"]), **count})
+                    for key, count in state[name].items()
+                },
             )
             for name in ("layers", "collectives")
         }
@@ -116,6 +133,7 @@ class Ledger:
             _add_bytes(self.total, count.payload, count.wire)
             self.total.dense += count.dense
             self.total.fp16 += count.fp16
+            self.total.dense_wire += count.dense_wire
 
 
 def _add_bytes(count: ByteCount, payload: int, wire: int) -> None:

@@ -42,14 +42,17 @@ def check_attachable(module: object, config: object, optimizer: Optimizer | None
         raise HookError(
             f"attach() got a {type(module).__name__}, which has no trainable parameters"
         )
-    if not isinstance(module, DistributedDataParallel) and has_peers():
-        raise HookError(
-            f"attach() got a {type(module).__name__}; call init_process_group() and wrap the model"
-            " in DistributedDataParallel first"
-        )
-    for condition, sentence in _unsupported_features(module):
+    for condition, sentence in (*_other_wrappers(module), *_unsupported_features(module)):
         if condition:
             raise HookError(sentence)
+
+
+def inner_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside a wrapper that adds precision or device handling, as Fabric's does;
+    other modules as they are.
+    """
+    inner = getattr(module, "_forward_module", None)
+    return inner if isinstance(inner, torch.nn.Module) else module
 
 
 def has_peers() -> bool:
@@ -94,17 +97,57 @@ def check_join(module: DistributedDataParallel) -> None:
         )
 
 
+def check_synchronized(module: DistributedDataParallel) -> None:
+    """Refuse a step inside `module.no_sync()`.
+
+    Raises:
+        HookError: the module is inside `no_sync()`.
+    """
+    if not module.require_backward_grad_sync:
+        raise HookError(
+            "the optimizer steps inside no_sync(), where gradients are not exchanged; to accumulate"
+            " them, leave no_sync() before the last backward pass of a step. Steps on local"
+            " gradients, whose parameters are averaged later (LocalSGD), leave nothing to compress:"
+            " train them without Accordion"
+        )
+
+
 def check_rate_known(config: Config, *rates: float | None) -> None:
     """Check that the learning rate is known if windows are counted in steps.
 
     Raises:
         ReportError: neither the rate nor an optimizer was given.
     """
-    if config.detector.window.steps and all(rate is None for rate in rates):
+    if config.detector.window_in_force.steps and all(rate is None for rate in rates):
         raise ReportError(
             "the learning rate is not known, but windows counted in steps need it to detect a drop;"
             " set session.lr or give attach() the optimizer"
         )
+
+
+def _other_wrappers(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
+    name = type(module).__name__
+    yield (
+        _has_class_of(module, "torch.distributed._composable.replicate"),
+        f"attach() got a {name} of replicate(), and replicate() is not supported; wrap the model"
+        " in DistributedDataParallel instead",
+    )
+    yield (
+        any(_has_class_of(part, "torch.distributed.fsdp") for part in module.modules()),
+        "attach() got a model that FSDP shards, which is not supported, because its gradients are"
+        " scattered over the workers; wrap it in DistributedDataParallel instead, or train it"
+        " without Accordion",
+    )
+    yield (
+        not isinstance(module, DistributedDataParallel) and has_peers(),
+        f"attach() got a {name}; call init_process_group() and wrap the model in"
+        " DistributedDataParallel first",
+    )
+
+
+def _has_class_of(module: torch.nn.Module, package: str) -> bool:
+    """Return whether a class of the module is defined in a package, which need not be imported."""
+    return any(kind.__module__.startswith(package) for kind in type(module).__mro__)
 
 
 def _unsupported_features(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:

@@ -48,6 +48,8 @@ class OptimizerSteps:
         self.mode: StepMode = mode
         self.optimizer = None if optimizer is None else _unwrap_optimizer(optimizer)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._followed = None if self.optimizer is None else _innermost(self.optimizer)
+        """The optimizer whose hooks run in every step."""
         self._parameters = tuple(parameters)
         self._is_stepping = False
         """Whether the session is taking the optimizer's step at the moment."""
@@ -56,17 +58,17 @@ class OptimizerSteps:
         """In mode `optimizer`, call `pass_boundary` before each step of the training loop; in mode
         `session`, refuse these steps. The hook of an earlier session of the optimizer is removed.
         """
-        if self.optimizer is None:
+        if self._followed is None:
             return
-        if (earlier := _HOOKS.pop(self.optimizer, None)) is not None:
+        if (earlier := _HOOKS.pop(self._followed, None)) is not None:
             earlier.remove()
         if self.mode == "caller":
             return
         if self.mode == "session":
             # Other optimizers may have no hooks, and the session only needs their step().
-            if isinstance(self.optimizer, Optimizer):
+            if isinstance(self._followed, Optimizer):
                 guard = partial(_check_loop_step, weakref.ref(self))
-                _HOOKS[self.optimizer] = self.optimizer.register_step_pre_hook(guard)
+                _HOOKS[self._followed] = self._followed.register_step_pre_hook(guard)
             return
 
         def before_step(_: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -78,7 +80,12 @@ class OptimizerSteps:
                 )
             self.prepare_loop_step(taken=pass_boundary().taken)
 
-        _HOOKS[self.optimizer] = self.optimizer.register_step_pre_hook(before_step)
+        _HOOKS[self._followed] = self._followed.register_step_pre_hook(before_step)
+
+    @property
+    def step_call(self) -> str:
+        """Call of the training loop that ends a step, for messages."""
+        return "optimizer.step()" if self.mode == "optimizer" else "session.step()"
 
     def check_step_call(self) -> None:
         """Check that the training loop may call `session.step()`.
@@ -196,6 +203,13 @@ def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler |
 def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside wrappers such as Accelerate's, whose step hooks never run."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that takes the steps of one around it, such as SAM or Lookahead."""
+    while isinstance(inner := getattr(optimizer, "base_optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 

@@ -29,6 +29,11 @@ _WAY_OUT = (
 State = Mapping[str, Any]
 
 
+def state_file(name: str = "") -> str:
+    """Return the name of the file for a session's state in a checkpoint's folder."""
+    return f"accordion-{name}.pt" if name else "accordion.pt"
+
+
 def merge_states(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
     """Return one state that contains those of all workers, given serialized in rank order."""
     states = [

@@ -39,6 +39,7 @@ from accordion.module_checks import (
     check_attachable,
     check_rate_known,
     device_of,
+    inner_module,
     process_group_of,
     unwrap_module,
 )
@@ -51,15 +52,13 @@ from accordion.saved_states import (
     serialize_state,
 )
 from accordion.single_process import SingleProcessHook
-from accordion.statistics import SKETCH_SIZE, window_fields
 from accordion.step_results import StepResult, Switch
 from accordion.step_signals import Signal, raised_signals
 from accordion.training_warnings import (
     SKIPPED_IN_A_ROW,
-    WindowProgress,
-    warn_if_never_compared,
-    warn_if_too_short,
+    RunWatcher,
     warn_of_skipped_steps,
+    warn_of_wait,
 )
 
 
@@ -98,7 +97,10 @@ def attach(
             an unsupported feature; a scaler or `step="optimizer"` was given without an optimizer,
             or with that of another module; or another worker got different arguments.
     """
+    module = inner_module(module)
     check_attachable(module, config, optimizer)
+    if step == "optimizer":
+        config = config.for_unchanged_loop()
     steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
     layers = decided_layers(unwrap_module(module))
     network = GroupNetwork(process_group_of(module), device_of(module))
@@ -107,7 +109,7 @@ def attach(
     session = Session(config, engine, controller, optimizer_steps=steps, decider=decider)
     session.global_batch = session.global_batch or global_batch
     session.register_hook(module, network, overlap=overlap)
-    session.watch_windows(epochs)
+    session.watch_run(epochs)
     steps.follow_optimizer(session.pass_boundary)
     return session
 
@@ -142,12 +144,14 @@ class Session:
         self._optimizer_steps = optimizer_steps
         self._decider = decider
         self._skipped_in_a_row = 0
-        self._windows = WindowProgress()
+        self._watcher: RunWatcher | None = None
         self._requested: set[Signal] = set()
         self._in_flight: frozenset[Signal] = frozenset()
         self._overrides: tuple[Override, ...] = ()
         self._overrides_changed = False
         self._proposal: Proposal | None = None
+        self.name = ""
+        """Name of this session in saved files and metrics, for scripts with several sessions."""
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
         self.receive_s_by_rank: tuple[float, ...] = ()
@@ -182,6 +186,7 @@ class Session:
                 self._engine,
                 self._take_requested,
                 loss_scale=steps.read_scale,
+                step_call=steps.step_call,
                 pass_skipped_step=self._pass_skipped_step,
                 overlap=overlap,
                 buckets_per_exchange=self._config.buckets_per_exchange,
@@ -197,13 +202,13 @@ class Session:
         self._adopt_decision(self.decision)
         self._probe_link()
 
-    def watch_windows(self, epochs: int | None) -> None:
-        """Warn on rank 0 if the run is too short for its windows; `attach` calls this."""
+    def watch_run(self, epochs: int | None) -> None:
+        """Watch the run on rank 0 for what does not behave as configured; `attach` calls this."""
         if self.rank != 0 or self._decider is not None:
             return
-        warn_if_too_short(self._config, epochs)
+        self._watcher = RunWatcher(self._config, world_size=self.world_size, epochs=epochs)
         if epochs is None:
-            weakref.finalize(self, warn_if_never_compared, self._config, self._windows)
+            weakref.finalize(self, self._watcher.end_run)
 
     @property
     def ledger(self) -> Ledger:
@@ -261,8 +266,8 @@ class Session:
         optimizer's step depends on the argument `step` of `attach`.
 
         Raises:
-            HookError: no gradients were exchanged since the last step, or the session follows the
-                optimizer's steps by itself.
+            HookError: no gradients were exchanged since the last step, the session follows the
+                optimizer's steps by itself, or the workers scale the loss differently.
             ReportError: windows are counted in steps and the learning rate is unknown.
             ReportError, ConfigError: a decision was due and failed; see `end_epoch`.
             RuntimeError: another worker is gone.
@@ -284,6 +289,8 @@ class Session:
         taken = Signal.NOT_FINITE not in announced
         self._finish_step(taken=taken)
         self.steps += 1
+        if self._watcher is not None:
+            self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
         switch = (
             self._apply_decision(self._decide_at_boundary) if Signal.DECISION in announced else None
         )
@@ -310,10 +317,8 @@ class Session:
             RuntimeError: another worker is gone.
         """
         switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
-        self._windows.epochs += 1
-        self._windows.compared |= any(
-            change is not None for change in switch.decision.change_by_layer.values()
-        )
+        if self._watcher is not None:
+            self._watcher.observe_epoch(switch.decision)
         self.epoch += 1
         self.lr = next_lr
         return switch
@@ -345,7 +350,8 @@ class Session:
         Raises:
             RuntimeError: another worker is gone.
         """
-        payloads = self._coordinator.gather_on_rank_0(serialize_state(self.state_dict()))
+        with warn_of_wait("gather_state_dict", rank=self.rank):
+            payloads = self._coordinator.gather_on_rank_0(serialize_state(self.state_dict()))
         return None if payloads is None else merge_states(payloads)
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
@@ -416,9 +422,12 @@ class Session:
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
-        measured = self._close_sums() if closes else {}
+        is_paper = detector.statistic == "paper"
+        measured = (
+            self._coordinator.average_window(sums, self.layers, is_paper=is_paper) if closes else {}
+        )
         plans = self.controller.uniform_plans() if self._uses_costs else {}
-        if epoch_end and detector.statistic == "paper":
+        if epoch_end and is_paper:
             sums.clear()
         report = Report(
             epoch=self.epoch,
@@ -434,18 +443,6 @@ class Session:
             **self.hook.report_fields(plans, self.layers),
         )
         return self._apply_decision(lambda: self._decide_report(report))
-
-    def _close_sums(self) -> dict[str, Any]:
-        """Return what the sums of the window that ends measured, as fields of a report."""
-        sums, names = self._engine.sums, [layer.name for layer in self.layers]
-        own = sums.summary(self._device)
-        if self._config.detector.statistic == "paper":
-            # The paper sums rank 0's gradients: undo the mean over the steps and the one over the
-            # workers.
-            own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
-        summary = self._coordinator.average_tensor(own)
-        sums.clear()
-        return window_fields(names, summary)
 
     def _decide_report(self, report: Report) -> Decision:
         proposal = self.controller.decide(report)

@@ -83,7 +83,7 @@ class SingleProcessHook:
         self._engine.observe_accumulated_gradient(_make_layer(name, parameter))
 
     def take_signals(self) -> Tensor:
-        """Return this process's signals, (5,), and add the residuals to the gradients.
+        """Return this process's signals, (7,), and add the residuals to the gradients.
 
         Raises:
             HookError: there was no backward pass since the last call, or the process has peers now.

@@ -6,12 +6,14 @@ collectives for it, such as the broadcast of a decision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from accordion.errors import HookError
 from accordion.wire import Flow, Mean
 
 
@@ -32,8 +34,17 @@ class Signal(IntEnum):
     """Save and continue."""
 
 
+_LOG_SCALE, _SQUARE = len(Signal), len(Signal) + 1
+"""Entries of the loss scale's logarithm and of its square: their means show whether scales differ.
+"""
+_LEAST_VARIANCE = 1e-3
+"""Variance of the logarithm from which scales differ: rounding is below 1e-4, and one worker of 500
+whose scale is halved gives 2e-3.
+"""
+
+
 def signal_flow(own_signals: Callable[[], Tensor]) -> Flow:
-    """Average the signals, (5,): some worker raised each one whose mean is not zero.
+    """Average the signals, (7,): some worker raised each one whose mean is not zero.
 
     `own_signals` is called when the flows before it have encoded. A NaN stays in its own entry.
     """
@@ -42,11 +53,24 @@ def signal_flow(own_signals: Callable[[], Tensor]) -> Flow:
 
 
 def raised_signals(mean: Tensor) -> frozenset[Signal]:
-    """Return the signals that some worker raised, given their means; waits for the device."""
+    """Return the signals that some worker raised, given their means; waits for the device.
+
+    Raises:
+        HookError: the workers scaled the loss by different factors; raised on all workers.
+    """
     values = mean.tolist()
+    if values[_SQUARE] - values[_LOG_SCALE] ** 2 > _LEAST_VARIANCE:
+        raise HookError(
+            "the workers scale the loss by different factors, on average by"
+            f" {2.0 ** values[_LOG_SCALE]:.4g}, so the mean of their gradients is wrong; give the"
+            " GradScaler the same arguments and load the same state on all workers"
+        )
     return frozenset(signal for signal in Signal if values[signal] != 0.0)
 
 
-def zero_signals(device: torch.device) -> Tensor:
-    """Return a tensor in which no signal is raised, (5,) in fp32."""
-    return torch.zeros(len(Signal), dtype=torch.float32, device=device)
+def zero_signals(device: torch.device, *, loss_scale: float) -> Tensor:
+    """Return a tensor in which no signal is raised, (7,) in fp32."""
+    signals = torch.zeros(len(Signal) + 2, dtype=torch.float32, device="cpu")
+    logarithm = math.log2(loss_scale) if loss_scale > 0.0 else 0.0
+    signals[_LOG_SCALE], signals[_SQUARE] = logarithm, logarithm**2
+    return signals.to(device)

@@ -1,19 +1,34 @@
-"""Warnings about a run that continues but does not behave as configured; stdlib only."""
+"""Warnings about a run that continues but does not behave as configured."""
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from accordion.config import Config, format_layers
+from accordion.ledger import OVERHEAD, Ledger
+from accordion.link_model import wire_bytes
+from accordion.messages import Decision, Level
 
 SKIPPED_IN_A_ROW = 10
 """Consecutive skipped steps after which a worker warns, and again whenever the number has doubled.
 
 It is more than a GradScaler usually skips at its start, while it searches for a scale.
 """
+STEPS_WITHOUT_EPOCH = 1000
+"""Steps without the end of an epoch after which a run is warned whose levels wait for one."""
+STEPS_BEFORE_GAIN = 20
+"""Steps at the same levels whose bytes are compared with those of uncompressed gradients."""
+WAIT_WARNING_S = 60.0
+"""Seconds after which a worker that waits for the others' call warns."""
+_LARGEST_SHARE = 0.8
+"""Share of the uncompressed bytes above which a compression method saves too little to notice."""
 _POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled"})
+_POLICIES_BY_EPOCH = frozenset({"scheduled", "legacy"})
+"""Policies whose levels depend on the number of the epoch."""
 
 
 class TrainingWarning(UserWarning):
@@ -21,16 +36,6 @@ class TrainingWarning(UserWarning):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
-
-
-@dataclass(slots=True)
-class WindowProgress:
-    """Progress of a session through its detector's windows."""
-
-    epochs: int = 0
-    """Epochs ended since `attach`."""
-    compared: bool = False
-    """Whether two windows were compared since then."""
 
 
 def warn_of_skipped_steps(
@@ -60,39 +65,132 @@ def warn_of_skipped_steps(
     )
 
 
-def warn_if_too_short(config: Config, epochs: int | None) -> None:
-    """Warn if a run of this many epochs ends before its windows allow a first change of level."""
-    first = first_change(config)
-    if first is not None and epochs is not None and epochs <= first:
-        warnings.warn(
-            _too_short_sentence(config, f"{epochs} epochs end before"),
-            TrainingWarning,
-            stacklevel=3,
-        )
+@contextmanager
+def warn_of_wait(call: str, *, rank: int) -> Iterator[None]:
+    """Warn if a call that every worker has to make waits for the others for long."""
+    sentence = (
+        f"rank {rank} has waited {WAIT_WARNING_S:g} s in {call}() for the other workers; call it on"
+        " every worker, outside of conditions such as `if rank == 0:`"
+    )
+    timer = threading.Timer(WAIT_WARNING_S, partial(_warn, sentence))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
-def warn_if_never_compared(config: Config, progress: WindowProgress) -> None:
-    """Warn if a session trained for two epochs or more without comparing two windows."""
-    if progress.epochs > 1 and not progress.compared and first_change(config) is not None:
-        sentence = _too_short_sentence(
-            config, f"{progress.epochs} epochs were trained and ended before"
-        )
-        warnings.warn(sentence, TrainingWarning, stacklevel=2)
+class RunWatcher:
+    """Warns of a run whose levels cannot change, or whose compression saves next to nothing.
+
+    Rank 0 has one, unless decisions come from elsewhere. It warns at once if `epochs`, the length
+    of the run, is too short for the detector's windows.
+    """
+
+    def __init__(self, config: Config, *, world_size: int, epochs: int | None) -> None:
+        self._config = config
+        self._world_size = world_size
+        self._steps = self._epochs = 0
+        self._was_compared = False
+        """Whether two windows were compared."""
+        self._levels: Mapping[str, Level] = {}
+        self._counted: tuple[int, int, int] = (0, 0, 0)
+        """Step, wire bytes and dense bytes when `_levels` came into force."""
+        self._gain_is_known = world_size == 1
+        first = _first_change(config)
+        if first is not None and epochs is not None and epochs <= first:
+            _warn(_too_short_sentence(config, f"{epochs} epochs end before", epochs))
+
+    def observe_step(self, levels: Mapping[str, Level], ledger: Ledger) -> None:
+        """Observe a step at these levels; warn once of each condition."""
+        self._steps += 1
+        if self._steps == STEPS_WITHOUT_EPOCH and self._epochs == 0 and _needs_epochs(self._config):
+            _warn(_no_epoch_sentence(self._config, self._steps))
+        if not self._gain_is_known:
+            self._observe_bytes(levels, ledger)
+
+    def observe_epoch(self, decision: Decision) -> None:
+        """Observe the decision at the end of an epoch."""
+        self._epochs += 1
+        changes = decision.change_by_layer.values()
+        self._was_compared |= any(change is not None for change in changes)
+
+    def end_run(self) -> None:
+        """Warn if two epochs or more were trained without comparing two windows."""
+        is_short = self._epochs > 1 and not self._was_compared
+        if is_short and _first_change(self._config) is not None:
+            what = f"{self._epochs} epochs were trained and ended before"
+            _warn(_too_short_sentence(self._config, what, self._epochs))
+
+    def _observe_bytes(self, levels: Mapping[str, Level], ledger: Ledger) -> None:
+        control = ledger.by_layer[OVERHEAD].wire if OVERHEAD in ledger.by_layer else 0
+        sent, dense = ledger.total.wire - control, ledger.total.dense
+        if levels != self._levels:
+            self._levels, self._counted = levels, (self._steps, sent, dense)
+        since, sent_before, dense_before = self._counted
+        if self._steps - since < STEPS_BEFORE_GAIN:
+            return
+        self._gain_is_known = True
+        methods = {level.method for level in levels.values()} - {"none", "half"}
+        without = wire_bytes("all-reduce", dense - dense_before, self._world_size)
+        share = (sent - sent_before) / max(1.0, without)
+        if methods and share > _LARGEST_SHARE:
+            _warn(_small_gain_sentence(share, ", ".join(sorted(methods))))
 
 
-def first_change(config: Config) -> int | None:
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, TrainingWarning, stacklevel=2)
+
+
+def _first_change(config: Config) -> int | None:
     """Return the first epoch whose levels can change; None if levels do not depend on epoch
     windows.
     """
-    window = config.detector.window.epochs
+    window = config.detector.window_in_force.epochs
     if window is None or config.policy in _POLICIES_WITHOUT_WINDOWS:
         return None
     return window + 1 if config.detector.statistic == "paper" else 2 * window
 
 
-def _too_short_sentence(config: Config, what: str) -> str:
+def _needs_epochs(config: Config) -> bool:
+    """Return whether levels change only in loops that say where an epoch ends."""
+    by_epochs = config.detector.window_in_force.epochs is not None
+    return config.policy != "fixed" and (by_epochs or config.policy in _POLICIES_BY_EPOCH)
+
+
+def _no_epoch_sentence(config: Config, steps: int) -> str:
+    sentence = (
+        f"{steps:,} steps were taken and no epoch has ended, so levels stay as they are: call"
+        " session.end_epoch() after each epoch"
+    )
+    if config.policy in _POLICIES_BY_EPOCH or config.detector.statistic == "paper":
+        return sentence
+    return f"{sentence}, or count windows in steps, {_set_window('steps=500')}"
+
+
+def _too_short_sentence(config: Config, what: str, epochs: int) -> str:
+    is_paper = config.detector.statistic == "paper"
+    fitting = epochs - 2 if is_paper else (epochs - 1) // 2
+    if fitting >= 1:
+        way_out = f"set fewer epochs, {_set_window(f'epochs={fitting}')}"
+    elif is_paper:
+        way_out = "train longer, since statistic 'paper' compares whole epochs"
+    else:
+        way_out = f"count windows in steps, {_set_window('steps=...')}"
     return (
-        f"{what} two windows of {config.detector.window.epochs} epochs could be compared: levels"
-        f" change in epoch {first_change(config)} at the earliest; set fewer epochs in"
-        " Config(detector=DetectorConfig(window=Window(epochs=...)))"
+        f"{what} two windows of {config.detector.window_in_force.epochs} epochs could be compared:"
+        f" levels change in epoch {_first_change(config)} at the earliest; {way_out}"
+    )
+
+
+def _set_window(window: str) -> str:
+    return f"Config(detector=DetectorConfig(window=Window({window})))"
+
+
+def _small_gain_sentence(share: float, methods: str) -> str:
+    return (
+        f"compression sends {share:.2f} times as many bytes as without it: the layers are small for"
+        f" {methods}, or the workers many for its all-gather; try a stronger level or the method"
+        " 'half', or train without compression"
     )

@@ -15,14 +15,14 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 import accordion
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import Config
 from accordion.session import Session
 from accordion_ray.checkpoints import load_state
-from accordion_ray.checks import check_config, check_model
+from accordion_ray.checks import check_config, check_model, check_name
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.failures import OutcomeStore, watch_end
 from accordion_ray.guest_run import GuestRun
-from accordion_ray.identity import IdentityFile
+from accordion_ray.identity import IdentityFile, make_file_name
 from accordion_ray.records import Attached, known_spec, make_label
 from accordion_ray.rendezvous import TIMEOUT_S, default_store, wait_for_ranks
 from accordion_ray.service_connection import (
@@ -34,9 +34,6 @@ from accordion_ray.train_context import GuestContext, current_run, follow_report
 from workers.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
 from workers.hub.journal import Journal
 from workers.training.clock import Clock
-
-DEFAULT_CONFIG = Config(detector=DetectorConfig(window=Window(steps=100)))
-"""PowerSGD with windows of 100 steps: a loop that never reports has no epochs to count."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +65,21 @@ def attach(
     several. Training never waits for the service. `global_batch`, in samples a step over all
     workers, is only reported.
 
+    A function that trains several models gives each of its sessions a `name`, which their files in
+    checkpoints have too.
+
     Raises:
         AttachError: the model is not prepared or is sharded, a setting does not fit an unchanged
-            loop, some rank did not call this within `timeout_s`, or the run starts for the first
-            time and there are several services.
+            loop, another session has the name, some rank did not call this within `timeout_s`, or
+            the run starts for the first time and there are several services.
         HookError: as `accordion.attach`.
         StateError: the checkpoint's state is of another model.
     """
-    run, config = current_run(), config or DEFAULT_CONFIG
+    run, config = current_run(), (config or Config()).for_unchanged_loop()
     check_model(model, world_size=run.world_size)
     check_config(config, steps_per_epoch, global_batch=global_batch)
     label = make_label(name or run.name)
+    check_name(make_file_name(label), run.attached)
     guest: GuestRun | None = None
     if register and run.rank == 0:
         spec = partial(known_spec, config, name=label, global_batch=global_batch)
@@ -94,6 +95,8 @@ def attach(
         global_batch=global_batch,
         overlap=overlap,
     )
+    run.attached.add(make_file_name(label))
+    session.name = "" if label == make_label(run.name) else make_file_name(label)
     newest = ray.train.get_checkpoint() if checkpoint == "newest" else checkpoint
     attached = Attached(
         session=session,

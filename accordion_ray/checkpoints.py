@@ -15,13 +15,11 @@ import torch
 import torch.distributed as dist
 
 from accordion.errors import StateError
+from accordion.saved_states import state_file
 from accordion.session import Session
 from accordion_ray.epochs import follower_of
 from accordion_ray.errors import AttachError
 from accordion_ray.rendezvous import TIMEOUT_S, wait_for_ranks
-
-STATE_FILE = "accordion.pt"
-"""Name of the state's file in a checkpoint's directory."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +27,10 @@ logger = logging.getLogger(__name__)
 def save_state(session: Session, directory: str | Path, *, timeout_s: float = TIMEOUT_S) -> None:
     """Save the state of all ranks to a directory that becomes a checkpoint; every rank calls this.
 
-    Rank 0 writes the file `accordion.pt`. Call it just before the `ray.train.report` with the
-    checkpoint. `attach` loads the state from the run's newest checkpoint when Ray Train restarts
-    the run, with the same or another number of workers.
+    Rank 0 writes the file `accordion.pt`, or `accordion-NAME.pt` if `attach` got a name for the
+    session. Call it just before the `ray.train.report` with the checkpoint. `attach` loads the
+    state from the run's newest checkpoint when Ray Train restarts the run, with the same or another
+    number of workers.
 
     Raises:
         AttachError: some rank did not call this within the limit, or the session was not made by
@@ -47,7 +46,7 @@ def save_state(session: Session, directory: str | Path, *, timeout_s: float = TI
     follower.end_before_save()
     states = session.gather_state_dict()
     if states is not None:
-        torch.save(states, Path(directory) / STATE_FILE)
+        torch.save(states, Path(directory) / state_file(session.name))
 
 
 def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | None:
@@ -63,50 +62,52 @@ def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | No
         StateError: the state is of another model, or ranks have different checkpoints.
         OSError: the storage cannot be read.
     """
-    found = _gather_objects((_find_state(checkpoint), node))
+    file = state_file(session.name)
+    found = _gather_objects((_find_state(checkpoint, file), node))
     names: list[str] = [name for name, _ in found]
-    _check_equal_names(names)
+    _check_equal_names(names, file)
     if not names[0]:
         if checkpoint is not None and session.rank == 0:
             logger.warning(
                 "checkpoint %s has no %s, so compression starts without residuals; call "
                 "accordion_ray.save_state() before ray.train.report()",
                 checkpoint.path,
-                STATE_FILE,
+                file,
             )
         return None
     if isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
-        _load_file(session, Path(checkpoint.path) / STATE_FILE)
+        _load_file(session, Path(checkpoint.path) / file)
     else:
         _load_downloaded(session, checkpoint, first=[node for _, node in found].index(node))
     return names[0]
 
 
-def _find_state(checkpoint: Any) -> str:
+def _find_state(checkpoint: Any, file: str) -> str:
     """Return the name of a checkpoint that has a state, else an empty text."""
     if checkpoint is None:
         return ""
-    info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{STATE_FILE}")
+    info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{file}")
     return Path(checkpoint.path).name if info.type == pyarrow.fs.FileType.File else ""
 
 
-def _check_equal_names(names: list[str]) -> None:
+def _check_equal_names(names: list[str], file: str) -> None:
     if len(set(names)) == 1:
         return
     listed = ", ".join(f"rank {rank}: {name or 'none'}" for rank, name in enumerate(names))
     raise StateError(
-        f"ranks have different checkpoints with a {STATE_FILE} ({listed}); give attach() the same "
+        f"ranks have different checkpoints with a {file} ({listed}); give attach() the same "
         "checkpoint on every rank, in storage that all nodes reach"
     )
 
 
 def _load_downloaded(session: Session, checkpoint: Any, *, first: int) -> None:
     """Load the state from a copy that the rank `first`, on the same node, downloads."""
+    file = state_file(session.name)
     folder = tempfile.mkdtemp(prefix="accordion-state-") if session.rank == first else ""
     try:
         if folder:
-            source = f"{checkpoint.path}/{STATE_FILE}"
-            target = f"{folder}/{STATE_FILE}"
+            source = f"{checkpoint.path}/{file}"
+            target = f"{folder}/{file}"
             local = pyarrow.fs.LocalFileSystem()
             pyarrow.fs.copy_files(
                 source,
@@ -115,7 +116,7 @@ def _load_downloaded(session: Session, checkpoint: Any, *, first: int) -> None:
                 destination_filesystem=local,
             )
         # It ends with a collective, so no rank reads the copy any more when it is removed.
-        _load_file(session, Path(_gather_objects(folder)[first]) / STATE_FILE)
+        _load_file(session, Path(_gather_objects(folder)[first]) / file)
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)

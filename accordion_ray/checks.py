@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +32,19 @@ def check_model(model: object, *, world_size: int) -> None:
         raise AttachError(
             f"attach() got a {type(model).__name__} on {world_size} workers; call "
             "model = ray.train.torch.prepare_model(model) first and pass its result"
+        )
+
+
+def check_name(name: str, attached: Collection[str]) -> None:
+    """Check that no other session of a training function has the name.
+
+    Raises:
+        AttachError: one has.
+    """
+    if name in attached:
+        raise AttachError(
+            f"this training function has attached a session of the name {name!r} already, and both"
+            " would have the same files and guest run; give each model its own name="
         )
 
 

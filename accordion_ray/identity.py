@@ -70,7 +70,7 @@ class IdentityFile:
 
     def __init__(self, run: GuestContext, name: str) -> None:
         self._filesystem = run.filesystem
-        self._folder = f"{run.path}/accordion/{name.replace('/', '-')}"
+        self._folder = f"{run.path}/accordion/{make_file_name(name)}"
         self._fit = run.fit
         self._writing = threading.Lock()
 
@@ -159,6 +159,11 @@ class IdentityFile:
                 file.write(text.encode())
             if draft != target:
                 self._filesystem.move(draft, target)
+
+
+def make_file_name(label: str) -> str:
+    """Return a label as part of a file's name."""
+    return label.replace("/", "-")
 
 
 def has_recorded_end(records: Path) -> bool:

@@ -43,7 +43,7 @@ def known_spec(
         ValidationError: the service does not take the name.
     """
     low, high = (dict(level.options) for level in _ends_of_ladder(config))
-    detector, window = config.detector, config.detector.window
+    detector, window = config.detector, config.detector.window_in_force
     workers: dict[str, Any] = {"min": world_size, "max": world_size}
     if resources.get("CPU", 0.0) >= MIN_SHARE:
         workers["cpus"] = resources["CPU"]
@@ -127,10 +127,9 @@ class Totals:
 
     def since(self, before: Totals) -> Totals:
         """Return what was counted after another moment."""
-        mine, theirs = self.bytes.model_dump(), before.bytes.model_dump()
         return replace(
             self,
-            bytes=Bytes(**{name: value - theirs[name] for name, value in mine.items()}),
+            bytes=self.bytes.since(before.bytes),
             steps=self.steps - before.steps,
             skipped_steps=self.skipped_steps - before.skipped_steps,
             seconds={
@@ -201,7 +200,7 @@ def is_last_failure(failures: int, max_failures: int) -> bool:
 def read_totals(session: Session, seconds: Mapping[str, float]) -> Totals:
     """Return what the session has counted so far."""
     return Totals(
-        bytes=Bytes(**asdict(session.ledger.total)),
+        bytes=Bytes(**asdict(session.ledger.total), control_wire=session.ledger.control_wire),
         steps=session.steps,
         skipped_steps=session.skipped_steps,
         seconds=dict(seconds),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -33,6 +33,8 @@ class GuestContext:
     """Ray's id of the node that this worker runs on."""
     fit: str = ""
     """Ray Train's id of this call of `fit`, the same over its restarts."""
+    attached: set[str] = field(default_factory=set)
+    """Names in files of the sessions that this training function has attached."""
 
 
 def current_run() -> GuestContext:
@@ -54,6 +56,7 @@ def current_run() -> GuestContext:
         max_failures=context.train_run_context.run_config.failure_config.max_failures,
         node=ray.get_runtime_context().get_node_id(),
         fit=str(context.train_run_context.run_id),
+        attached=vars(context).setdefault("accordion_sessions", set()),
     )
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from service.home import OWNER_ONLY_DIR
+
 FIRST_DELAY_S = 0.1
 """Seconds from a program's first exit to its restart; doubled with every further exit."""
 MAX_DELAY_S = 10.0
@@ -49,6 +51,8 @@ class _ChildProcess:
     deaths: int = 0
     next_start_at: float | None = None
     """Time of the next start while it does not run; else None."""
+    failure: str = ""
+    """Why the last start failed; empty if it did not."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,8 +89,14 @@ class ProcessManager:
         """Return how often each program exited since it last ran steadily."""
         return {name: child.deaths for name, child in self._children.items()}
 
+    def failures(self) -> dict[str, str]:
+        """Return why programs cannot be started, by name; each start is tried again."""
+        return {name: child.failure for name, child in self._children.items() if child.failure}
+
     def look(self) -> list[str]:
-        """Record exits, restart programs that are due, and return their names."""
+        """Record exits, restart programs that are due, and return the names of those that run
+        again.
+        """
         now = self.clock()
         for child in self._children.values():
             if child.next_start_at is None and child.process.poll() is not None:
@@ -113,8 +123,14 @@ class ProcessManager:
     def _restart_if_due(self, child: _ChildProcess, now: float) -> bool:
         if child.next_start_at is None or now < child.next_start_at:
             return False
-        child.process = start_process(child.program)
-        child.started_at, child.next_start_at = now, None
+        try:
+            child.process = start_process(child.program)
+        except (OSError, subprocess.SubprocessError) as error:
+            child.deaths += 1
+            child.next_start_at = now + restart_delay_s(child.deaths)
+            child.failure = _describe_failure(error)
+            return False
+        child.started_at, child.next_start_at, child.failure = now, None, ""
         return True
 
     def _end_adopted(self) -> None:
@@ -156,6 +172,7 @@ def start_process(program: Program) -> subprocess.Popen[bytes]:
     Raises:
         OSError: it cannot be started.
     """
+    program.log.parent.mkdir(mode=OWNER_ONLY_DIR, exist_ok=True)
     with program.log.open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - commands of this package
             program.command,
@@ -184,6 +201,12 @@ def inherit_environment(keep: Callable[[str], bool]) -> dict[str, str]:
     settings.
     """
     return {name: value for name, value in os.environ.items() if keep(name)}
+
+
+def _describe_failure(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
 
 
 def _adopt_orphans(*, adopt: bool) -> None:

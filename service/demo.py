@@ -243,11 +243,11 @@ def _summarize_figures(figures: Figures, state: WatchState, page: str) -> Iterat
 
 
 def _describe_sent_bytes(bytes_: dict[str, int]) -> str:
-    payload = bytes_["payload"]
-    if not payload:
+    sent, dense = bytes_["wire"], bytes_["dense_wire"]
+    if not sent:
         return "nothing"
     others = (
-        f"{name} {format_bytes(bytes_[name])} ({bytes_[name] / payload:.1f}x)"
-        for name in ("dense", "fp16")
+        f"{name} {format_bytes(size)} ({size / sent:.1f}x)"
+        for name, size in (("dense", dense), ("fp16", dense / 2))
     )
-    return f"{format_bytes(payload)} by each worker; {', '.join(others)}"
+    return f"{format_bytes(sent)} on the wire by each worker; {', '.join(others)}"

@@ -105,7 +105,11 @@ class Home:
             return None
 
     def write(self, running: Running) -> None:
-        """Store the record of the running service atomically."""
+        """Store the record of the running service atomically.
+
+        Raises:
+            OSError: it cannot be written; the record is still the last one.
+        """
         write_private(self._record, json.dumps(asdict(running), indent=2))
 
     def clear(self) -> None:
@@ -139,11 +143,15 @@ def write_private(path: Path, text: str) -> None:
     """Replace a file atomically; other users can never read it."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
-    with os.fdopen(
-        os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY_FILE), "w"
-    ) as file:
-        file.write(text)
-    new.replace(path)
+    try:
+        with os.fdopen(
+            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY_FILE), "w"
+        ) as file:
+            file.write(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:

@@ -60,7 +60,7 @@ class LoggerProcess:
         self._look_at: float | None = None
         """When to look again; None for at once."""
         self._deaths = 0
-        """Exits in a row that were no regular end."""
+        """Exits in a row that were no regular end, and starts that failed."""
 
     def start_if_due(self) -> None:
         """Start the process if a logger is due and it does not run."""
@@ -72,14 +72,12 @@ class LoggerProcess:
             return
         if not self._queue.has_due():
             return
-        # -P: modules in the current folder must not replace installed ones.
-        self._process = subprocess.Popen(  # noqa: S603 - a module of this project
-            [sys.executable, "-P", "-m", _MODULE],
-            env=_build_environment(self._settings),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        try:
+            self._process = self._start()
+        except OSError as error:
+            self._delay_start(now)
+            _log.warning("logger process not started", error=str(error))
+            return
         _log.info("logger process began", pid=self._process.pid)
 
     def stop(self) -> None:
@@ -97,6 +95,20 @@ class LoggerProcess:
             process.kill()
             process.wait()
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        # -P: modules in the current folder must not replace installed ones.
+        return subprocess.Popen(  # noqa: S603 - a module of this project
+            [sys.executable, "-P", "-m", _MODULE],
+            env=_build_environment(self._settings),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _delay_start(self, now: float) -> None:
+        self._deaths += 1
+        self._look_at = now + restart_delay_s(self._deaths)
+
     def _reap(self, process: subprocess.Popen[bytes], now: float) -> bool:
         """Return whether the process has ended and its successor may start now."""
         code = process.poll()
@@ -106,8 +118,7 @@ class LoggerProcess:
         if not code:
             self._deaths = 0
             return True
-        self._deaths += 1
-        self._look_at = now + restart_delay_s(self._deaths)
+        self._delay_start(now)
         _log.warning("logger process exited", code=code)
         return False
 

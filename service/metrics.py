@@ -89,8 +89,9 @@ _JOB_FAMILIES: Mapping[str, Family] = {
     ),
     "accordion_job_bytes_total": Family(
         "counter",
-        "Bytes of one worker: payload (sent), wire (estimate at the network interface), dense and"
-        " fp16 (payload without compression, in fp32 and fp16).",
+        "Bytes of one worker. On the wire: wire (sent), control_wire (the part of it that is no"
+        " gradient), dense_wire (without compression, in fp32). As passed to the network: payload"
+        " (sent), dense and fp16 (without compression).",
     ),
     "accordion_step_phase_seconds_total": Family(
         "counter", "Seconds that rank 0 spent in each phase of training."

@@ -51,7 +51,7 @@ _RAY_FOLDERS = Path("/tmp")  # noqa: S108 - parent of private folders
 """Parent of Ray's folders; a longer path could exceed the limit of socket paths."""
 
 Say = Callable[[str], None]
-"""Receives one line for users."""
+"""Receives one line for users; raises nothing if it cannot be written."""
 
 
 def up(settings: Settings, say: Say) -> None:
@@ -77,10 +77,8 @@ def up(settings: Settings, say: Say) -> None:
         manager = ProcessManager()
         at_end.callback(_clean_up, home)
         at_end.callback(manager.stop, STOP_ORDER)
-        _write_state(instance, manager)
         say(f"starting Ray, the API and the scheduler; logs are in {home.logs}")
-        manager.start(build_programs(instance))
-        _write_state(instance, manager)
+        _start_programs(instance, manager)
         if _wait_until_ready(instance, manager, signals):
             seconds = time.monotonic() - started_at
             say(f"accordion is ready at {instance.url} after {seconds:.1f} s; Ctrl-C stops it")
@@ -101,6 +99,24 @@ def _with_token(settings: Settings) -> Settings:
     if given or settings.no_auth:
         return settings
     return settings.model_copy(update={"admin_token_file": settings.home_token})
+
+
+def _start_programs(instance: LocalInstance, manager: ProcessManager) -> None:
+    """Start the programs, and record them.
+
+    Raises:
+        StartError: a program cannot be started, or the home directory cannot be written.
+    """
+    try:
+        _write_state(instance, manager)
+        manager.start(build_programs(instance))
+        _write_state(instance, manager)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        raise StartError(
+            f"the service cannot be started ({error.strerror}{where}); its home directory is"
+            f" {instance.home.path}, and another one is named with ACCORDION_HOME"
+        ) from error
 
 
 def _describe_instance(settings: Settings, home: Home, at_end: ExitStack) -> LocalInstance:
@@ -192,8 +208,7 @@ def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals:
             waiting_for = list_unready(client)
             if not waiting_for:
                 return True
-            if manager.look():
-                _write_state(instance, manager)
+            manager.look()
             _refuse_deaths(instance, manager)
             if time.monotonic() > deadline:
                 raise StartError(
@@ -216,8 +231,11 @@ def list_unready(client: Client) -> str:
 
 
 def _refuse_deaths(instance: LocalInstance, manager: ProcessManager) -> None:
+    failures = manager.failures()
     for name, deaths in manager.deaths().items():
         if deaths >= MAX_START_DEATHS:
+            if name in failures:
+                raise StartError(f"{name} exited and cannot be started again ({failures[name]})")
             log = instance.home.logs / f"{name}.log"
             raise StartError(
                 f"{name} exited {deaths} times while starting; last output:"
@@ -248,10 +266,21 @@ def last_log_line(log: Path) -> str:
 def _keep_running(
     instance: LocalInstance, manager: ProcessManager, signals: Signals, *, say: Say
 ) -> None:
+    """Restart programs until a signal comes. What the machine does not allow now, such as on a full
+    disk, is tried again: ending here would end all training.
+    """
+    recorded: dict[str, int] = {}
+    failures: dict[str, str] = {}
     while not signals.stop:
-        for name in manager.look():
-            say(f"{name} exited and was restarted; see {instance.home.logs / name}.log")
-            _write_state(instance, manager)
+        with suppress(OSError):
+            for name in manager.look():
+                say(f"{name} exited and was restarted; see {instance.home.logs / name}.log")
+            before, failures = failures, manager.failures()
+            for name in failures.keys() - before.keys():
+                say(f"{name} exited and cannot be restarted now ({failures[name]}); trying again")
+            if manager.pids() != recorded:
+                _write_state(instance, manager)
+                recorded = manager.pids()
         time.sleep(LOOK_INTERVAL_S)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
+import traceback
+from pathlib import Path
 
 from workers.errors import ProcessCrashed, ProcessLost
 
@@ -37,6 +39,8 @@ _STORAGE_AWAY = frozenset(
     }
 )
 """Error numbers of a directory that is full or not mounted; the job waits for it."""
+_STORAGE_CODE = tuple(Path(__file__).parent / name for name in ("checkpoint", "hub"))
+"""Folders whose code reads and writes the storage of a job."""
 
 
 def is_process_death(error: BaseException) -> bool:
@@ -86,8 +90,21 @@ def is_storage_outage(error: BaseException) -> bool:
 
 
 def is_storage_error(error: BaseException) -> bool:
-    """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
+    """Whether an error that a worker process passed on is the storage's; it has turned those of
+    user code into `TaskRaised`. A bad descriptor was closed by the process itself.
+    """
     return isinstance(error, OSError) and error.errno != errno.EBADF
+
+
+def is_raised_by_storage(error: BaseException) -> bool:
+    """Whether code that reads or writes the job's storage raised the error, rather than user code.
+
+    Only the process that raised the error can tell: Ray sends errors without their frames.
+    """
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    return is_storage_error(error) and any(
+        file.is_relative_to(folder) for file in files for folder in _STORAGE_CODE
+    )
 
 
 def may_be_killed(error: BaseException) -> bool:
@@ -96,13 +113,6 @@ def may_be_killed(error: BaseException) -> bool:
     """
     is_own = isinstance(error, ProcessCrashed) or "OutOfMemoryError" in _ray_types(error)
     return is_process_death(error) and not is_own
-
-
-def is_infrastructure_error(error: BaseException) -> bool:
-    """Whether an error that one rank raised is the cluster's or the storage's, not user code's."""
-    if is_process_death(error):
-        return not isinstance(error, ProcessCrashed)
-    return is_peer_loss(error) or is_storage_error(error)
 
 
 def describe_death(error: BaseException) -> str:

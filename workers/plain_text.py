@@ -1,7 +1,7 @@
 """Text that every file, database and JSON reader takes: Unicode without NUL and without lone
 surrogates.
 
-Other text in a request is refused, with its place (`check_texts`). Text from a job's own code is
+Other text in a request is refused, with its place (`check_input`). Text from a job's own code is
 cleaned (`clean_texts`), since no user could correct it. A lone surrogate is what Python makes of a
 byte that is no UTF-8, as in file names.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,6 +22,10 @@ REPLACEMENT = "\ufffd"
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 _MAX_SHOWN = 60
 """Characters of a refused text that the message shows."""
+_MAX_VALUES = 10_000
+"""Most values of a body, each key and each item; the largest that makes sense has about 1,000."""
+_MAX_DEPTH = 32
+"""Most levels of a body; the deepest that makes sense has about 8."""
 
 
 def clean_text(text: str) -> str:
@@ -66,21 +71,46 @@ def describe_refused_text(text: str) -> str | None:
     )
 
 
-def check_texts(data: Any) -> Any:
+def check_input(data: Any) -> Any:
     """Return the data as they are; for `model_validator(mode="before")`.
 
     Raises:
-        ValidationError: a text or a key in them is not taken; each with its place.
+        ValidationError: they have too many values or levels, or a text or a key in them is not
+            taken; each with its place.
     """
     errors = [
         InitErrorDetails(
             type=PydanticCustomError("value_error", "{why}", {"why": why}), loc=path, input=None
         )
-        for path, why in _refused_texts(data, ())
+        for path, why in _refused_sizes(data) or _refused_texts(data, ())
     ]
     if errors:
-        raise ValidationError.from_exception_data("text", errors)
+        raise ValidationError.from_exception_data("input", errors)
     return data
+
+
+def _refused_sizes(data: Any) -> list[tuple[tuple[str | int, ...], str]]:
+    """Return what is wrong with the number of values and levels, found without recursion."""
+    level, num_values = [data], 0
+    for _ in range(_MAX_DEPTH + 1):
+        inner = chain.from_iterable(map(_list_children, level))
+        level = list(islice(inner, _MAX_VALUES + 1 - num_values))
+        num_values += len(level)
+        if num_values > _MAX_VALUES:
+            return [((), f"the body has more than {_MAX_VALUES} values; send less")]
+        if not level:
+            return []
+    return [((), f"the body is nested more than {_MAX_DEPTH} levels deep; send less")]
+
+
+def _list_children(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return value.values()
+        case list() | tuple():
+            return value
+        case _:
+            return ()
 
 
 def _refused_texts(

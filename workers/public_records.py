@@ -5,6 +5,7 @@ Loads pydantic, but neither ray, torch nor the specification of a job: the comma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -26,15 +27,33 @@ class Bytes(Strict):
     """Bytes of one worker over some steps, all layers."""
 
     payload: int = 0
-    """Bytes that the compressors passed to the network."""
+    """Bytes that this worker passed to the network, also in a group of one, which sends nothing."""
     wire: int = 0
-    """Estimate of what this worker's interface sends: all-reduce 2(W-1)/W, all-gather W-1 times
-    the payload.
+    """Bytes that this worker's interface sends, on average over the workers: 2(W-1)/W times the
+    payload of an all-reduce, W-1 times that of an all-gather.
     """
     dense: int = 0
     """Payload of the same gradients uncompressed in fp32."""
     fp16: int = 0
     """Payload of the same gradients uncompressed in fp16."""
+    dense_wire: int = 0
+    """`wire` of the same gradients uncompressed in fp32; in fp16 it is half of it."""
+    control_wire: int = 0
+    """Part of `wire` that is no gradient: step signals, statistics, decisions, probes of the link
+    and states that rank 0 collects.
+    """
+
+    def since(self, before: Bytes) -> Bytes:
+        """Return the bytes that were counted after an earlier moment."""
+        return Bytes(**{name: value - getattr(before, name) for name, value in self})
+
+
+def add_dense_wire(counts: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """Return counts of `Bytes` with `dense_wire`, which records of earlier versions lack: that of
+    a group of this size.
+    """
+    dense_wire = 2 * (world_size - 1) * counts.get("dense", 0) // world_size if world_size else 0
+    return {"dense_wire": dense_wire, **counts}
 
 
 class EpochRecord(Reported):
@@ -72,6 +91,13 @@ class EpochRecord(Reported):
     """Regime at the end of the epoch, by layer."""
     level_by_layer: dict[str, str]
     """Name of the compression level at the end of the epoch, by layer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_bytes(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("bytes"), dict):
+            return data
+        return {**data, "bytes": add_dense_wire(data["bytes"], data.get("world_size", 0))}
 
 
 class StorageUse(Strict):

@@ -28,7 +28,7 @@ from workers.env_spec import Env
 from workers.limits_spec import LimitsSpec as LimitsSpec
 from workers.logger_spec import MAX_LOGGERS, LoggerSpec
 from workers.objective_spec import ObjectiveSpec, check_metric
-from workers.plain_text import check_texts
+from workers.plain_text import check_input
 from workers.requirement_spec import PipRequirements
 from workers.spec_types import (
     MAX_LABELS,
@@ -390,8 +390,8 @@ class JobSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_texts(cls, data: Any) -> Any:
-        return check_texts(data)
+    def _check_input(cls, data: Any) -> Any:
+        return check_input(data)
 
     @field_validator("start_at")
     @classmethod

@@ -7,6 +7,8 @@ session = attach_accelerator(accelerator, config, model=model, optimizer=optimiz
 
 from __future__ import annotations
 
+import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim import Optimizer
 from accordion.config import Config
 from accordion.errors import HookError
 from accordion.integrations.common import distributed_module, load_state, save_state
+from accordion.saved_states import state_file
 from accordion.session import Session, attach
 
 _SUPPORTED = (
@@ -37,6 +40,7 @@ def attach_accelerator(
     *,
     model: torch.nn.Module,
     optimizer: Optimizer,
+    name: str = "",
     **options: Any,
 ) -> Session:
     """Compress the gradients of a model that `accelerator.prepare` returned.
@@ -48,12 +52,15 @@ def attach_accelerator(
     `accelerator.save_state`, as Accelerate requires: under `if accelerator.is_main_process:` it
     blocks forever.
 
+    If a script trains several models, give each session a `name`: its file is `accordion-NAME.pt`
+    then. A session is saved and loaded until `accelerator.free_memory()` releases its model.
+
     To report epochs, call `session.end_epoch`; otherwise use windows counted in steps. `options`
     are those of `accordion.attach`.
 
     Raises:
-        HookError: the strategy is not DistributedDataParallel, the model is not prepared, or
-            `attach` refuses an argument.
+        HookError: the strategy is not DistributedDataParallel, the model is not prepared, another
+            session has the name, or `attach` refuses an argument.
     """
     check_strategy(accelerator)
     if accelerator.project_configuration.save_on_each_node:
@@ -63,23 +70,81 @@ def attach_accelerator(
             " reach"
         )
     module = distributed_module(model, way_out="call accelerator.prepare(model, optimizer) first")
+    checkpoints = _CHECKPOINTS.get(accelerator) or _Checkpoints(accelerator)
+    checkpoints.check_name(name)
     scaler = accelerator.scaler
     session = attach(
         module, config, optimizer=optimizer, scaler=scaler, step="optimizer", **options
     )
-    _follow_checkpoints(accelerator, session)
+    session.name = name
+    checkpoints.add(session, model, optimizer)
     return session
 
 
-def _follow_checkpoints(accelerator: Any, session: Session) -> None:
-    def save(models: object, weights: object, folder: str) -> None:  # noqa: ARG001
-        save_state(session, Path(folder))
+class _Checkpoints:
+    """Saves and loads the sessions of one accelerator with its checkpoints."""
 
-    def load(models: object, folder: str) -> None:  # noqa: ARG001
-        load_state(session, Path(folder))
+    def __init__(self, accelerator: Any) -> None:
+        _CHECKPOINTS[accelerator] = self
+        self._accelerator = weakref.ref(accelerator)
+        self._sessions: dict[str, tuple[weakref.ref[Session], tuple[weakref.ref[Any], ...]]] = {}
+        """Sessions by name, each with those of its model and optimizer that were prepared."""
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
 
-    accelerator.register_save_state_pre_hook(save)
-    accelerator.register_load_state_pre_hook(load)
+    def check_name(self, name: str) -> None:
+        """Check that a file can have the name, and that no other session has it.
+
+        Raises:
+            HookError: it is not so.
+        """
+        if re.fullmatch(r"[A-Za-z0-9_-]*", name) is None:
+            raise HookError(
+                f"attach_accelerator() got name={name!r}, which becomes part of a file's name; use"
+                " letters, digits, hyphens and underscores"
+            )
+        if any(session.name == name for session in self._current_sessions()):
+            raise HookError(
+                f"this accelerator has a session with name={name!r} already, and both would save to"
+                f" {state_file(name)}; give each model its own name=, or call"
+                " accelerator.free_memory() between two trainings"
+            )
+
+    def add(self, session: Session, *objects: Any) -> None:
+        """Save and load a session until the accelerator releases one of `objects`."""
+        prepared = self._list_prepared()
+        known = tuple(weakref.ref(one) for one in objects if any(one is o for o in prepared))
+        self._sessions[session.name] = weakref.ref(session), known
+
+    def _save(self, models: object, weights: object, folder: str) -> None:  # noqa: ARG002
+        for session in self._current_sessions():
+            save_state(session, Path(folder))
+
+    def _load(self, models: object, folder: str) -> None:  # noqa: ARG002
+        for session in self._current_sessions():
+            load_state(session, Path(folder))
+
+    def _current_sessions(self) -> list[Session]:
+        """Return the sessions whose model and optimizer the accelerator still has; end the
+        others.
+        """
+        prepared = self._list_prepared()
+        for name, (session, objects) in list(self._sessions.items()):
+            followed = session()
+            if followed is not None and all(any(one() is o for o in prepared) for one in objects):
+                continue
+            del self._sessions[name]
+            if followed is not None:
+                followed.hook.remove()
+        return [session for reference, _ in self._sessions.values() if (session := reference())]
+
+    def _list_prepared(self) -> list[Any]:
+        accelerator = self._accelerator()  # Accelerate has no public name for these lists
+        return [] if accelerator is None else [*accelerator._models, *accelerator._optimizers]
+
+
+_CHECKPOINTS: weakref.WeakKeyDictionary[Any, _Checkpoints] = weakref.WeakKeyDictionary()
+"""Sessions of each accelerator."""
 
 
 def check_strategy(accelerator: Any) -> None:

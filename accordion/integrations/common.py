@@ -13,11 +13,9 @@ from torch.optim import Optimizer
 from accordion.config import Config
 from accordion.errors import HookError, StateError
 from accordion.module_checks import has_peers
+from accordion.saved_states import state_file
 from accordion.session import Session
 from accordion.training_warnings import TrainingWarning
-
-STATE_FILE = "accordion.pt"
-"""File in a framework's checkpoint folder that contains the states of all workers."""
 
 
 class EpochReports:
@@ -28,7 +26,7 @@ class EpochReports:
     ) -> None:
         self._session = session
         self._optimizer = optimizer
-        self._by_steps = config.detector.window.steps is not None
+        self._by_steps = config.detector.window_in_force.steps is not None
         session.epoch = epoch
         # Windows counted in steps read the optimizer's rate at each window instead.
         session.lr = None if self._by_steps else self._rate()
@@ -65,13 +63,19 @@ def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Modu
 
 
 def training_metrics(session: Session) -> dict[str, float]:
-    """Return metrics of a session for loggers: this worker's bytes, and counts of its decision."""
+    """Return metrics of a session for loggers: this worker's bytes on the wire, and counts of its
+    decision.
+
+    Their names begin with `accordion/`, or with `accordion/NAME/` if the session has a name.
+    """
     total, regimes = session.ledger.total, session.decision.regime_by_layer.values()
+    prefix = f"accordion/{session.name}/" if session.name else "accordion/"
     return {
-        "accordion/sent_bytes": float(total.payload),
-        "accordion/dense_bytes": float(total.dense),
-        "accordion/critical_layers": float(sum(regime == "critical" for regime in regimes)),
-        "accordion/skipped_steps": float(session.skipped_steps),
+        f"{prefix}sent_bytes": float(total.wire),
+        f"{prefix}control_bytes": float(session.ledger.control_wire),
+        f"{prefix}dense_bytes": float(total.dense_wire),
+        f"{prefix}critical_layers": float(sum(regime == "critical" for regime in regimes)),
+        f"{prefix}skipped_steps": float(session.skipped_steps),
     }
 
 
@@ -80,9 +84,10 @@ def save_state(session: Session, folder: Path) -> None:
     state = session.gather_state_dict()
     if state is None or not folder.is_dir():  # the framework may have rotated the checkpoint away
         return
-    unfinished = folder / f"{STATE_FILE}.tmp"
+    file = folder / state_file(session.name)
+    unfinished = file.with_suffix(".pt.tmp")
     torch.save(state, unfinished)
-    unfinished.replace(folder / STATE_FILE)
+    unfinished.replace(file)
 
 
 def load_state(session: Session, folder: Path, *, way_out: str = "") -> None:
@@ -94,7 +99,7 @@ def load_state(session: Session, folder: Path, *, way_out: str = "") -> None:
     Raises:
         StateError: only some workers find the file, or the states are not of this model.
     """
-    path = folder / STATE_FILE
+    path = folder / state_file(session.name)
     found = _gather_flags(flag=path.is_file())
     missing = [rank for rank, flag in enumerate(found) if not flag]
     if len(missing) == len(found):

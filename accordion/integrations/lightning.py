@@ -45,7 +45,8 @@ class AccordionCallback(_Callback):
     """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every
     checkpoint.
 
-    `fit(ckpt_path=...)` restores the state, also with another number of processes. Another `fit` of
+    `fit(ckpt_path=...)` restores the state, also with another number of processes, or warns if the
+    checkpoint has none. Another `fit` of
     the same trainer continues with the state of the one before; a new trainer starts from the
     beginning. `options` are those of `accordion.attach`.
 
@@ -82,6 +83,13 @@ class AccordionCallback(_Callback):
         self._epochs = EpochReports(session, self._config, optimizer, epoch=trainer.current_epoch)
         if self._saved is not None:
             session.load_state_dict(self._saved)
+        elif trainer.global_step > 0:
+            warnings.warn(
+                f"the trainer goes on at step {trainer.global_step} from a checkpoint without a"
+                " state of Accordion: its residuals and decisions start from the beginning",
+                TrainingWarning,
+                stacklevel=2,
+            )
         self._saved, self._is_interrupted, self.session = None, False, session
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
@@ -103,7 +111,8 @@ class AccordionCallback(_Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
         """Log the session's metrics as often as the trainer logs."""
-        if self.session is not None and trainer.global_step % trainer.log_every_n_steps == 0:
+        every = trainer.log_every_n_steps  # 0 logs nothing
+        if self.session is not None and every and trainer.global_step % every == 0:
             self.log_dict(training_metrics(self.session))
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from accordion.config import Config
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations.accelerate import check_strategy
 from accordion.integrations.common import (
-    STATE_FILE,
     EpochReports,
     distributed_module,
     load_state,
     save_state,
     training_metrics,
 )
+from accordion.saved_states import state_file
 from accordion.session import Session, attach
 from accordion.training_warnings import TrainingWarning
 
@@ -55,7 +55,7 @@ class AccordionCallback(TrainerCallback):
         self, trainer: Any, config: Config, *, resume_from: str | Path | None = None, **options: Any
     ) -> None:
         self._trainer = trainer
-        self._config = config
+        self._config = config.for_unchanged_loop()
         self._resume_from = resume_from
         self._options = options
         self.session: Session | None = None
@@ -66,9 +66,7 @@ class AccordionCallback(TrainerCallback):
         trainer = self._trainer
         check_strategy(trainer.accelerator)
         if self.session is not None:
-            raise HookError(
-                "a Trainer with AccordionCallback trains once; create another Trainer and callback"
-            )
+            raise HookError(_trained_before_sentence(args))
         if args.save_on_each_node:
             raise HookError(
                 "save_on_each_node=True is not supported, because rank 0 saves the state of all"
@@ -90,10 +88,14 @@ class AccordionCallback(TrainerCallback):
             _warn_of_other_step(folder, state.global_step)
             load_state(session, folder, way_out=_OTHER_FOLDER)
         self.session = session
+        self._next_epoch = max(int(state.epoch or 0), session.epoch)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """End the session's epoch before."""
-        self._epochs.begin(int(state.epoch or 0))
+        # `state.epoch` stays below 1 if the data have no length, however often they are passed.
+        epoch = max(int(state.epoch or 0), self._next_epoch)
+        self._epochs.begin(epoch)
+        self._next_epoch = epoch + 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Log the session's metrics together with the trainer's own."""
@@ -114,9 +116,19 @@ class AccordionCallback(TrainerCallback):
             return Path(self._resume_from)
         usual, given = _checkpoint_folder(args, state), args.resume_from_checkpoint
         # Scripts also put the argument of `train()` there: True, or "True" from a command line.
-        if isinstance(given, str) and not (usual / STATE_FILE).is_file() and Path(given).is_dir():
+        if isinstance(given, str) and not (usual / state_file()).is_file() and Path(given).is_dir():
             return Path(given)
         return usual
+
+
+def _trained_before_sentence(args: Any) -> str:
+    if getattr(args, "auto_find_batch_size", False):
+        return (
+            "auto_find_batch_size=True starts training again with smaller batches, but a Trainer"
+            " with AccordionCallback trains once; remove auto_find_batch_size and set"
+            " per_device_train_batch_size to what fits into memory"
+        )
+    return "a Trainer with AccordionCallback trains once; create another Trainer and callback"
 
 
 def _checkpoint_folder(args: Any, state: Any) -> Path:

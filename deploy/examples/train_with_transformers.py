@@ -81,8 +81,8 @@ def main() -> None:
     if session.rank == 0:
         total = session.ledger.total
         print(
-            f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense"
-            f" {total.dense:,}"
+            f"accuracy {accuracy_of(model):.3f}, sent {total.wire:,} bytes, dense"
+            f" {total.dense_wire:,}"
         )
 
 

@@ -75,9 +75,13 @@ def one_query(expr: str, legend: str) -> tuple[Query, ...]:
 
 
 _DENSE, _SENT = (
-    of_job("accordion_job_bytes_total", _kind(kind), drop="kind") for kind in ("dense", "payload")
+    of_job("accordion_job_bytes_total", _kind(kind), drop="kind") for kind in ("dense_wire", "wire")
 )
-_SAVED = f"{_DENSE} / {_SENT}"
+_SAVED = f"{_DENSE} / ({_SENT} > 0)"
+_DENSE_RATE, _SENT_RATE, _CONTROL_RATE = (
+    rate_of_job("accordion_job_bytes_total", _kind(kind), drop="kind")
+    for kind in ("dense_wire", "wire", "control_wire")
+)
 _STEPS = "{} / {}".format(
     *(
         of_job("accordion_job_steps", _state(state), drop="state")
@@ -140,8 +144,8 @@ NOW = Row(
             width=3,
             height=4,
             description=(
-                "Bytes of uncompressed fp32 gradients divided by bytes sent, since the start of the"
-                " job."
+                "Bytes of uncompressed fp32 gradients divided by bytes sent, both on the wire,"
+                " since the start of the job; empty for one worker, which sends nothing."
             ),
             queries=one_query(_SAVED, "times"),
         ),
@@ -289,21 +293,26 @@ COMMUNICATION = Row(
             title="Bytes per second",
             unit="Bps",
             width=12,
-            description="Sent by one worker, compared with fp32 and fp16 gradients.",
-            queries=one_query(rate_of_job("accordion_job_bytes_total"), "{{kind}}"),
+            description=(
+                "Sent on the wire by one worker, compared with fp32 and fp16 gradients. Control"
+                " bytes are signals, decisions and probes of the link."
+            ),
+            queries=(
+                Query(expr=_SENT_RATE, legend="sent"),
+                Query(expr=_CONTROL_RATE, legend="of it control"),
+                Query(expr=_DENSE_RATE, legend="fp32"),
+                Query(expr=f"{_DENSE_RATE} / 2", legend="fp16"),
+            ),
         ),
         Panel(
             title="Traffic saved over time",
             unit="none",
             width=12,
             description=(
-                "Bytes of fp32 gradients divided by bytes sent, now; empty while no step is made."
+                "Bytes of fp32 gradients divided by bytes sent, both on the wire, now; empty while"
+                " no step is made."
             ),
-            queries=one_query(
-                f"{rate_of_job('accordion_job_bytes_total', _kind('dense'), drop='kind')} / "
-                f"({rate_of_job('accordion_job_bytes_total', _kind('payload'), drop='kind')} > 0)",
-                "times fewer than fp32",
-            ),
+            queries=one_query(f"{_DENSE_RATE} / ({_SENT_RATE} > 0)", "times fewer than fp32"),
         ),
     ),
 )
@@ -419,7 +428,7 @@ ELASTICITY = Row(
         ),
         Panel(
             title="Checkpoint size",
-            unit="bytes",
+            unit="decbytes",
             description="Size of the newest checkpoint.",
             queries=one_query(of_job("accordion_job_checkpoint_size_bytes"), "size"),
         ),

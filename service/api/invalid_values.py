@@ -21,10 +21,12 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
 """Names that belong into `options`, by the section of a spec that has them."""
 _SHOWN = 3
 """Rejected values that one sentence names."""
+_MAX_DESCRIBED = 20
+"""Rejected values that one response describes."""
 
 
 def describe_errors(found: Sequence[Mapping[str, Any]], kind: Any, body: Any) -> list[ProblemItem]:
-    """Describe validation errors by their place; `kind` is the type of the body.
+    """Describe the first validation errors by their place; `kind` is the type of the body.
 
     The place of an error in the body begins with `body`, as FastAPI names it. An error about a
     value that a route has put together has the type of that body in `kind`.
@@ -33,16 +35,16 @@ def describe_errors(found: Sequence[Mapping[str, Any]], kind: Any, body: Any) ->
         ProblemItem(
             pointer=_json_pointer(item, body), detail=_describe_item(item, item.get("kind", kind))
         )
-        for item in found
+        for item in found[:_MAX_DESCRIBED]
     ]
 
 
-def join_items(items: Sequence[ProblemItem]) -> str:
-    """Return the first items in one sentence, with the number of others."""
+def join_items(items: Sequence[ProblemItem], num_found: int) -> str:
+    """Return the first items in one sentence, with the number of other errors."""
     detail = "; ".join(
         f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:_SHOWN]
     )
-    return detail + (f" (and {len(items) - _SHOWN} more)" if len(items) > _SHOWN else "")
+    return detail + (f" (and {num_found - _SHOWN} more)" if num_found > _SHOWN else "")
 
 
 def _json_pointer(item: Mapping[str, Any], body: Any) -> str:

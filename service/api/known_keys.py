@@ -11,6 +11,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from starlette.requests import Request
 
+_MAX_KEY = 100
+"""Characters of an unknown key that are compared and shown."""
+
 
 def body_type(request: Request) -> Any:
     """Return the type of the body that the route of a request accepts; None if it accepts none."""
@@ -34,6 +37,7 @@ def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
 
 def describe_unknown(key: str, known: Sequence[str]) -> str:
     """Describe an unknown key, with the most similar known one, or all of them."""
+    key = key if len(key) <= _MAX_KEY else key[:_MAX_KEY] + "..."
     similar = get_close_matches(key, known, n=1)
     if similar:
         return f"unknown key {key!r}; did you mean {similar[0]!r}?"

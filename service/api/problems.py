@@ -129,7 +129,8 @@ def _validation_error(request: Request, error: Exception) -> Response:
             request.scope, 400, f"the body is not valid JSON: {reason}", code="invalid_json"
         )
     items = describe_errors(found, body_type(request), getattr(error, "body", None))
-    return problem_response(request.scope, 422, join_items(items), code="invalid", errors=items)
+    detail = join_items(items, len(found))
+    return problem_response(request.scope, 422, detail, code="invalid", errors=items)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

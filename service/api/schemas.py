@@ -8,15 +8,15 @@ Attribute docstrings become the descriptions in `/docs`.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
 from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
 from workers.described_models import DescribedModel
-from workers.plain_text import check_texts
+from workers.plain_text import check_input
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse
 from workers.spec_types import MAX_PRIORITY, MAX_SAMPLES, Label, Whole
 
@@ -26,6 +26,17 @@ PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
 """Text with tabs and line breaks, but no other control characters."""
 
 
+_MAX_SENTENCE = 2000
+"""Longest text of an error response, in characters; messages repeat values of the request."""
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SENTENCE else text[: _MAX_SENTENCE - 3] + "..."
+
+
+_Sentence = Annotated[str, AfterValidator(_shorten)]
+
+
 class Request(DescribedModel):
     """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types."""
 
@@ -33,8 +44,8 @@ class Request(DescribedModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_texts(cls, data: Any) -> Any:
-        return check_texts(data)
+    def _check_input(cls, data: Any) -> Any:
+        return check_input(data)
 
 
 class Answer(DescribedModel):
@@ -416,11 +427,11 @@ class EventView(Answer):
 class ProblemItem(Answer):
     """One rejected value."""
 
-    pointer: str
+    pointer: _Sentence
     """JSON pointer into the body, such as `/workers/min`; for other parts of the request a path
     such as `query/limit`, `path/job_id` or `header/if-match`.
     """
-    detail: str
+    detail: _Sentence
     """What is wrong with the value, and what is allowed."""
 
 
@@ -433,14 +444,14 @@ class Problem(Answer):
     """Phrase of the HTTP status."""
     status: int
     """HTTP status."""
-    detail: str
+    detail: _Sentence
     """What went wrong, in one sentence, with a remedy if there is one."""
     code: str
     """Stable code of the problem, such as `not_found` or `invalid`."""
     request_id: str
     """ID of the request, as in the service's log."""
     errors: list[ProblemItem] = Field(default=[])
-    """The rejected values, if the request was invalid."""
+    """The first 20 rejected values, if the request was invalid."""
 
 
 class CheckResult(Answer):

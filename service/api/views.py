@@ -60,6 +60,7 @@ from service.store.stored_spec import (
     stored_spec,
 )
 from workers.contract import JobSpec
+from workers.public_records import add_dense_wire
 
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""
@@ -114,7 +115,8 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
     rate = now["samples_per_s"] / batch if batch else 0.0
     return ProgressView.model_validate(
         {
-            **{name: now[name] for name in ("epoch", "step", "loss", "lr", "bytes")},
+            **{name: now[name] for name in ("epoch", "step", "loss", "lr")},
+            "bytes": add_dense_wire(now["bytes"], now.get("world_size", 0)),
             "epochs": now["epochs"] or None,
             "samples_per_s": now["samples_per_s"] if batch else None,
             "compute_s_by_rank": now.get("compute_s_by_rank", ()),

@@ -119,8 +119,8 @@ def keep_compared(row: EpochView) -> ComparedEpoch:
         loss=row.loss,
         metrics=row.metrics,
         seconds_by_phase=row.seconds_by_phase,
-        sent_bytes=row.bytes.payload,
-        dense_bytes=row.bytes.dense,
+        sent_bytes=row.bytes.wire,
+        dense_bytes=row.bytes.dense_wire,
     )
 
 

@@ -41,9 +41,9 @@ class ComparedEpoch:
     seconds_by_phase: Mapping[str, float]
     """Seconds of training on rank 0."""
     sent_bytes: int
-    """Bytes that one worker sent."""
+    """Bytes that one worker sent on the wire."""
     dense_bytes: int
-    """Bytes that it would have sent without compression."""
+    """Bytes that it would have sent there without compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ class ComparedJob:
     step_s_by_phase: Mapping[str, float]
     """Parts of `step_s`; empty if it is None."""
     sent_bytes: int
-    """Bytes that one worker sent."""
+    """Bytes that one worker sent on the wire."""
     dense_bytes: int
-    """Bytes that it would have sent without compression."""
+    """Bytes that it would have sent there without compression."""
     ratio: float | None
     """Bytes without compression divided by bytes sent."""
     fewest_workers: int
@@ -287,8 +287,8 @@ def _sum_bytes(history: ComparedHistory) -> tuple[int, int]:
     steps that were rolled back.
     """
     progress = history.job.progress
-    if progress is not None and progress.bytes.payload:
-        return progress.bytes.payload, progress.bytes.dense
+    if progress is not None and progress.bytes.dense:
+        return progress.bytes.wire, progress.bytes.dense_wire
     return (
         sum(row.sent_bytes for row in history.epochs),
         sum(row.dense_bytes for row in history.epochs),

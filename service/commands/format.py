@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from service.api.schemas import JobView, ProgressView, RayRunView, StorageView
     from service.domain.elasticity import ElasticityStats
+    from workers.public_records import Bytes
 
 _MAX_LAYERS_SHOWN = 6
 """Maximum number of layers to list; more are counted."""
@@ -58,25 +59,32 @@ def format_milliseconds(seconds: float) -> str:
     )
 
 
-def format_sent_bytes(bytes_: Mapping[str, int]) -> str:
-    """Compare the bytes sent with those of uncompressed training."""
-    payload, dense, fp16 = (bytes_[name] for name in ("payload", "dense", "fp16"))
-    sizes = f"{format_bytes(payload)} of {format_bytes(dense)} (fp16 {format_bytes(fp16)})"
-    return sizes + _beside_dense(payload, dense)
+NOTHING_SENT = "one worker has no peers"
+"""Why no byte was sent in steps that computed gradients."""
 
 
-def _beside_dense(payload: int, dense: int) -> str:
-    if not payload or not dense:
+def format_sent_bytes(bytes_: Bytes) -> str:
+    """Compare the bytes sent on the wire with those of uncompressed training."""
+    sent, dense = bytes_.wire, bytes_.dense_wire
+    if not sent and bytes_.dense:
+        return f"nothing is sent: {NOTHING_SENT}"
+    beside = f"fp16 {format_bytes(dense / 2)}; control {format_bytes(bytes_.control_wire)}"
+    sizes = f"{format_bytes(sent)} of {format_bytes(dense)} on the wire ({beside})"
+    return sizes + _beside_dense(sent, dense)
+
+
+def _beside_dense(sent: int, dense: int) -> str:
+    if not sent or not dense:
         return ""
-    ratio = dense / payload
+    ratio = dense / sent
     if f"{ratio:.1f}" == "1.0":
         return ", as much as dense"
     return f", {ratio:.1f}x less than dense" if ratio > 1 else f", {1 / ratio:.1f}x more than dense"
 
 
-def format_savings(bytes_: Mapping[str, int]) -> str:
-    """Return dense bytes divided by bytes sent."""
-    return f"{bytes_['dense'] / bytes_['payload']:.1f}x" if bytes_["payload"] else "-"
+def format_savings(bytes_: Bytes) -> str:
+    """Return dense bytes divided by bytes sent, both on the wire; a dash if nothing was sent."""
+    return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.wire else "-"
 
 
 def format_layers(

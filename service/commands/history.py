@@ -208,7 +208,7 @@ def _summarize_job(job: JobView) -> list[str]:
                 f"metrics    loss {format_number(now.loss)}, lr {format_number(now.lr, 3)},"
                 f" {format_metrics(job.metrics)}"
             ),
-            f"bytes      {format_sent_bytes(now.bytes.model_dump())}",
+            f"bytes      {format_sent_bytes(now.bytes)}",
         ]
     return lines
 
@@ -363,7 +363,6 @@ def _epoch_table(page: EpochPage) -> Table:
     columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT THE END")
     table = _new_table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
-        bytes_ = row.bytes.model_dump()
         table.add_row(
             str(row.epoch),
             format_number(row.loss),
@@ -371,8 +370,8 @@ def _epoch_table(page: EpochPage) -> Table:
             format_number(row.lr, 3),
             str(row.world_size),
             f"{sum(row.seconds_by_phase.values()):.1f}",
-            format_bytes(row.bytes.payload),
-            format_savings(bytes_),
+            format_bytes(row.bytes.wire),
+            format_savings(row.bytes),
             format_layers(row.regime_by_layer, row.level_by_layer),
         )
     return table

@@ -191,9 +191,8 @@ def _check_spec(request: dict[str, Any]) -> None:
         refusal = explain_refusal(JobSpec.model_validate(spec))
     except ValidationError as error:
         found = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
-        raise SettingsError(
-            _name_option(join_items(describe_errors(found, JobSpec, spec)))
-        ) from None
+        items = describe_errors(found, JobSpec, spec)
+        raise SettingsError(_name_option(join_items(items, len(found)))) from None
     if refusal:
         raise SettingsError(refusal)
 

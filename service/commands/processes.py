@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,5 +139,8 @@ def _load_settings(host: str | None, port: int | None, *, no_auth: bool) -> Sett
 
 
 def _print_line(line: str) -> None:
-    """Print one line and flush it, for readers of a pipe."""
-    typer.echo(line)
+    """Print one line and flush it, for readers of a pipe. A reader that left, or a full disk, must
+    not end the service.
+    """
+    with suppress(OSError):
+        typer.echo(line)

@@ -32,6 +32,7 @@ from service.commands.format import (
 )
 from service.commands.watch_state import StreamItem, WatchState
 from service.domain.job_status import ENDED, STATUS_TABLE, Tone
+from workers.public_records import Bytes, add_dense_wire
 
 _COLOUR_BY_TONE: Mapping[Tone, str] = {
     "good": "green",
@@ -78,12 +79,13 @@ def describe_event(state: WatchState, event: StreamItem) -> Iterator[str]:
 def describe_epoch(state: WatchState) -> str:
     """Describe a finished epoch in one line."""
     epoch = state.epoch
+    sent = Bytes.model_validate(add_dense_wire(epoch["bytes"], epoch["world_size"]))
     parts = [
         f"epoch {epoch['epoch']:>3}{'' if state.epochs is None else f' of 0-{state.epochs - 1}'}",
         f"loss {format_number(epoch['loss']):<8}",
         f"{format_metrics(epoch['metrics']):<16}",
         f"lr {format_number(epoch['lr'], 3):<6}",
-        f"saved {format_savings(epoch['bytes']):<6}",
+        f"saved {format_savings(sent):<6}",
         format_layers(epoch["regime_by_layer"], epoch["level_by_layer"]),
     ]
     return "  ".join(parts).rstrip()
@@ -182,7 +184,7 @@ def _panel_rows(state: WatchState) -> Iterator[tuple[str, RenderableType]]:
         )
         loss = format_number(progress.loss)
         yield "training", Text(f"loss {loss}  {quality}  lr {format_number(progress.lr, 3)}{rate}")
-        yield "bytes", Text(format_sent_bytes(progress.bytes.model_dump()))
+        yield "bytes", Text(format_sent_bytes(progress.bytes))
     if state.decision:
         decision = state.decision
         levels = {name: level["name"] for name, level in decision["level_by_layer"].items()}

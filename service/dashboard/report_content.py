@@ -20,6 +20,7 @@ from service.api.schemas import (
 )
 from service.api.why_schemas import WhyView
 from service.commands.format import (
+    NOTHING_SENT,
     format_duration,
     format_elasticity,
     format_layers,
@@ -45,6 +46,7 @@ from service.domain.metric_goals import (
     list_values,
     name_direction,
 )
+from workers.public_records import Bytes
 
 MAX_ROWS = 300
 """Most rows of a table."""
@@ -115,13 +117,13 @@ def list_figures(source: ReportSource) -> list[Figure]:
         figures += [
             Figure(
                 label="Bytes sent",
-                value=format_bytes(sent.payload),
-                note=f"by one worker; {format_bytes(sent.dense)} without compression",
+                value=format_bytes(sent.wire),
+                note=_describe_sent(sent),
             ),
             Figure(
                 label="Compression",
-                value=format_savings(sent.model_dump()),
-                note=f"compared with fp32; fp16 would send {format_bytes(sent.fp16)}",
+                value=format_savings(sent),
+                note=f"compared with fp32; fp16 would send {format_bytes(sent.dense_wire / 2)}",
             ),
             Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
         ]
@@ -129,6 +131,14 @@ def list_figures(source: ReportSource) -> list[Figure]:
     changes = format_elasticity(cost) if cost.resizes or cost.recoveries else "no change of workers"
     attempts = Figure(label="Attempts", value=str(job.attempt), note=changes)
     return [*figures, _describe_workers(source), attempts]
+
+
+def _describe_sent(sent: Bytes) -> str:
+    if not sent.wire and sent.dense:
+        return NOTHING_SENT
+    control = f"; {format_bytes(sent.control_wire)} of it control" if sent.control_wire else ""
+    dense = format_bytes(sent.dense_wire)
+    return f"on the wire, by one worker; {dense} without compression{control}"
 
 
 def _count_epochs(progress: ProgressView) -> str:
@@ -386,9 +396,9 @@ def _tabulate_epochs(source: ReportSource) -> ReportTable:
             format_number(row.lr, 3),
             str(row.world_size),
             str(row.global_batch or "-"),
-            format_bytes(row.bytes.payload),
-            format_bytes(row.bytes.dense),
-            format_savings(row.bytes.model_dump()),
+            format_bytes(row.bytes.wire),
+            format_bytes(row.bytes.dense_wire),
+            format_savings(row.bytes),
             format_layers(row.regime_by_layer, row.level_by_layer),
         )
 

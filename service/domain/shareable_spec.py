@@ -5,7 +5,7 @@ pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workers.secret_mask import MASK, MIN_LENGTH, SecretMask, mask_url_logins
@@ -17,33 +17,49 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _MAX_LENGTH = 2000
-"""Most characters of a text in a spec."""
+"""Most characters of a text in a spec, of a message, and of a line of output."""
 _MAX_MASKED = 256
 """Most values that are looked for in messages, because each takes time."""
+_MAX_MASKED_LENGTH = 100_000
+"""Most characters of all values that are looked for."""
+_SEPARATOR = "\n\0\n"
+"""Stands between texts that are masked at once; no stored text has a NUL, and no value a line
+break.
+"""
 
 
 class TextMask:
     """Replaces in messages what is hidden in the spec of their job: the values of its environment
     variables and under names such as `api_key`, if they have 6 or more characters, and logins and
-    queries in URLs. If there are more than 256 values, it replaces whole messages.
+    queries in URLs. If there are more than 256 values, or they have more than 100,000 characters,
+    it replaces whole messages.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         lines = {line.strip() for value in _list_hidden(spec) for line in str(value).splitlines()}
         kept = [line for line in lines if len(line) >= MIN_LENGTH]
-        self._mask = SecretMask(kept) if len(kept) <= _MAX_MASKED else None
+        is_bounded = len(kept) <= _MAX_MASKED and sum(map(len, kept)) <= _MAX_MASKED_LENGTH
+        self._mask = SecretMask(kept) if is_bounded else None
 
     def apply(self, text: str) -> str:
-        """Return the text without values that could be secret."""
-        return MASK if self._mask is None else hide_in_urls(self._mask.apply(text))
+        """Return the beginning of a text without values that could be secret."""
+        return self._apply_to_all([text])[0]
 
     def apply_to_texts(self, value: Any) -> Any:
         """Return a document with each of its texts replaced; its names stay."""
-        if isinstance(value, Mapping):
-            return {name: self.apply_to_texts(item) for name, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.apply_to_texts(item) for item in value]
-        return self.apply(value) if isinstance(value, str) else value
+        masked = iter(self._apply_to_all(list(_list_texts(value))))
+        return _replace_texts(value, masked)
+
+    def _apply_to_all(self, texts: Sequence[str]) -> list[str]:
+        if self._mask is None:
+            return [MASK] * len(texts)
+        # A value or a URL that begins before the end of what is shown may end far behind it.
+        read = 2 * _MAX_LENGTH + self._mask.longest
+        # Python searches long texts in linear time, and short ones not always.
+        joined = _SEPARATOR.join(text[:read].replace("\0", "") for text in texts)
+        return [
+            hide_in_urls(text)[:_MAX_LENGTH] for text in self._mask.apply(joined).split(_SEPARATOR)
+        ]
 
 
 def hide_secrets(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,6 +71,24 @@ def hide_secrets(spec: Mapping[str, Any]) -> dict[str, Any]:
         str(name): _hide_env(value) if _is_env(name, value) else _hide_in(str(name), value)
         for name, value in spec.items()
     }
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    items = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | list | tuple):
+        for item in items:
+            yield from _list_texts(item)
+
+
+def _replace_texts(value: Any, texts: Iterator[str]) -> Any:
+    """Return a document with the next of these texts in place of each of its own."""
+    if isinstance(value, Mapping):
+        return {name: _replace_texts(item, texts) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_texts(item, texts) for item in value]
+    return next(texts) if isinstance(value, str) else value
 
 
 def hide_in_urls(text: str) -> str:

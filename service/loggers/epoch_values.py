@@ -86,10 +86,11 @@ def _list_values(record: EpochRecord) -> Iterator[tuple[str, float]]:
         yield "train/samples_per_s", record.samples / seconds
     for name, value in record.metrics.items():
         yield f"eval/{name}", value
-    yield "bytes/sent", record.bytes.payload
-    yield "bytes/dense", record.bytes.dense
-    if record.bytes.payload and record.bytes.dense:
-        yield "bytes/compression_ratio", record.bytes.dense / record.bytes.payload
+    yield "bytes/sent", record.bytes.wire
+    yield "bytes/control", record.bytes.control_wire
+    yield "bytes/dense", record.bytes.dense_wire
+    if record.bytes.wire:
+        yield "bytes/compression_ratio", record.bytes.dense_wire / record.bytes.wire
     yield from _list_shares(record)
 
 

@@ -38,6 +38,11 @@ _METRICS_READER = Caller(user=ServiceUser.METRICS.value, scopes=frozenset({Scope
 """Caller with the metrics token of the settings."""
 
 
+def is_open_path(path: str) -> bool:
+    """Return whether a path is open to everybody, also without a token."""
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
+
+
 class Authenticator:
     """Finds the caller of each request."""
 
@@ -62,7 +67,7 @@ class Authenticator:
         """
         if self._access.token is None:
             return replace(FULL_ACCESS, request_id=request_id)
-        if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS):
+        if is_open_path(path):
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":

@@ -24,7 +24,7 @@ from service.api.problems import (
     problem_response,
 )
 from service.errors import ApiError, Unauthorized
-from service.security.authentication import Authenticator
+from service.security.authentication import Authenticator, is_open_path
 from service.security.guards import Access, check_host, check_origin
 from service.security.login import own_path
 from service.security.rate_limits import RateLimits
@@ -38,6 +38,8 @@ _CSP = (
 _DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
 """The pages of FastAPI's documentation start their viewer from an inline script."""
 _DOCS = ("/docs", "/redoc")
+_MAX_OPEN_BODY_BYTES = 8192
+"""Largest body on a route that needs no token; that of a login has a few hundred bytes."""
 _STREAMED = ("POST", "/api/v1/code")
 """Route that streams its body and enforces its own size limit."""
 _HEADERS = {
@@ -93,12 +95,15 @@ class GuardMiddleware:
         if (scope["method"], scope["path"]) == _STREAMED:
             await self._app(scope, receive, exchange.send)
             return
+        limit = self._max_body_bytes
+        if is_open_path(scope["path"]):
+            limit = min(limit, _MAX_OPEN_BODY_BYTES)
         try:
-            receive = await _read_body(scope, receive, self._max_body_bytes)
+            receive = await _read_body(scope, receive, limit)
         except ClientDisconnect:
             return
         except _TooLarge:
-            detail = f"the body is larger than {self._max_body_bytes} bytes; send less"
+            detail = f"the body is larger than {limit} bytes; send less"
             await exchange.answer(problem_response(scope, 413, detail))
             return
         await self._app(scope, receive, exchange.send)

@@ -184,8 +184,9 @@ def controller_of(launch: Launch) -> Controller:
 def bytes_of(decision: Decision, steps: int, workers: int) -> Bytes:
     dense = 4 * PARAMETERS * steps
     payload = sum(_payload(layer, decision) for layer in LAYERS) * steps
-    wire = int(payload * 2 * (workers - 1) / workers)
-    return Bytes(payload=payload, wire=wire, dense=dense, fp16=dense // 2)
+    sent = {"payload": payload, "dense": dense, "fp16": dense // 2}
+    wire, dense_wire = (2 * (workers - 1) * size // workers for size in (payload, dense))
+    return Bytes(**sent, wire=wire, dense_wire=dense_wire)
 
 
 def _payload(layer: LayerInfo, decision: Decision) -> int:

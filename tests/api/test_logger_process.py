@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,6 +76,17 @@ def test_one_that_is_killed_is_replaced(world: World) -> None:
     turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
     [second] = children()
     assert second != first
+
+
+def test_turns_go_on_while_it_cannot_be_started(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable"))
+    job_id = world.submit(loggers=[BOARD])
+    with monkeypatch.context() as patched:
+        patched.setattr("service.logger_process.subprocess.Popen", tried)
+        turn_until(world, lambda: tried.called)
+    turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
 
 
 def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

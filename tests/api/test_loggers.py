@@ -392,3 +392,17 @@ def test_a_logger_that_cannot_work_is_refused_at_once(
     [error] = refused.json()["errors"]
     assert error["pointer"] == pointer
     assert detail in error["detail"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_bytes_of_an_epoch_are_those_on_the_wire(
+    world: LoggerWorld, sink: type[TestSink], workers: int
+) -> None:
+    job_id = world.submit(loggers=[BOARD], workers={"min": workers, "max": workers})
+    world.train_epochs(job_id, 1)
+    world.serve(job_id)
+    sent, (epoch, *_) = sink.sent[0].points[0].values, world.repository.epochs(job_id)
+    counted = epoch.record["bytes"]
+    assert sent["bytes/sent"] == counted["wire"] != counted["payload"]
+    assert sent["bytes/dense"] == counted["dense_wire"]
+    assert ("bytes/compression_ratio" in sent) == (workers > 1)

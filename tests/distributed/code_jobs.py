@@ -136,7 +136,7 @@ def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankPr
         try:
             note_destroyed_groups()
             run_training(place)
-        except (RuntimeError, ValueError, WorkerError) as error:
+        except (OSError, RuntimeError, ValueError, WorkerError) as error:
             # its cause may be of a kind that cannot be sent.
             return type(error)(*error.args), place.control.progress
     return None, place.control.progress

@@ -18,7 +18,7 @@ import accordion_ray
 from accordion.config import Config, DetectorConfig, Window
 from accordion.session import Session
 from accordion_ray.train_context import GuestContext
-from tests.distributed.small import build
+from tests.distributed.small import build, owed
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
 
@@ -40,12 +40,14 @@ def train_worker(rank: int, world_size: int, checkpoint: Path | None) -> Iterato
 class Guest:
     """A model, its optimizer and the session that follows it."""
 
-    def __init__(self, checkpoint: Path | None = None, *, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, checkpoint: Path | None = None, *, timeout_s: float = 60.0, name: str | None = None
+    ) -> None:
         self.rank, world_size = dist.get_rank(), dist.get_world_size()
         self.model, self.optimizer = build()
         with train_worker(self.rank, world_size, checkpoint):
             self.session: Session = accordion_ray.attach(
-                self.model, self.optimizer, CONFIG, register=False, timeout_s=timeout_s
+                self.model, self.optimizer, CONFIG, register=False, timeout_s=timeout_s, name=name
             )
         if checkpoint is not None:
             state: dict[str, Any] = torch.load(checkpoint / "script.pt")
@@ -73,3 +75,7 @@ class Guest:
 
     def parameters(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def residuals(self) -> torch.Tensor:
+        """What this rank has not sent yet."""
+        return torch.cat([value.flatten() for value in owed(self.session).values()])

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
+from workers.data import TensorData
 from workers.tasks import TASKS, TaskRow
 from workers.tasks.digits import DigitsMlp
 from workers.training.clock import Clock
@@ -42,6 +44,28 @@ class Noisy:
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = self.data.batch(indices)
         return inputs.double() + 0.01 * torch.randn(inputs.shape, dtype=torch.float64), targets
+
+
+class NoTraining(DigitsMlp):
+    """Digits without training data, as from a glob that matches nothing."""
+
+    def train_data(self) -> Any:
+        return TensorData(torch.empty(0, 64), torch.empty(0, dtype=torch.int64))
+
+
+class NoEvaluation(DigitsMlp):
+    """Digits without held-out data."""
+
+    def eval_data(self) -> Any:
+        return NoTraining.train_data(self)
+
+
+class Unequal(DigitsMlp):
+    """Digits of which rank 1 lacks one."""
+
+    def train_data(self) -> Any:
+        data, lacking = super().train_data(), dist.get_rank()
+        return TensorData(data.inputs[lacking:], data.targets[lacking:])
 
 
 class Normed(DigitsMlp):

@@ -18,9 +18,34 @@ from workers.controller.failure_causes import find_cause
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:
     """Failure of two workers whose script runs `body` in every step."""
-    ends = run_group(2, how_it_ended, order_of(folder, script(body)))
+    return failure_of(run_group, folder, script(body))
+
+
+def failure_of(run_group: Any, folder: Path, sources: dict[str, str]) -> FailureRecord:
+    """Failure of two workers that run the script."""
+    ends = run_group(2, how_it_ended, order_of(folder, sources))
     errors = {rank: error for rank, (error, _) in enumerate(ends) if error is not None}
     return find_cause(errors, {rank: progress for rank, (_, progress) in enumerate(ends)})
+
+
+def faulty_script(place: str, fault: str) -> dict[str, str]:
+    """A script that runs `fault` at the place."""
+    function = f"""
+class Faulty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        {fault}
+"""
+    source = script("loss = Faulty.apply(loss)" if place == "in backward" else "pass")["train.py"]
+    line, before = {
+        "before attach": ("session.attach(", f"{fault}\n"),
+        "in the loop": ("        session.step()", f"        {fault}\n"),
+        "in backward": ("session.init_process_group(", function),
+    }[place]
+    return {"train.py": source.replace(line, before + line)}
 
 
 ON_RANK_1 = "if session.rank == 1 and session.state.session.steps == 2: "
@@ -53,6 +78,28 @@ def test_a_fault_of_one_rank_is_told_with_its_step(
     assert (found.cause, found.rank) == ("job", 1), found
     assert told in found.message
     assert "in step 2" in found.message
+
+
+MISSING = "open('vocab.txt')"
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        ("before attach", MISSING),
+        ("in the loop", MISSING),
+        ("in backward", MISSING),
+        ("in the loop", "raise PermissionError(13, 'Permission denied', '/root/x')"),
+        ("in the loop", "raise OSError('gtp2 is no local folder and no known model')"),
+        ("in backward", "raise __import__('ray').exceptions.ActorDiedError()"),
+    ],
+)
+def test_what_user_code_cannot_open_is_the_jobs_own_failure(
+    run_group, tmp_path, place: str, fault: str
+) -> None:
+    found = failure_of(run_group, tmp_path, faulty_script(place, fault))
+    assert (found.cause, found.is_storage, found.rank) == ("job", False, 0), found
+    assert re.search(r"Error: .*\(train\.py:\d+\)", found.message)
 
 
 def test_a_rank_that_destroys_the_process_group_is_told_with_the_line(run_group, tmp_path) -> None:

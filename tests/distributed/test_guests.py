@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import accordion_ray
 from accordion.errors import AccordionError
-from tests.distributed.guests import Guest
+from tests.distributed.guests import CONFIG, Guest, train_worker
 from tests.distributed.small import build
 
 
@@ -88,3 +88,42 @@ def test_a_state_of_two_ranks_is_resumed_by_one_and_by_three(run_group, tmp_path
         assert all(
             torch.equal(a, b) for end in ends for a, b in zip(ends[0][0], end[0], strict=True)
         )
+
+
+def _two_models(rank, folder):
+    """Residuals of two models, saved and resumed."""
+    names = ("encoder", "decoder")
+    saved = [Guest(name=name) for name in names]
+    for guest, steps in zip(saved, (1, 3), strict=True):
+        guest.train(range(steps))
+        guest.save(folder)
+    dist.barrier()
+    resumed = [Guest(folder, name=name) for name in names]
+    return [[guest.residuals() for guest in guests] for guests in (saved, resumed)]
+
+
+def test_two_models_of_one_run_keep_their_residuals_apart(run_group, tmp_path: Path) -> None:
+    for saved, resumed in run_group(2, _two_models, tmp_path):
+        assert not torch.equal(*saved)
+        assert all(torch.equal(a, b) for a, b in zip(saved, resumed, strict=True))
+
+
+def _attach_twice(rank, names):
+    """What a second session of one training function is told."""
+    with train_worker(rank, 2, None):
+        for name in names:
+            try:
+                accordion_ray.attach(*build(), CONFIG, register=False, name=name, timeout_s=5.0)
+            except AccordionError as error:
+                return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("names", [(None, None), (None, "r"), ("a/b", "a-b"), ("a b", "a-b")])
+def test_a_second_session_of_a_run_with_the_same_name_is_refused(run_group, names) -> None:
+    for told in run_group(2, _attach_twice, names):
+        assert "give each model its own name=" in told
+
+
+def test_sessions_of_a_run_with_names_of_their_own_are_accepted(run_group) -> None:
+    assert run_group(2, _attach_twice, (None, "a", "b")) == ["accepted"] * 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.distributed.loop_jobs import RecordingLink, context, parameters, run_job, synthetic
+from tests.distributed.loop_tasks import run_task
 from workers.errors import LossNotFinite, TaskRaised
 from workers.training.boundaries import MAX_SKIPPED_IN_A_ROW
 from workers.training.clock import Clock
@@ -49,6 +50,22 @@ def test_steps_that_were_skipped_are_counted_and_the_loss_of_their_epoch_is_none
     assert [record.skipped_steps for record in epochs] == [0, 2]
     assert epochs[0].loss is not None
     assert epochs[1].loss is None
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("NoTraining", "the training data have no samples"),
+        ("NoEvaluation", "the held-out data have no samples"),
+        ("Unequal", "rank 0 has 1437 training samples and .*, and rank 1 has 1436 training"),
+    ],
+)
+def test_a_task_without_data_or_with_others_on_one_rank_does_not_train(
+    run_group, tmp_path, task, told
+):
+    with pytest.raises(TaskRaised, match=told) as caught:
+        run_group(2, run_task, tmp_path, task, {})
+    assert caught.value.step is None
 
 
 def drift(rank: int, storage: Path) -> tuple[list[bool], list[str], list[torch.Tensor]]:

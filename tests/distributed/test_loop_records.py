@@ -80,6 +80,8 @@ def test_an_epochs_record_names_every_phase_and_its_own_bytes(run_group, tmp_pat
     values = 2 * (64 * 64 + 64)
     assert [record.bytes.dense for record in epochs] == [4 * values * 4] * 3
     assert all(0 < record.bytes.payload < record.bytes.dense for record in epochs)
+    assert all(record.bytes.dense_wire == record.bytes.dense for record in epochs)
+    assert all(0 < record.bytes.control_wire < record.bytes.wire for record in epochs)
 
 
 def save_when_asked(rank: int, storage: Path) -> list[str]:

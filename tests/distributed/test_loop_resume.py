@@ -10,10 +10,12 @@ from tests.distributed.loop_jobs import (
     equal,
     run_job,
     spec,
+    synthetic,
     what_was_learned,
 )
 from tests.unit.workers import datasets
 from workers.contract import DesiredState
+from workers.errors import TaskRaised
 
 POWERSGD = spec(training={"epochs": 4, "lr_decay": {"at": [3]}}, policy={"window": {"epochs": 1}})
 STOP_IN_EPOCH_1 = RecordingLink(
@@ -81,6 +83,14 @@ def test_a_resumed_job_says_where_it_went_on(stopped, run_group, tmp_path):
     (started,) = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0].link.of("started")
     assert (started.epoch, started.step) == (2, 47)
     assert started.resumed_from == stopped.link.of("checkpoint")[-1].name
+
+
+def test_a_job_does_not_resume_with_another_number_of_samples(run_group, tmp_path):
+    run_group(2, run_job, tmp_path, synthetic(samples=64), STOP_IN_EPOCH_1)
+    with pytest.raises(TaskRaised) as caught:
+        run_group(2, run_job, tmp_path, synthetic(samples=4), None, 2)
+    told = "has 4 training samples and 256 held-out ones, and its checkpoint was saved with 64"
+    assert told in caught.value.error
 
 
 def test_bytes_since_the_job_began_go_on_where_they_were(undisturbed, stopped, run_group, tmp_path):

@@ -83,9 +83,32 @@ MISTAKES = {
         change("session.attach(", "session.batches(8)\nsession.attach("),
         "without a batch of session.batches()",
     ),
+    "no data": (
+        change("session.batches(len(inputs))", "session.batches(0)"),
+        "session.batches(0) has no samples to read",
+    ),
+    "a loader that is used up": (
+        change(
+            "    for rows in batches:",
+            "    for rows in own:",
+        )
+        .replace("batches, seen", "own = iter([[0, 1], [2, 3]]); seen")
+        .replace("session.batches(len(inputs)), Seen()", "Seen()")
+        .replace("seen=seen)", "seen=seen, samples=100)"),
+        "no step was taken in epoch 1",
+    ),
     "no end of an epoch": (
         change("session.epochs(99)", "range(3)"),
         "session.batches() has no samples left in epoch 0; call session.end_epoch()",
+    ),
+    "a second module": (
+        change(
+            "for epoch in",
+            "other = DistributedDataParallel(nn.Linear(8, 4))\n"
+            "session.attach(other, torch.optim.SGD(other.parameters(), lr=0.1))\n"
+            "for epoch in",
+        ),
+        "session.attach() was called twice",
     ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accordion.compression_engine import Engine
 from accordion.config import Config, DetectorConfig, Window
@@ -75,11 +76,77 @@ def _run_of(rank, epochs_given, window):
     return [str(item.message) for item in told if issubclass(item.category, TrainingWarning)]
 
 
+def test_a_run_too_short_for_any_window_of_epochs_is_told_to_count_steps(run_group):
+    ((told,),) = run_group(1, _run_of, 2, 1)
+    assert "Window(steps=...)" in told
+    assert "Window(epochs=" not in told
+    ((told,),) = run_group(1, _run_of, 7, 10)
+    assert "Window(epochs=3)" in told
+
+
 @pytest.mark.parametrize("given", [3, None])
 def test_a_run_too_short_for_its_window_warns_at_the_start_or_at_the_end(run_group, given):
     ((told,),) = run_group(1, _run_of, given, 10)
     assert "levels change in epoch 20 at the earliest" in told
     assert run_group(1, _run_of, given, 1) == [[]]
+
+
+def _warnings_of(train):
+    """Return what a call and the end of its session warn of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ended = weakref.ref(train())
+        while ended() is not None:  # a thread of the last exchange may still hold it
+            gc.collect()
+    return [str(item.message) for item in told if issubclass(item.category, TrainingWarning)]
+
+
+def _without_epochs(rank, steps, window, policy):
+    def train():
+        ddp, optimizer = small.build()
+        detector = DetectorConfig(window=window)
+        session = attach(ddp, Config(detector=detector, policy=policy), optimizer=optimizer)
+        small.train(session, ddp, rank, range(steps))
+        return session
+
+    with patch("accordion.training_warnings.STEPS_WITHOUT_EPOCH", 5):
+        return _warnings_of(train)
+
+
+@pytest.mark.parametrize("policy", ["two_level", "legacy"])
+def test_a_loop_that_ends_no_epoch_is_told_once_that_levels_stay(run_group, policy):
+    ((told,),) = run_group(1, _without_epochs, 12, Window(epochs=1), policy)
+    assert "5 steps were taken and no epoch has ended, so levels stay as they are" in told
+    assert "call session.end_epoch() after each epoch" in told
+
+
+@pytest.mark.parametrize(
+    ("steps", "window", "policy"),
+    [
+        (4, Window(epochs=1), "two_level"),
+        (9, Window(steps=3), "two_level"),
+        (9, Window(epochs=1), "fixed"),
+    ],
+)
+def test_a_loop_whose_levels_need_no_end_of_an_epoch_is_not_warned(
+    run_group, steps, window, policy
+):
+    assert run_group(1, _without_epochs, steps, window, policy) == [[]]
+
+
+def _default_window(rank, mode):
+    ddp, optimizer = small.build()
+    session = attach(ddp, Config(), optimizer=optimizer, step=mode)
+    for step in range(100):
+        small.backward(ddp, rank, step)
+        (optimizer if mode == "optimizer" else session).step()
+        optimizer.zero_grad()
+    return session.decision.cause
+
+
+@pytest.mark.parametrize(("mode", "cause"), [("optimizer", "window"), ("session", "start")])
+def test_an_unchanged_loop_has_windows_of_100_steps_unless_set(run_group, mode, cause):
+    assert run_group(1, _default_window, mode) == [cause]
 
 
 def _without_rate(rank):
@@ -107,6 +174,121 @@ def _overlap_unlike(rank):
 
 def test_overlap_that_differs_between_workers_is_refused_on_all_of_them(run_group):
     assert ["the same overlap=" in text for text in run_group(2, _overlap_unlike)] == [True, True]
+
+
+def _scales_unlike(rank, step_of_change):
+    """Return the number of the step that is refused, and why."""
+    ddp, optimizer = small.build()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    session = attach(ddp, Config(), optimizer=optimizer, scaler=scaler)
+    for step in range(3):
+        if step == step_of_change and rank == 1:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0})
+        inputs, labels = small.batch(rank, step)
+        scaler.scale(torch.nn.functional.cross_entropy(ddp(inputs), labels)).backward()
+        try:
+            session.step()
+        except HookError as error:
+            return step, str(error)
+    return None
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_scales_of_the_loss_that_differ_between_ranks_are_refused_on_all(run_group, step):
+    for refused, sentence in run_group(3, _scales_unlike, step):
+        assert refused == step
+        assert "the workers scale the loss by different factors" in sentence
+        assert "load the same state on all workers" in sentence
+
+
+def _exchange_twice(rank, mode):
+    ddp, optimizer = small.build()
+    session = attach(ddp, Config(), optimizer=optimizer, step=mode)
+    try:
+        small.backward(ddp, rank, 0)
+        small.backward(ddp, rank, 1)
+        session.step()
+    except (HookError, RuntimeError) as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("mode", "call"),
+    [
+        ("session", "call session.step() after each"),
+        ("caller", "call session.step() after each"),
+        ("optimizer", "call optimizer.step() after each"),
+    ],
+)
+def test_a_second_exchange_names_the_call_that_ends_a_step_in_this_mode(run_group, mode, call):
+    assert [call in text for text in run_group(2, _exchange_twice, mode)] == [True, True]
+
+
+def _local_step(rank):
+    ddp, optimizer = small.build()
+    session = attach(ddp, Config(), optimizer=optimizer, step="optimizer")
+    with ddp.no_sync():
+        small.backward(ddp, rank, 0)
+        try:
+            optimizer.step()
+        except HookError as error:
+            return str(error), session.steps
+    return None
+
+
+def test_a_step_on_local_gradients_is_told_that_there_is_nothing_to_compress(run_group):
+    for sentence, _ in run_group(2, _local_step):
+        assert "inside no_sync(), where gradients are not exchanged" in sentence
+        assert "LocalSGD" in sentence
+
+
+def _gather_late(rank):
+    """Rank 1 joins once rank 0 has warned; return what each is told."""
+    _, session = small.start("powersgd")
+    told, store = [], dist.distributed_c10d._get_default_store()
+
+    def keep(text, *_, **__):
+        told.append(text)
+        store.set("warned", "")
+
+    if rank == 1:
+        store.wait(["warned"])
+    with (
+        patch("accordion.training_warnings.WAIT_WARNING_S", 0.01 if rank == 0 else 60.0),
+        patch("warnings.warn", keep),
+    ):
+        session.gather_state_dict()
+    return told
+
+
+def test_a_state_that_one_rank_gathers_alone_is_warned_of_after_a_while(run_group):
+    (told,), others = run_group(2, _gather_late)
+    assert others == []
+    assert "rank 0 has waited 0.01 s in gather_state_dict() for the other workers" in told
+    assert "call it on every worker" in told
+
+
+def _gain(rank, method, rank_of_factors):
+    def train():
+        ddp, optimizer = small.build()
+        level = {"rank": rank_of_factors} if method == "powersgd" else {}
+        config = Config(method=method, low=level, high=level)
+        session = attach(ddp, config, optimizer=optimizer)
+        small.train(session, ddp, rank, range(6))
+        return session
+
+    with patch("accordion.training_warnings.STEPS_BEFORE_GAIN", 5):
+        return _warnings_of(train)
+
+
+def test_a_model_too_small_to_gain_is_told_what_is_saved(run_group):
+    (told,), other = run_group(2, _gain, "powersgd", 64)
+    assert "compression sends" in told
+    assert "as many bytes as without it" in told
+    assert other == []
+    assert run_group(2, _gain, "powersgd", 1) == [[], []]
+    assert run_group(2, _gain, "none", 0) == [[], []]
 
 
 def _exchange_fails(rank):

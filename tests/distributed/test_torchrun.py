@@ -45,11 +45,11 @@ def test_the_script_in_the_readme_runs_and_saves_bytes(tmp_path):
     (script,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     (tmp_path / "train.py").write_text(script)
     run = torchrun("train.py", folder=tmp_path)
-    sent, dense, fp16 = (
+    sent, dense = (
         int(n.replace(",", ""))
-        for n in re.search(r"sent (\S+) bytes, dense (\S+), fp16 (\S+)", run.stdout).groups()
+        for n in re.search(r"sent (\S+) bytes, dense (\S+)", run.stdout).groups()
     )
-    assert sent < fp16 / 2 < dense / 2
+    assert sent < dense / 4
     assert "critical" in run.stdout
 
 

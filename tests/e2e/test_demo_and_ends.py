@@ -58,5 +58,5 @@ def test_the_demo_succeeds_writes_its_figures_and_leaves_nothing_running(
     assert figures["accuracy"] >= 0.95
     assert figures["engine"] == "ray-train"
     assert 0 < figures["seconds"]["ready"] < figures["seconds"]["total"]
-    assert 0 < figures["bytes"]["payload"] < figures["bytes"]["fp16"] < figures["bytes"]["dense"]
+    assert 0 < figures["bytes"]["wire"] < figures["bytes"]["dense_wire"] / 2
     assert processes_of(home) == []

@@ -21,10 +21,10 @@ class Task(Protocol):
         """Return a new model on the CPU; the default generator is seeded with the job's seed."""
 
     def train_data(self) -> Data:
-        """Return the training data: equal samples in equal order on every worker."""
+        """Return the training data: equal samples in equal order on every worker, at least one."""
 
     def eval_data(self) -> Data:
-        """Return the held-out data: equal samples in equal order on every worker."""
+        """Return the held-out data: equal samples in equal order on every worker, at least one."""
 
     def loss(self, outputs: Any, targets: Any, *, step: int) -> Tensor:
         """Return the mean over the samples, a scalar; `step` counts from 0 over the whole job."""

@@ -20,6 +20,7 @@ from workers.training.checkpointing import (
     restore_checkpoint,
     save_checkpoint,
 )
+from workers.training.data_checks import check_equal_on_ranks
 from workers.training.evaluation import (
     MetricSums,
     Summary,
@@ -85,7 +86,9 @@ def start_training(state: TrainState) -> str | None:
     Raises:
         StopRequested: a user stopped the job before its first step.
         StorageError: the storage cannot serve this job.
+        TaskRaised: ranks, or this group and its checkpoint, differ in their number of samples.
     """
+    check_equal_on_ranks(state)
     adjust_batchnorm_momentum(state)
     resumed_from = restore_checkpoint(state)
     state.own_work.start(state.phases.seconds)

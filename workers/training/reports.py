@@ -13,7 +13,6 @@ from accordion.session import Switch
 from accordion.step_signals import Signal
 from workers.contract import (
     AcksRecord,
-    Bytes,
     DecisionRecord,
     DesiredState,
     EpochRecord,
@@ -139,7 +138,7 @@ def epoch_record(
             phase: seconds - state.epoch_baseline.seconds.get(phase, 0.0)
             for phase, seconds in state.phases.seconds.items()
         },
-        bytes=_subtract_bytes(state.spent(), state.epoch_baseline.bytes),
+        bytes=state.spent().since(state.epoch_baseline.bytes),
         statistic_by_layer=_drop_nonfinite(statistic) if statistic is not None else None,
         regime_by_layer=dict(decision.regime_by_layer),
         level_by_layer={layer: level.name for layer, level in decision.level_by_layer.items()},
@@ -196,15 +195,6 @@ def report_progress(state: TrainState, *, last: bool = False, loss: float | None
     )
     state.progress_s, state.progress_samples = now, 0
     state.recent_loss = state.recent_loss.zero(state.context.device)
-
-
-def _subtract_bytes(now: Bytes, before: Bytes) -> Bytes:
-    return Bytes(
-        payload=now.payload - before.payload,
-        wire=now.wire - before.wire,
-        dense=now.dense - before.dense,
-        fp16=now.fp16 - before.fp16,
-    )
 
 
 def _drop_nonfinite(values: Mapping[str, float]) -> dict[str, float]:

@@ -28,9 +28,17 @@ class Batches:
     Which worker reads which sample depends on seed, epoch and position only (`sampler.py`). A rank
     without samples in the last batch of an epoch gets one sample with weight 0, because its peers
     need its backward pass.
+
+    Raises:
+        CodeError: there are no samples.
     """
 
     def __init__(self, session: ScriptSession, num_samples: int) -> None:
+        if num_samples < 1:
+            raise CodeError(
+                f"session.batches({num_samples}) has no samples to read; check the paths and"
+                " patterns by which the script finds its data"
+            )
         self.num_samples = num_samples
         self.ahead: deque[tuple[range, int]] = deque()
         """Batches that were read but not trained on yet, each with the number of this rank's own

@@ -45,6 +45,19 @@ def check_trained(state: TrainState) -> None:
         )
 
 
+def check_epoch_trained(state: TrainState) -> None:
+    """Check, at the end of an epoch, that a step was taken in it.
+
+    Raises:
+        CodeError: none was taken.
+    """
+    if state.position.samples == 0:
+        raise CodeError(
+            f"no step was taken in epoch {state.position.epoch}; give the loop a loader that starts"
+            " anew in each epoch, unlike a generator, which is used up after one pass"
+        )
+
+
 def log_extra_epochs(state: TrainState) -> None:
     """Log on rank 0 that a script of a job ends here, because it goes on after the last epoch."""
     if state.context.rank == 0:
@@ -113,6 +126,7 @@ def log_missing_epochs(state: TrainState) -> None:
 
 __all__ = [
     "check_backward",
+    "check_epoch_trained",
     "check_trained",
     "explain_second_group",
     "log_extra_epochs",

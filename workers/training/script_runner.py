@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workers.contract import Launch
-from workers.error_kinds import is_infrastructure_error
+from workers.error_kinds import is_peer_loss
 from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
@@ -221,7 +221,7 @@ def _attribute_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise _task_raised(error) from error
     except Exception as error:
-        if error is session.failure or is_infrastructure_error(error):
+        if error is session.failure or is_peer_loss(error):
             raise
         explained = explain_second_group(error) or error
         raise _task_raised(explained.with_traceback(error.__traceback__)) from error

@@ -51,6 +51,7 @@ from workers.training.sampler import loss_weight
 from workers.training.script_batches import Batches
 from workers.training.script_checks import (
     check_backward,
+    check_epoch_trained,
     check_trained,
     log_extra_epochs,
     log_missing_epochs,
@@ -213,9 +214,15 @@ class ScriptSession:
         was stopped then starts again.
 
         Raises:
-            CodeError: the number of training samples is not known.
+            CodeError: the number of training samples is not known, or the session has a module
+                already.
             HookError: `accordion.attach` refused the module.
         """
+        if self._state is not None:
+            raise CodeError(
+                "session.attach() was called twice, but a job saves and resumes one module; put all"
+                " trained modules into one, such as nn.ModuleDict, and wrap that"
+            )
         count = samples or (self._batches.num_samples if self._batches is not None else 0)
         if count < 1:
             raise CodeError(
@@ -332,12 +339,13 @@ class ScriptSession:
         one that ends an epoch after the last one of its job.
 
         Raises:
-            CodeError: no step was taken yet.
+            CodeError: no step was taken in this epoch.
             TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
         check_trained(state)
         self._leave_if_trained()
+        check_epoch_trained(state)
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}

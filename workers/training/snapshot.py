@@ -17,13 +17,19 @@ from torch import Tensor
 
 from accordion.saved_states import MeanState
 from workers.contract import Bytes, Position
+from workers.public_records import add_dense_wire
+from workers.training.data_checks import check_equal_to_saved, count_samples
 from workers.training.objective import ObjectiveProgress
 from workers.training.schedule import BatchChange
 from workers.training.train_state import EpochBaseline, TrainState
 
 
 def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Continue from a saved state: the shared state, and this rank's part or the merged parts."""
+    """Continue from a saved state: the shared state, and this rank's part or the merged parts.
+
+    Raises:
+        TaskRaised: it was saved with another number of samples.
+    """
     state.model.load_state_dict(shared["model"])
     state.optimizer.load_state_dict(shared["optimizer"])
     state.position = Position(**shared["position"])
@@ -37,6 +43,7 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
     ranks = {"rank": state.context.rank, "world_size": state.context.world_size}
     state.session.load_state_dict({**own["session"], **ranks, "controller": shared["controller"]})
     _restore_own(state, own)
+    check_equal_to_saved(state, shared.get("num_samples"))
 
 
 class MergedParts:
@@ -82,6 +89,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "skipped_in_a_row": state.skipped_in_a_row,
         "batch_change": asdict(state.batch_change),
         "objective": asdict(state.objective),
+        "num_samples": count_samples(state),
     }
 
 
@@ -113,7 +121,9 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
     state.phases.seconds.update(own["seconds"])
     mark = own["mark"]
     state.epoch_baseline = EpochBaseline(
-        bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"]
+        bytes=Bytes(**add_dense_wire(mark["bytes"], state.context.world_size)),
+        seconds=mark["seconds"],
+        skipped_steps=mark["skipped_steps"],
     )
     state.decider.statistic = own["statistic"]
     torch.set_rng_state(own["rng"])

@@ -31,6 +31,7 @@ from workers.tasks.base import Task
 from workers.training.balancing import Division, OwnWork, can_balance
 from workers.training.clock import Clock, Phases
 from workers.training.context import Link, WorkerContext
+from workers.training.data_checks import check_not_empty
 from workers.training.objective import ObjectiveProgress
 from workers.training.sampler import derive_seed, num_batches
 from workers.training.schedule import (
@@ -212,7 +213,8 @@ class TrainState:
 
     def spent(self) -> Bytes:
         """Return the bytes that this worker has sent since the job began."""
-        return Bytes(**asdict(self.session.ledger.total))
+        ledger = self.session.ledger
+        return Bytes(**asdict(ledger.total), control_wire=ledger.control_wire)
 
     @contextmanager
     def task_code(self) -> Iterator[None]:
@@ -230,11 +232,13 @@ def load_task_data(spec: JobSpec) -> tuple[Task, Data, Data]:
     groups.
 
     Raises:
-        TaskRaised: the task cannot be loaded.
+        TaskRaised: the task cannot be loaded, or has no data.
     """
     with task_code(None, None), seeded_generators(derive_seed("task", spec.training.seed), "cpu"):
         task = load_task(spec.task.name, spec.task.options)
-        return task, task.train_data(), task.eval_data()
+        data, held_out = task.train_data(), task.eval_data()
+    check_not_empty(data, held_out)
+    return task, data, held_out
 
 
 def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from workers.checkpoint.shared_storage import check_token
 from workers.contract import Launch, ResizeRecord
-from workers.error_kinds import is_peer_loss
+from workers.error_kinds import is_peer_loss, is_process_death, is_raised_by_storage
 from workers.error_text import (
     clean_raised_errors,
     find_user_line,
@@ -364,14 +364,23 @@ def run_training(context: WorkerContext) -> str:
             log.warning("rank %d lost its peers: %s", context.rank, format_error(error))
             raise
         log.exception("rank %d ends", context.rank)
-        # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
-        text = explain_damage(error) or (
-            None if isinstance(error, Exception) else format_with_line(error)
-        )
-        if text is None:
+        damage = explain_damage(error)
+        if damage is None and not _would_be_misread(error):
             raise
         progress = context.control.progress
-        raise TaskRaised(progress.step, progress.epoch, text) from error
+        raise TaskRaised(
+            progress.step, progress.epoch, damage or format_with_line(error)
+        ) from error
+
+
+def _would_be_misread(error: BaseException) -> bool:
+    """Whether Ray or the supervisor would take an error of user code for one of the process or of
+    the storage.
+    """
+    if isinstance(error, OSError):
+        return not is_raised_by_storage(error)
+    # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
+    return not isinstance(error, Exception) or is_process_death(error)
 
 
 @contextmanager

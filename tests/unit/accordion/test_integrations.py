@@ -4,10 +4,12 @@ itself.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,12 @@ from accordion import Config, DetectorConfig, Window, attach
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations import common
 from accordion.integrations.accelerate import attach_accelerator
-from accordion.integrations.common import EpochReports, load_state, save_state
+from accordion.integrations.common import (
+    EpochReports,
+    load_state,
+    save_state,
+    training_metrics,
+)
 from accordion.training_warnings import TrainingWarning
 
 
@@ -126,6 +133,42 @@ def test_a_second_run_of_a_trainer_of_transformers_is_refused():
         callback.on_train_begin(arguments, state, None)
 
 
+def test_a_second_run_with_smaller_batches_names_the_setting_that_made_it():
+    callback, arguments, state = transformers_run()
+    arguments.auto_find_batch_size = True
+    callback.on_train_begin(arguments, state, None)
+    with pytest.raises(HookError, match="remove auto_find_batch_size and set per_device_train"):
+        callback.on_train_begin(arguments, state, None)
+
+
+class Unsized(torch.utils.data.IterableDataset):
+    """Four samples, of which nobody knows the number."""
+
+    def __iter__(self):
+        return iter([{"batch": torch.ones(8)}] * 4)
+
+
+class Lossy(torch.nn.Linear):
+    """A layer that returns its loss, as Transformers' models do."""
+
+    def forward(self, batch):
+        return {"loss": super().forward(batch).sum()}
+
+
+def test_each_pass_through_a_dataset_without_length_is_an_epoch(tmp_path):
+    transformers = importlib.import_module("transformers")
+    module = importlib.import_module("accordion.integrations.transformers")
+    quiet = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=2, **quiet
+    )
+    trainer = transformers.Trainer(model=Lossy(8, 8), args=arguments, train_dataset=Unsized())
+    callback = module.AccordionCallback(trainer, Config())
+    trainer.add_callback(callback)
+    trainer.train()
+    assert (callback.session.steps, callback.session.epoch) == (6, 2)
+
+
 @pytest.mark.parametrize("given", [None, True, "True", "checkpoint-1"])
 def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(
     tmp_path, monkeypatch, given
@@ -164,7 +207,7 @@ def test_the_state_of_another_step_than_the_trainers_is_warned_of(tmp_path):
         callback.on_train_begin(arguments, state, None)
 
 
-def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None):
+def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None, log_every=50):
     """Train on one device for epochs of four batches; leave the batch `skipped` out."""
     lightning = importlib.import_module("accordion.integrations.lightning").import_lightning()
 
@@ -183,7 +226,7 @@ def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     trainer = trainer or lightning.Trainer(
-        accelerator="cpu", devices=1, callbacks=[callback], **quiet
+        accelerator="cpu", devices=1, callbacks=[callback], log_every_n_steps=log_every, **quiet
     )
     trainer.fit_loop.max_epochs = epochs
     with warnings.catch_warnings():
@@ -195,6 +238,20 @@ def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None
 def lightning_callback():
     config = Config(detector=DetectorConfig(window=Window(steps=2)))
     return importlib.import_module("accordion.integrations.lightning").AccordionCallback(config)
+
+
+def test_a_trainer_of_lightning_that_logs_no_steps_trains():
+    callback = lightning_callback()
+    lightning_fit(callback, log_every=0)
+    assert callback.session.steps == 4
+
+
+def test_a_checkpoint_of_lightning_without_a_state_is_resumed_with_a_warning():
+    callback, trainer = lightning_callback(), lightning_trainer("SingleDeviceStrategy")
+    trainer.optimizers = [torch.optim.SGD(trainer.strategy.model.parameters(), lr=0.1)]
+    trainer.current_epoch, trainer.global_step, trainer.precision_plugin = 1, 5, None
+    with pytest.warns(TrainingWarning, match="goes on at step 5 .* start from the beginning"):
+        callback.on_train_start(trainer, None)
 
 
 def test_a_batch_that_lightning_leaves_out_is_no_step():
@@ -245,6 +302,82 @@ def test_checkpoints_of_accelerate_can_be_read_with_and_without_accordion(tmp_pa
     assert session.steps == 7
     accelerator._load_model_state_pre_hook.clear()
     accelerator.load_state(str(tmp_path / "after"))
+
+
+def prepared_session(accelerator, *, size=8, **named):
+    """A session of a model of its own, as `accelerator.prepare` returned it."""
+    model = torch.nn.Linear(size, size)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    config = Config(detector=DetectorConfig(window=Window(steps=2)))
+    return attach_accelerator(accelerator, config, model=model, optimizer=optimizer, **named)
+
+
+def test_sessions_of_several_models_of_accelerate_keep_their_states_apart(tmp_path):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    encoder = prepared_session(accelerator, name="encoder")
+    decoder = prepared_session(accelerator, name="decoder")
+    encoder.steps, decoder.steps = 7, 9
+    accelerator.save_state(str(tmp_path))
+    encoder.steps = decoder.steps = 0
+    accelerator.load_state(str(tmp_path))
+    assert (encoder.steps, decoder.steps) == (7, 9)
+
+
+@pytest.mark.parametrize("name", ["", "encoder"])
+def test_a_second_session_of_an_accelerator_with_the_same_name_is_refused(name):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    first = prepared_session(accelerator, name=name)
+    with pytest.raises(HookError, match=r"give each model its own name=.*free_memory"):
+        prepared_session(accelerator, name=name)
+    assert first.steps == 0
+
+
+@pytest.mark.parametrize("name", ["a/b", "../a", "a b"])
+def test_a_session_name_that_no_file_can_have_is_refused(name):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    with pytest.raises(HookError, match="letters, digits"):
+        prepared_session(accelerator, name=name)
+
+
+def test_a_second_training_of_an_accelerator_saves_and_loads_its_own_state(tmp_path):
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    first = prepared_session(accelerator)
+    accelerator.free_memory()
+    second = prepared_session(accelerator, size=4)
+    first.steps, second.steps = 7, 9
+    accelerator.save_state(str(tmp_path))
+    first.steps = second.steps = 0
+    accelerator.load_state(str(tmp_path))
+    assert (first.steps, second.steps) == (0, 9)
+
+
+def test_a_second_training_of_one_model_with_accelerate_gets_a_session_of_its_own():
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    model, sessions = torch.nn.Linear(8, 8), []
+    for _ in range(2):
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.5))
+        model = accelerator.prepare(model)
+        config = Config(detector=DetectorConfig(window=Window(steps=2)))
+        sessions.append(attach_accelerator(accelerator, config, model=model, optimizer=optimizer))
+        train_step(model, optimizer)
+        accelerator.free_memory()
+    assert [session.steps for session in sessions] == [1, 1]
+
+
+def test_a_session_of_accelerate_does_not_outlive_its_training():
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    session = weakref.ref(prepared_session(accelerator))
+    accelerator.free_memory()
+    gc.collect()
+    assert session() is None
+
+
+def test_metrics_of_a_named_session_have_its_name():
+    _, _, session, _ = small_session(Window(steps=2))
+    plain = training_metrics(session)
+    session.name = "encoder"
+    assert {key.replace("/encoder/", "/") for key in training_metrics(session)} == plain.keys()
+    assert "accordion/encoder/sent_bytes" in training_metrics(session)
 
 
 def test_the_start_of_an_epoch_ends_the_one_before_at_its_rate():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from accordion.ledger import OVERHEAD
+from accordion.ledger import OVERHEAD, Ledger
 from tests.bench.resnet import PARAMETERS, resnet18
 from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS, rank_level
@@ -47,3 +48,22 @@ def test_bytes_by_collective_name_the_method_and_nothing_else(level):
         step(ddp, session)
         methods = {name.rpartition(" ")[0] for name in session.ledger.by_collective}
     assert methods == {level.method, "none", OVERHEAD}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_dense_wire_bytes_are_those_that_an_uncompressed_layer_sends(workers):
+    ledger = Ledger(workers)
+    gradient = torch.zeros(12, 100)
+    ledger.count_dense("w", gradient)
+    ledger.count_dense_equivalent("w", gradient.numel())
+    assert ledger.total.wire == ledger.total.dense_wire == 2 * (workers - 1) * 4800 // workers
+
+
+def test_a_state_from_before_dense_wire_bytes_were_counted_continues_with_them():
+    older = Ledger(3)
+    older.count_dense_equivalent("w", 300)
+    state = older.state_dict()
+    del state["layers"]["w"]["dense_wire"]
+    newer = Ledger(3)
+    newer.restore(newer.parse_tables(state))
+    assert newer.total.dense_wire == older.total.dense_wire == 1600

@@ -95,6 +95,44 @@ def test_an_optimizer_steps_alone_once_its_session_is_gone() -> None:
     assert not torch.equal(model.weight, before)
 
 
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, whose step it takes; no hook of its own step runs."""
+
+    def __init__(self, base_optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(base_optimizer.param_groups, {})
+        self.base_optimizer = base_optimizer
+        self.steps = 0
+
+    def second_step(self) -> None:
+        """Step as SAM does after its second backward pass."""
+        self.base_optimizer.step()
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # no loss
+        """Count the step and take the other optimizer's."""
+        del closure
+        self.steps += 1
+        self.base_optimizer.step()
+
+
+def test_the_base_optimizer_of_a_wrapper_is_followed() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    session = attach(model, Config(), optimizer=optimizer, step="optimizer")
+    for step in (optimizer.second_step, optimizer.step):
+        model(torch.ones(2, 4)).sum().backward()
+        step()
+    assert session.steps == 2
+
+
+def test_a_session_steps_the_wrapper_of_a_base_optimizer() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    session = attach(model, Config(), optimizer=optimizer)
+    model(torch.ones(2, 4)).sum().backward()
+    assert session.step().taken
+    assert optimizer.steps == 1
+
+
 def test_an_optimizer_that_is_not_one_of_torch_steps_with_a_session() -> None:
     model = nn.Linear(4, 4)
     optimizer = Descent(model)

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from lightning_fabric.strategies import SingleDeviceStrategy
+from lightning_fabric.wrappers import _FabricModule
 from torch import nn
+from torch.distributed._composable.replicate import replicate as replicate_by_ddp
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_by_fsdp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -167,6 +173,40 @@ def test_an_optimizer_inside_the_backward_pass_is_refused():
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     with pytest.raises(HookError, match="inside the backward pass"):
         attach(DistributedDataParallel(model), Config())
+
+
+def _sharded(model: nn.Module) -> nn.Module:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def _replicated_by_fsdp(model: nn.Module) -> nn.Module:
+    replicate_by_fsdp(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrap", "sentence"),
+    [
+        (_sharded, "that FSDP shards, which is not supported"),
+        (_replicated_by_fsdp, "replicate.. is not supported; wrap the model in DistributedData"),
+        (replicate_by_ddp, "replicate.. is not supported; wrap the model in DistributedData"),
+    ],
+    ids=["fully_shard", "replicate of FSDP", "replicate of DDP"],
+)
+def test_a_module_of_another_way_of_parallel_training_is_refused_by_its_name(wrap, sentence):
+    with pytest.raises(HookError, match=sentence):
+        attach(wrap(nn.Sequential(nn.Linear(4, 4))), Config())
+
+
+@pytest.mark.parametrize("wrap", [nn.Module.train, DistributedDataParallel], ids=["bare", "DDP"])
+def test_the_module_inside_the_wrapper_of_fabric_is_attached(wrap):
+    model = nn.Linear(6, 6)
+    fabric = _FabricModule(wrap(model), SingleDeviceStrategy(), original_module=model)
+    session = attach(fabric, Config(), optimizer=torch.optim.SGD(fabric.parameters(), lr=0.1))
+    fabric(torch.ones(2, 6)).sum().backward()
+    assert session.step().taken
+    assert [layer.name for layer in session.layers] == ["weight"]
 
 
 class Adversaries:

@@ -1,9 +1,17 @@
-"""What the images leave out is not needed by what they start."""
+"""The images get what they need, and what they leave out is not needed by what they start."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
 
 LEFT_OUT = ("torch", "ray", "numpy", "sklearn", "pandas")
 BLOCK = f"""
@@ -32,3 +40,41 @@ def test_the_blocker_blocks():
         [sys.executable, "-c", BLOCK + "import numpy"], capture_output=True, text=True, check=False
     )
     assert "No module named 'numpy'" in said.stderr
+
+
+def copied_files(recipe: Path) -> Iterator[str]:
+    """Files of the repository that a recipe copies; a source that does not exist is one as well."""
+    for arguments in re.findall(r"^COPY (?!.*--from)(.+)$", recipe.read_text(), re.MULTILINE):
+        for source in [word for word in arguments.split() if not word.startswith("--")][:-1]:
+            below = [path for path in (ROOT / source).rglob("*.*") if path.is_file()]
+            paths = [path for path in below if "__pycache__" not in path.parts]
+            yield from (str(path.relative_to(ROOT)) for path in paths or [ROOT / source])
+
+
+def is_sent(path: str, rules: list[str]) -> bool:
+    """Whether the builder gets a file: the last rule that matches it or its folder counts."""
+    sent = True
+    for rule in rules:
+        parts = re.split(r"(\*\*/|\*\*|\*)", rule.removeprefix("!"))
+        wild = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*"}
+        pattern = "".join(wild.get(part, re.escape(part)) for part in parts)
+        if re.fullmatch(f"{pattern}(/.*)?", path):
+            sent = rule.startswith("!")
+    return sent
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_what_an_image_copies_is_sent_to_its_builder(recipe: Path):
+    rules = Path(f"{recipe}.dockerignore").read_text().split()
+    copied = list(copied_files(recipe))
+    assert len(copied) > 100
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+    assert [path for path in copied if not is_sent(path, rules)] == []
+
+
+def test_an_ignore_file_leaves_out_what_no_rule_readmits():
+    rules = ["*", "!accordion/**", "!LICENSE", "**/__pycache__"]
+    sent = ("accordion/a.py", "accordion/b/c.py", "LICENSE")
+    assert all(is_sent(path, rules) for path in sent)
+    left_out = ("accordion_ray/a.py", "README.md", "accordion/b/__pycache__/c.pyc")
+    assert not any(is_sent(path, rules) for path in left_out)

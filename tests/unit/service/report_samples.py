@@ -37,7 +37,7 @@ SPEC: dict[str, Any] = {
 
 
 def make_epoch(number: int, **changes: Any) -> EpochView:
-    sent = {"payload": 1000, "wire": 1000, "dense": 8000, "fp16": 4000}
+    sent = {"payload": 1000, "wire": 2000, "dense": 8000, "fp16": 4000}
     record = {
         "epoch": number,
         "step": STEPS * (number + 1),
@@ -74,7 +74,8 @@ def make_decision(epoch: int, **changes: Any) -> DecisionView:
 
 def make_job(epochs: int, **changes: Any) -> JobView:
     """A job that has succeeded after so many epochs."""
-    sent = {name: epochs * size for name, size in (("payload", 1000), ("dense", 8000))}
+    sizes = {"payload": 1000, "wire": 2000, "dense": 8000, "dense_wire": 8000}
+    sent = {name: epochs * size for name, size in sizes.items()}
     progress = {
         "epoch": epochs,
         "epochs": epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 import typer
 
-from service.commands import cli_app
+from service.commands import cli_app, processes
 from tests.api.conftest import Live
 
 
@@ -51,3 +52,14 @@ def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_service_goes_on_where_its_lines_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    went_on = []
+    monkeypatch.setattr("service.up.up", lambda _, say: went_on.append(say("a line")))
+    with os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+        processes.up()
+    assert went_on == [None]

@@ -63,7 +63,7 @@ def test_the_figures_follow_from_the_history() -> None:
     assert (first.reached_epoch, first.reached_s) == (1, 2 * EPOCH_S)
     assert first.step_s == pytest.approx(EPOCH_S / STEPS)
     assert first.step_s_by_phase["communicate"] == pytest.approx(0.25 * EPOCH_S / STEPS)
-    assert (first.sent_bytes, first.ratio, second.sent_bytes) == (4000, 8.0, 2000)
+    assert (first.sent_bytes, first.ratio, second.sent_bytes) == (8000, 4.0, 4000)
     assert (first.duration_s, second.epochs) == (90.0, 2)
 
 

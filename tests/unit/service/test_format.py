@@ -5,15 +5,38 @@ from __future__ import annotations
 import pytest
 
 from service.commands.cli_support import create_console
-from service.commands.format import format_milliseconds, format_rounded, format_sent_bytes
+from service.commands.format import (
+    format_milliseconds,
+    format_rounded,
+    format_savings,
+    format_sent_bytes,
+)
+from workers.public_records import Bytes
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("wire", "said"),
     [(50, "2.0x less than dense"), (1000, "10.0x more than dense"), (100, "as much as dense")],
 )
-def test_bytes_are_compared_with_dense_in_the_right_direction(payload: int, said: str) -> None:
-    assert format_sent_bytes({"payload": payload, "dense": 100, "fp16": 50}).endswith(said)
+def test_bytes_are_compared_with_dense_in_the_right_direction(wire: int, said: str) -> None:
+    sent = Bytes(wire=wire, dense=100, dense_wire=100)
+    assert format_sent_bytes(sent).endswith(said)
+
+
+def test_bytes_are_those_on_the_wire_with_the_control_bytes_beside_them() -> None:
+    gathered = Bytes(
+        payload=2000, wire=6000, dense=9000, fp16=4500, dense_wire=13500, control_wire=400
+    )
+    assert format_sent_bytes(gathered) == (
+        "6 kB of 13.5 kB on the wire (fp16 6.75 kB; control 400 B), 2.2x less than dense"
+    )
+    assert format_savings(gathered) == "2.2x"
+
+
+def test_one_worker_sends_nothing_and_saves_nothing() -> None:
+    alone = Bytes(payload=1000, dense=7700, fp16=3850)
+    assert format_sent_bytes(alone) == "nothing is sent: one worker has no peers"
+    assert format_savings(alone) == "-"
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ def test_promtool_has_nothing_to_say(database, require):
 def test_figures_of_a_job_are_those_of_its_rows(database):
     text = scrape(database, *everything())
     assert value(text, "accordion_job_bytes_total", job_id="j", kind="payload") == 10
+    assert value(text, "accordion_job_bytes_total", job_id="j", kind="wire") == 11
     assert value(text, "accordion_job_loss", job_id="j", kind="evaluation") == 0.3
     assert value(text, "accordion_job_epochs", job_id="j", state="finished") == 3
     assert value(text, "accordion_job_workers_wanted", job_id="j") == 2
@@ -251,6 +252,14 @@ def test_planned_steps_follow_a_batch_that_has_grown(database):
     shown = progress_view(row)
     assert shown is not None
     assert planned == shown.steps == 300
+
+
+def test_dense_bytes_on_the_wire_of_earlier_versions_follow_from_the_workers():
+    earlier = progress(world_size=3)
+    del earlier["bytes"]["dense_wire"]
+    shown = progress_view(job_row(progress=earlier))
+    assert shown is not None
+    assert (shown.bytes.dense, shown.bytes.dense_wire) == (100, 133)
 
 
 def test_changes_of_workers_are_counted_by_cause_from_the_start(database):

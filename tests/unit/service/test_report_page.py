@@ -279,9 +279,20 @@ def test_secrets_are_left_out_of_messages_and_output() -> None:
     assert html.count("KeyError") >= 6
 
 
-def test_output_beside_very_many_secrets_is_left_out() -> None:
-    mask = TextMask({"env": {"KEYS": "\n".join(f"key-{n:05}" for n in range(300))}})
-    assert mask.apply("key-00001 of 300") == "***"
+@pytest.mark.parametrize(("num_values", "length"), [(300, 9), (4, 30_000)])
+def test_output_beside_very_many_or_large_secrets_is_left_out(num_values: int, length: int) -> None:
+    keys = "\n".join(f"key-{n:05}".ljust(length, "x") for n in range(num_values))
+    assert TextMask({"env": {"KEYS": keys}}).apply("key-00001 of 300") == "***"
+
+
+@pytest.mark.parametrize("begin", range(1985, 2010, 3))
+def test_a_long_text_is_cut_and_no_part_of_a_secret_is_left_at_its_end(begin: int) -> None:
+    mask = TextMask({"env": {"KEY": "s3cret-value"}})
+    texts = {"lines": ["x" * begin + "s3cret-value" + "x" * 9000], "short": "s3cret-value!"}
+    masked = mask.apply_to_texts(texts)
+    assert masked["short"] == "***!"
+    assert re.fullmatch("[x*]+", masked["lines"][0])
+    assert len(masked["lines"][0]) <= 2000
 
 
 def test_numbers_that_are_not_finite_do_not_break_the_charts() -> None:
@@ -317,8 +328,8 @@ def test_faults_are_shown_with_their_cause() -> None:
 def test_the_result_has_metric_time_and_bytes() -> None:
     shown = {figure.label: (figure.value, figure.note) for figure in list_figures(make_source(4))}
     assert shown["Final accuracy"] == ("87.5 %", "best (largest): 87.5 % in epoch 3")
-    assert shown["Bytes sent"] == ("4 kB", "by one worker; 32 kB without compression")
-    assert shown["Compression"][0] == "8.0x"
+    assert shown["Bytes sent"] == ("8 kB", "on the wire, by one worker; 32 kB without compression")
+    assert shown["Compression"][0] == "4.0x"
     assert shown["Time"][0] == "90 s"
     assert shown["Workers"] == ("2", "1 to 2 allowed")
 

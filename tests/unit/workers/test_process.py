@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import DistBackendError
 
+from workers.checkpoint.storage import LocalStorage
 from workers.contract import JobSpec, Launch
 from workers.errors import TaskRaised
 from workers.training import loop
@@ -60,3 +61,12 @@ def test_a_closed_descriptor_is_told_as_what_the_code_of_the_job_did(monkeypatch
     )
     assert isinstance(raised, TaskRaised)
     assert "a file descriptor that training uses was closed by code in this process" in str(raised)
+
+
+def test_only_an_error_of_the_jobs_storage_stays_one_of_the_storage(monkeypatch, tmp_path):
+    with pytest.raises(FileNotFoundError) as of_storage:
+        LocalStorage(tmp_path).read("gone")
+    with pytest.raises(FileNotFoundError) as of_user:
+        (tmp_path / "gone").read_bytes()
+    assert run(of_storage.value, monkeypatch) is of_storage.value
+    assert isinstance(run(of_user.value, monkeypatch), TaskRaised)

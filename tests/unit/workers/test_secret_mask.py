@@ -26,6 +26,12 @@ def test_a_value_is_masked_wherever_it_stands() -> None:
     assert mask.apply("a second line of a file") == f"a {MASK} of a file"
 
 
+def test_values_that_overlap_are_masked_as_a_whole() -> None:
+    mask = SecretMask(["secret-one", "one-secret-two", "two-and"])
+    assert mask.apply("a secret-one-secret-two-and b") == f"a {MASK} b"
+    assert mask.apply("secret-onesecret-one") == MASK + MASK
+
+
 def test_short_values_are_not_masked() -> None:
     mask = SecretMask(["1", "true", ""])
     assert mask.apply("1 is true") == "1 is true"

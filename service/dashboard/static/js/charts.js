@@ -91,13 +91,14 @@ export function drawWorkers({ epochs, marked }) {
 }
 
 export function drawTraffic({ epochs, marked }) {
-  const kind = (name, key, series, more) => ({ ...line(name, epochs, (row) => row.bytes[key], series, more), hovertemplate: "%{y:.3s}B" });
+  const kind = (name, count, series, more) => ({ ...line(name, epochs, (row) => count(row.bytes), series, more), hovertemplate: "%{y:.3s}B" });
   draw("traffic", [
-    kind("fp32", "dense", 6, { line: { dash: "dot" } }),
-    kind("fp16", "fp16", 5, { line: { dash: "dash" } }),
-    kind("sent", "payload", 1, { line: { width: 3 } }),
+    kind("fp32", (sent) => sent.dense_wire, 6, { line: { dash: "dot" } }),
+    kind("fp16", (sent) => sent.dense_wire / 2, 5, { line: { dash: "dash" } }),
+    kind("sent", (sent) => sent.wire, 1, { line: { width: 3 } }),
+    kind("of it control", (sent) => sent.control_wire, 3, { line: { width: 1 } }),
   ], { yaxis: { type: "log", dtick: 1, ticksuffix: "B", tickformat: "~s" } },
-  `Newest epoch sent ${newest(epochs, (row) => row.bytes.payload)} bytes of ${newest(epochs, (row) => row.bytes.dense)}.`, marked);
+  `Newest epoch sent ${newest(epochs, (row) => row.bytes.wire)} bytes of ${newest(epochs, (row) => row.bytes.dense_wire)} on the wire.`, marked);
 }
 
 export function drawPhases({ epochs, marked }) {

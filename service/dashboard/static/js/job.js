@@ -81,17 +81,25 @@ function figures(job) {
   const progress = job.progress;
   const last = epochs().at(-1);
   const regimes = Object.values(last?.regime_by_layer ?? {});
-  const sent = progress?.bytes;
   return [
-    sent && sent.payload > sent.dense
-      ? ["Traffic added", times(sent.dense, sent.payload), `${bytes(sent.payload)} instead of ${bytes(sent.dense)}: more than without compression`, true]
-      : ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} vs fp16` : "vs fp32", true],
+    traffic(progress?.bytes),
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
     ...main(epochs().findLast(({ metrics }) => measured([{ metrics }]).length)?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(count("decisions"), "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training?.optimizer?.name ?? ""],
     ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, allowedText(job)],
   ];
+}
+
+// Bytes on the wire, beside those of an all-reduce of the uncompressed gradients.
+function traffic(sent) {
+  if (!sent) return ["Traffic saved", "–", "vs fp32", true];
+  if (!sent.wire && sent.dense) return ["Traffic saved", "–", "nothing is sent: one worker has no peers", true];
+  const sizes = `${bytes(sent.wire)} instead of ${bytes(sent.dense_wire)}`;
+  const control = `${bytes(sent.control_wire)} control`;
+  return sent.wire > sent.dense_wire
+    ? ["Traffic added", times(sent.dense_wire, sent.wire), `${sizes}: more than without compression; ${control}`, true]
+    : ["Traffic saved", times(sent.wire, sent.dense_wire), `${sizes}; ${times(sent.wire, sent.dense_wire / 2)} vs fp16; ${control}`, true];
 }
 
 const allowedText = (job) => (isGuest(job) ? "guest run" : `${job.workers} allocated, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
@@ -121,8 +129,8 @@ const layers = (rows) => seen.schedule?.layers.map((row) => row.layer) ?? Object
 
 const epochRow = (row) => element("tr", { "data-epoch": row.epoch },
   ...[row.epoch, row.step, number(row.loss, 4), number(row.metrics.loss, 4), quality(row.metrics) || "–", number(row.lr), row.world_size,
-    number(Object.values(row.seconds_by_phase).reduce((sum, value) => sum + value, 0)), bytes(row.bytes.payload), bytes(row.bytes.dense),
-    times(row.bytes.payload, row.bytes.dense)].map((value) => cell("num", String(value))));
+    number(Object.values(row.seconds_by_phase).reduce((sum, value) => sum + value, 0)), bytes(row.bytes.wire), bytes(row.bytes.dense_wire),
+    times(row.bytes.wire, row.bytes.dense_wire)].map((value) => cell("num", String(value))));
 
 function showSchedule() {
   const { schedule, job } = seen;

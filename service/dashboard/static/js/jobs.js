@@ -8,7 +8,7 @@ const at = (id) => document.getElementById(id);
 
 function row(job) {
   const progress = job.progress;
-  const saved = progress ? times(progress.bytes.payload, progress.bytes.dense) : "–";
+  const saved = progress ? times(progress.bytes.wire, progress.bytes.dense_wire) : "–";
   return element("tr", { "data-key": job.id },
     cell("name", element("a", { href: `/jobs/${job.id}` }, job.name), element("div", { className: "quiet small" }, about(job))),
     cell("", statusPill(job.status, job.message), element("div", { className: "quiet small" }, words(job.reason))),
