@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from workers.contract import CheckpointRecord, EpochRecord, Record, Started
+from workers.contract import Record
+from workers.milestones import Milestones, find_milestones
 
 _NAME = re.compile(r"g(\d{12})-e\d{6}-s\d{10}")
 
@@ -46,22 +47,24 @@ class Lineage:
 
     @classmethod
     def of_records(cls, records: Iterable[Record]) -> Self:
-        """Build the lineage from a job's records, in order; a new group voids the epochs it
-        repeats.
+        """Build the lineage from a job's records, in order."""
+        return cls.of_milestones(find_milestones(records))
+
+    @classmethod
+    def of_milestones(cls, milestones: Iterable[Milestones]) -> Self:
+        """Build the lineage from the milestones of a job's generations, in order; a new group
+        voids the epochs it repeats.
         """
         groups: list[StartedGroup] = []
         epochs: set[int] = set()
         saved_step = 0
-        for record in records:
-            match record.payload:
-                case Started() as started:
-                    groups.append(StartedGroup(record.generation, started.resumed_from))
-                    epochs = {epoch for epoch in epochs if epoch < started.epoch}
-                    saved_step = started.step
-                case EpochRecord(epoch=epoch):
-                    epochs.add(epoch)
-                case CheckpointRecord(step=step):
-                    saved_step = max(saved_step, step)
+        for row in milestones:
+            if (start := row.started) is not None:
+                groups.append(StartedGroup(row.generation, start.resumed_from))
+                epochs = {epoch for epoch in epochs if epoch < start.epoch}
+                saved_step = start.step
+            epochs.update(row.epochs)
+            saved_step = max(saved_step, row.saved_step)
         return cls(groups=tuple(groups), epochs=frozenset(epochs), saved_step=saved_step)
 
     def begin(self, generation: int, resumed_from: str | None) -> Lineage:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from workers.contract import CheckpointRecord, EndReason, EpochRecord, FailureRecord, Payload
+from workers.contract import EndReason, FailureRecord, Payload
+from workers.milestones import safe_step
 
 MAX_LOST_GROUPS = 20
 """Worker groups that may be lost in a row without a new checkpoint or epoch."""
@@ -84,11 +85,6 @@ class GiveUp:
 
     reason: EndReason
     message: str
-
-
-def safe_step(payload: Payload) -> int:
-    """Return the step of a checkpoint or of the end of an epoch; 0 for other records."""
-    return payload.step if isinstance(payload, CheckpointRecord | EpochRecord) else 0
 
 
 def decide_retry(

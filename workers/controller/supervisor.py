@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from workers.checkpoint.lineage import Lineage
 from workers.contract import (
+    Cursor,
     DesiredState,
     EndRecord,
     FailureRecord,
@@ -24,10 +25,11 @@ from workers.contract import (
     PackagesRecord,
     PausedRecord,
     Progress,
+    Record,
     Started,
 )
 from workers.controller.attempt import Attempt
-from workers.controller.failure_policy import FailureCounts, safe_step
+from workers.controller.failure_policy import FailureCounts
 from workers.controller.package_resolution import (
     ResolutionHost,
     ResolutionStopped,
@@ -37,6 +39,7 @@ from workers.controller.worker_pool import WorkerPool, create_worker_pool
 from workers.errors import EngineUnavailable, PackagesError, WorkerError
 from workers.hub.actor_client import HEAD_NODE, ActorClient, ActorTimeoutError, RayActorClient
 from workers.hub.journal import Journal, claim_generation, read_end, read_records, write_end
+from workers.hub.journal_summary import extend_summary, read_milestones
 from workers.hub.log_shipper import LogSource, ship_logs
 from workers.hub.order_watcher import OrderWatcher
 from workers.hub.record_sender import RecordSender
@@ -58,7 +61,6 @@ Phase = Literal["starting", "resolving", "running", "waiting", "ended"]
 """`resolving`: no worker process is requested before the packages of the job are resolved;
 `waiting`: a worker group waits for its storage.
 """
-_Kind = TypeVar("_Kind", EndRecord, FailureRecord, PausedRecord)
 
 
 class Supervisor:
@@ -146,14 +148,11 @@ class Supervisor:
             self._pause(TRY_AGAIN_S)
 
     def _has_group_records(self) -> bool:
-        return bool(Lineage.of_records(read_records(self._storage)).groups)
+        return any(row.started for row in read_milestones(self._storage))
 
     def _run_attempt(self) -> EndRecord | PausedRecord:
         """Run worker groups until the attempt ends; record how it ended."""
-        records = list(read_records(self._storage))
-        failures = FailureCounts.restore(
-            r.payload for r in records if r.attempt == self._launch.attempt
-        )
+        failures = FailureCounts.restore(record.payload for record in self._read_own_records())
         self._watcher.fetch(ASK_TIMEOUT_S)
         try:
             pool = self._create_pool(self._launch)
@@ -167,8 +166,7 @@ class Supervisor:
             host=self,
             failures=failures,
             previous_group=self._record_lost_workers(),
-            has_trained=bool(self._launch.saved_step)
-            or any(isinstance(record.payload, Started) for record in records),
+            has_trained=bool(self._launch.saved_step) or self._has_group_records(),
         )
         try:
             end = attempt.run()
@@ -209,7 +207,11 @@ class Supervisor:
 
     def claim_generation(self) -> int:
         """Claim a new generation."""
-        return claim_generation(self._storage)
+        generation = claim_generation(self._storage)
+        # Only reading takes longer without it.
+        with suppress(OSError):
+            extend_summary(self._storage)
+        return generation
 
     def record_failure(self, failure: FailureRecord) -> None:
         """Record the failure in a generation of its own, which fences off the failed group."""
@@ -221,16 +223,14 @@ class Supervisor:
         """Return whether the group recorded a checkpoint or epoch beyond those of all earlier
         groups.
         """
-        records = list(read_records(self._storage))
-        before = max(
-            (safe_step(r.payload) for r in records if r.generation < generation), default=0
-        )
-        return any(safe_step(r.payload) > before for r in records if r.generation == generation)
+        rows = read_milestones(self._storage)
+        before = max((row.safe_step for row in rows if row.generation < generation), default=0)
+        return any(row.safe_step > before for row in rows if row.generation == generation)
 
     def has_started(self, generation: int) -> bool:
         """Return whether the group began to train."""
-        records = read_records(self._storage)
-        return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
+        rows = read_milestones(self._storage)
+        return any(row.started for row in rows if row.generation == generation)
 
     def publish_placement(self, nodes: tuple[str, ...], avoided: frozenset[str]) -> None:
         """Publish these nodes to the scheduler."""
@@ -238,7 +238,7 @@ class Supervisor:
 
     def saved_step(self) -> int:
         """Return how many steps the job's newest checkpoint holds."""
-        return Lineage.of_records(read_records(self._storage)).saved_step
+        return Lineage.of_milestones(read_milestones(self._storage)).saved_step
 
     def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for."""
@@ -272,11 +272,7 @@ class Supervisor:
 
     def _record_lost_workers(self) -> PreviousGroup | None:
         """Record the workers lost with an earlier supervisor process; return their last step."""
-        ours = [
-            record
-            for record in read_records(self._storage)
-            if record.attempt == self._launch.attempt
-        ]
+        ours = self._read_own_records()
         groups = [record.payload for record in ours if isinstance(record.payload, Started)]
         if not groups:
             return None
@@ -304,20 +300,15 @@ class Supervisor:
 
     def _find_recorded_end(self) -> EndRecord | PausedRecord | None:
         """Return the end that an earlier process recorded but did not publish."""
-        ends: list[EndRecord | PausedRecord] = [
-            *self._read_payloads(EndRecord),
-            *self._read_payloads(PausedRecord),
-        ]
+        payloads = [record.payload for record in self._read_own_records()]
+        ends = [one for one in payloads if isinstance(one, EndRecord | PausedRecord)]
         return next(iter(ends), None)
 
-    def _read_payloads(self, kind: type[_Kind]) -> list[_Kind]:
-        """Return this attempt's records of one kind, in order."""
-        ours = (
-            record
-            for record in read_records(self._storage)
-            if record.attempt == self._launch.attempt
-        )
-        return [record.payload for record in ours if isinstance(record.payload, kind)]
+    def _read_own_records(self) -> list[Record]:
+        """Return the records of this attempt, in order."""
+        attempt = self._launch.attempt
+        records = read_records(self._storage, Cursor(attempt=attempt))
+        return [record for record in records if record.attempt == attempt]
 
 
 def start_supervisor(launch: Launch) -> Any:

@@ -1,6 +1,7 @@
 """The job's records on disk, one file per generation, until the database has confirmed them.
 
     storage/records/000000007.jsonl     one record per line; the file name is the generation
+    storage/records/summary.jsonl       see `journal_summary.py`
     storage/end.json                    how the job ended, and all its records
 
 A generation is claimed by creating its file, which only one process can do, so generations grow
@@ -76,7 +77,7 @@ def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
     records = [
         record
         for file in files
-        for record in _parse_records(file)
+        for record in _parse_records(file, record_key(least))
         if record_key(record) > record_key(least)
     ]
     return sorted(records, key=record_key)
@@ -206,10 +207,14 @@ def _keep_lines(file: Path, kept: Container[RecordKey]) -> None:
         draft.replace(file)
 
 
-def _parse_records(file: Path) -> Iterator[Record]:
+def _parse_records(file: Path, least: RecordKey) -> Iterator[Record]:
+    """Yield the records of a file; lines that are plainly not above the key are not parsed."""
     # Bytes, because a torn line may end inside a character, and str.splitlines splits at more
     # characters than newlines.
     for line in file.read_bytes().split(b"\n"):
+        found = _LINE.match(line)
+        if found and tuple(map(int, found.groups())) <= least:
+            continue
         try:
             yield Record.model_validate_json(line)
         except ValidationError:

@@ -39,7 +39,7 @@ class RecordSender:
         client: client of the Accordion actor.
         limit: number of unconfirmed records above which the oldest epochs and decisions are
             dropped, also from the journal, which then holds at most twice as many. With a limit,
-            the sending thread reads older records. None keeps all.
+            older records that cannot be read are left out. None keeps all.
     """
 
     def __init__(
@@ -70,9 +70,7 @@ class RecordSender:
         self._thread = threading.Thread(target=self._run, name="record-sender", daemon=True)
 
     def start(self) -> None:
-        """Load the unconfirmed records of older generations, and start sending."""
-        if self._limit is None:
-            self._read_history()
+        """Start sending, first the unconfirmed records of older generations."""
         self._thread.start()
 
     def put(self, payload: Payload) -> None:
@@ -110,23 +108,48 @@ class RecordSender:
     def _all_sent(self) -> bool:
         return self._has_history and self._sent == len(self._pending) and self._progress is None
 
-    def _read_history(self) -> None:
+    def _read_history(self) -> bool:
+        """Read the records of older generations that are not confirmed; return whether that is
+        done.
+        """
+        confirmed = self._fetch_confirmed()
+        if confirmed is None:
+            return False
         try:
-            records = read_records(self._journal.storage)
-        finally:
-            self._has_history = True
+            records = read_records(self._journal.storage, confirmed)
+        except OSError:
+            if self._limit is None:
+                raise
+            log.exception("records of earlier worker groups could not be read")
+            records = []
         with self._changed:
             mine = {record_key(record) for record in self._pending}
             self._pending[:0] = [record for record in records if record_key(record) not in mine]
             self._on_disk = len(self._pending)
+            self._has_history = True
+        return True
+
+    def _fetch_confirmed(self) -> Cursor | None:
+        """Return the newest confirmed record that the actor knows; None if it did not answer, or
+        a newer worker group runs the job. With a limit, all records of the journal are kept in
+        mind, so the actor is not asked.
+        """
+        if self._limit is not None:
+            return Cursor()
+        answer = self._post(())
+        if isinstance(answer, Fenced):
+            with self._changed:
+                self.superseded = True
+                self._changed.notify_all()
+            return None
+        return None if answer is None else answer.confirmed
 
     def _run(self) -> None:
         while self._wait_for_records():
             try:
-                if not self._has_history:
-                    self._read_history()
-                self._post_records()
-                self._limit_records()
+                if self._has_history or self._read_history():
+                    self._post_records()
+                    self._limit_records()
             except Exception:
                 log.exception("records could not be sent; retrying")
             self._pause_between_posts()
@@ -159,16 +182,24 @@ class RecordSender:
                 tuple(self._pending[self._sent : self._sent + POST_LIMIT]),
                 self._progress,
             )
+        answer = self._post(new, progress)
+        if answer is not None:
+            with self._changed:
+                self._handle_response(answer, sent=len(new), progress=progress)
+                self._changed.notify_all()
+
+    def _post(
+        self, records: tuple[Record, ...], progress: Progress | None = None
+    ) -> PostResponse | Fenced | None:
+        """Return the actor's answer; None if it gave none in time."""
         reported = {"progress": progress, "incarnation": self._incarnation}
         try:
-            answer = self._client(
-                "post", self._job_id, self.token, new, **reported, timeout_s=POST_TIMEOUT_S
+            answer: PostResponse | Fenced = self._client(
+                "post", self._job_id, self.token, records, **reported, timeout_s=POST_TIMEOUT_S
             )
         except ActorTimeoutError:
-            return
-        with self._changed:
-            self._handle_response(answer, sent=len(new), progress=progress)
-            self._changed.notify_all()
+            return None
+        return answer
 
     def _handle_response(
         self, answer: PostResponse | Fenced, *, sent: int, progress: Progress | None

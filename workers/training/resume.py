@@ -20,9 +20,10 @@ from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_
 from workers.checkpoint.lineage import Lineage, generation_of
 from workers.checkpoint.shared_storage import not_shared, sees_token
 from workers.checkpoint.storage import MissingCheckpointsError, Storage, storage_advice
-from workers.contract import CheckpointRecord, Record
 from workers.errors import CheckpointError, PeerUnfit, StorageError, StorageNotShared
-from workers.hub.journal import SupersededError, is_superseded, read_records
+from workers.hub.journal import SupersededError, is_superseded
+from workers.hub.journal_summary import read_milestones
+from workers.milestones import Milestones
 from workers.training.slow_work import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
@@ -182,7 +183,7 @@ def _refuse_new_job(state: TrainState, error: OSError) -> None:
         StorageError: the job has never trained.
     """
     launch = state.context.launch
-    has_trained = Lineage.of_records(read_records(Path(launch.storage))).groups
+    has_trained = any(row.started for row in read_milestones(Path(launch.storage)))
     if not has_trained and not launch.saved_step:
         text = (
             f"checkpoints of this job cannot be kept: {type(error).__name__}: {error};"
@@ -213,8 +214,8 @@ def _find_newest(
     directory, generation = Path(state.context.launch.storage), state.context.generation
     if is_superseded(directory, generation):
         raise SupersededError(f"another worker group runs the job; generation {generation} is over")
-    records = read_records(directory)
-    lineage = Lineage.of_records(records)
+    milestones = read_milestones(directory)
+    lineage = Lineage.of_milestones(milestones)
 
     def log_once(text: str) -> None:
         if text not in logged:
@@ -224,7 +225,7 @@ def _find_newest(
     offers = find_candidates(storage, state.context.launch.job_id, log_once, lineage=lineage)
     found = next((manifest for manifest in offers if manifest.name not in refused), None)
     if found is None:
-        _check_not_lost(state, storage, records=records, lineage=lineage)
+        _check_not_lost(state, storage, milestones=milestones, lineage=lineage)
         _write_or_refuse(state, storage.prepare)
         if lineage.saved_step:
             log_once(
@@ -235,7 +236,7 @@ def _find_newest(
 
 
 def _check_not_lost(
-    state: TrainState, storage: Storage, *, records: Iterable[Record], lineage: Lineage
+    state: TrainState, storage: Storage, *, milestones: Iterable[Milestones], lineage: Lineage
 ) -> None:
     """Check that a job which has saved steps finds some checkpoint, if only a damaged one.
 
@@ -249,8 +250,7 @@ def _check_not_lost(
     launch = state.context.launch
     saved_step = lineage.saved_step if lineage.groups else launch.saved_step
     was_saved_here = launch.saved_step or any(
-        isinstance(record.payload, CheckpointRecord) and record.attempt == launch.attempt
-        for record in records
+        row.saved_step and row.attempt == launch.attempt for row in milestones
     )
     if not saved_step or not was_saved_here or any(map(generation_of, storage.names())):
         return

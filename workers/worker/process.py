@@ -190,6 +190,8 @@ class Worker:
                 _wait_for_gpu()
             self._check_storage()
             self._parts = _load_task(self._launch)
+            # The end of each group collects garbage; what is loaded by now stays for good.
+            gc.freeze()
         return False
 
     def _check_storage(self) -> None:

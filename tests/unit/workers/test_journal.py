@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.workers.world import journal, note
+from tests.unit.workers.world import STARTED, journal, note
 from workers.contract import Cursor, EndRecord, FailureRecord
 from workers.hub import journal as journal_module
 from workers.hub.journal import (
@@ -21,6 +21,8 @@ from workers.hub.journal import (
     read_records,
     write_end,
 )
+from workers.hub.journal_summary import extend_summary, read_milestones
+from workers.milestones import find_milestones
 
 END = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 
@@ -132,3 +134,37 @@ def test_a_generation_is_superseded_as_soon_as_a_newer_one_is_claimed(tmp_path: 
     assert not is_superseded(tmp_path, first)
     claim_generation(tmp_path)
     assert is_superseded(tmp_path, first)
+
+
+def test_a_summary_says_what_the_records_say_whatever_it_holds(tmp_path: Path) -> None:
+    payloads = [STARTED, note(3), END, note(5)]
+    for number, payload in enumerate(payloads):
+        writer = journal(tmp_path, attempt=1 + number // 2)
+        extend_summary(tmp_path)
+        writer.write(payload)
+        journal(tmp_path)
+        told = list(find_milestones(read_records(tmp_path)))
+        found = read_milestones(tmp_path)
+        assert [row for row in found if row.attempt] == told
+        assert [row.generation for row in found] == list(range(1, 2 * number + 3))
+
+
+def test_generations_of_the_summary_are_not_read_again(tmp_path: Path) -> None:
+    for number in range(3):
+        journal(tmp_path).write(note(number))
+    extend_summary(tmp_path)
+    for generation in (1, 2, 3):
+        (tmp_path / "records" / f"{generation:09d}.jsonl").write_bytes(b"")
+    assert [row.saved_step for row in read_milestones(tmp_path)] == [0, 1, 0]
+
+
+def test_what_follows_a_torn_line_of_the_summary_is_read_from_the_records(tmp_path: Path) -> None:
+    for number in range(4):
+        journal(tmp_path).write(note(number))
+    extend_summary(tmp_path)
+    summary = tmp_path / "records" / "summary.jsonl"
+    lines = [line for line in summary.read_bytes().splitlines() if line]
+    summary.write_bytes(b"\n".join([lines[0], lines[1][:9], lines[2]]))
+    assert [row.saved_step for row in read_milestones(tmp_path)] == [0, 1, 2, 3]
+    extend_summary(tmp_path)
+    assert [row.saved_step for row in read_milestones(tmp_path)] == [0, 1, 2, 3]

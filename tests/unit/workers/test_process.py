@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import nullcontext
+
 import pytest
 from torch.distributed import DistBackendError
 
@@ -70,3 +73,16 @@ def test_only_an_error_of_the_jobs_storage_stays_one_of_the_storage(monkeypatch,
         (tmp_path / "gone").read_bytes()
     assert run(of_storage.value, monkeypatch) is of_storage.value
     assert isinstance(run(of_user.value, monkeypatch), TaskRaised)
+
+
+def test_what_a_process_has_loaded_is_no_garbage_to_look_through(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker, "_load_task", lambda _: None)
+    monkeypatch.setattr(worker.Worker, "_ship_logs", lambda *_: nullcontext())
+    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+    launch = Launch(job_id="a", attempt=1, workers=2, storage=str(tmp_path), spec=spec)
+    before = gc.get_freeze_count()
+    try:
+        worker.Worker(launch.model_dump_json()).prepare()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

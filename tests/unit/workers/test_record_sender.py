@@ -50,6 +50,21 @@ class DrainedRoad:
         return answer
 
 
+@dataclass
+class Faulty:
+    """A function of a storage that is not there for a while."""
+
+    function: Callable[..., Any]
+    is_broken: bool = True
+    failed: int = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.is_broken:
+            self.failed += 1
+            raise OSError("not there")
+        return self.function(*arguments)
+
+
 @pytest.fixture
 def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Starts the sender of a new generation."""
@@ -176,6 +191,34 @@ def test_a_new_generation_delivers_what_the_one_before_could_not(
     until(lambda: cluster.held() == [note(1), note(2)])
 
 
+def test_a_new_generation_reads_only_what_is_not_confirmed(
+    opened: Open, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, read = journal(tmp_path), []
+    records = [older.write(note(number)) for number in range(3)]
+    cluster.call("post", JOB, token(), [])
+    cluster.drain(cursor_of(records[1]))
+    monkeypatch.setattr(
+        record_sender, "read_records", lambda *place: read.append(place) or read_records(*place)
+    )
+    assert opened().flush(LONG_S)
+    assert read == [(tmp_path, cursor_of(records[1]))]
+    assert cluster.held() == [note(2)]
+
+
+def test_older_records_are_sent_first_though_they_cannot_be_read_at_once(
+    opened: Open, cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal(tmp_path).write(note(0))
+    monkeypatch.setattr(record_sender, "read_records", faulty := Faulty(read_records))
+    sender = opened()
+    sender.put(note(1))
+    until(lambda: faulty.failed > 1)
+    faulty.is_broken = False
+    assert sender.flush(LONG_S)
+    assert cluster.held() == [note(0), note(1)]
+
+
 def test_a_group_that_a_newer_one_replaced_stops_sending(
     opened: Open, cluster: FakeCluster
 ) -> None:
@@ -229,7 +272,8 @@ def test_a_busy_actor_is_called_again_when_it_wants_to_be_unless_somebody_waits(
         for sender in (paced, opened()):
             sender.put(note(1))
         until(lambda: cluster.calls.count("post") > 20)
-        assert paced_cluster.calls == ["post"]
+        # the first call asks what is confirmed.
+        assert paced_cluster.calls == ["post", "post"]
         paced.put(note(2))
         assert paced.flush(LONG_S)
         assert paced_cluster.held() == [note(1), note(2)]

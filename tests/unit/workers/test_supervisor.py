@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from workers.contract import DesiredState, EndRecord, FailureRecord, Launch, Pau
 from workers.controller import supervisor as supervisor_module
 from workers.controller.supervisor import Supervisor
 from workers.errors import EngineUnavailable, LossNotFinite, TaskRaised
-from workers.hub.journal import read_end, read_records, write_end
+from workers.hub.journal import newest_generation, read_end, read_records, write_end
 from workers.spec import CheckpointSpec
 
 TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
@@ -92,6 +93,17 @@ def test_the_end_file_holds_all_records_of_all_generations(run: Run, tmp_path: P
         "checkpoint",
         "end",
     ]
+
+
+def test_a_supervisor_keeps_a_summary_of_the_generations_that_are_over(
+    run: Run, tmp_path: Path
+) -> None:
+    run(LOST, "completed")
+    rows = (tmp_path / "records" / "summary.jsonl").read_text().split()
+    # the last generation is the end's.
+    assert [json.loads(row)["generation"] for row in rows] == list(
+        range(1, newest_generation(tmp_path))
+    )
 
 
 def test_every_group_is_a_generation_newer_than_what_was_said_of_the_last(
