@@ -13,7 +13,7 @@ import uuid_utils
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -125,7 +125,7 @@ class GuardMiddleware:
             check_request_texts(scope)
             check_host(self._access, scope["path"], headers)
             check_origin(scope["method"], headers)
-            caller = await self._authenticator.authenticate(scope["path"], headers, request_id)
+            caller = await self._authenticator.authenticate(HTTPConnection(scope), request_id)
             scope["state"]["caller"] = caller
             if caller is not None:
                 self._rate_limits.count_request(caller)
