@@ -50,6 +50,7 @@ from service.security.guards import access_of
 from service.security.middleware import GuardMiddleware
 from service.security.oidc_config import read_oidc_config
 from service.security.oidc_provider import OidcProvider
+from service.security.open_requests import OpenRequests
 from service.security.rate_limits import RateLimits
 from service.security.sessions import cookie_name
 from service.setting_list import log_unknown_variables
@@ -94,6 +95,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         rate_limits=RateLimits(
             settings.requests_per_second, settings.request_burst, time.monotonic
         ),
+        open_requests=OpenRequests(state.connections),
         max_body_bytes=settings.max_body_bytes,
     )
     return app

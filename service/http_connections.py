@@ -40,6 +40,8 @@ class ConnectionLimits:
     """From the connection, or the previous response, to the end of the request header."""
     body_silence_s: float = 30.0
     """Between two chunks of a request body."""
+    unread_s: float = 60.0
+    """Until a client reads enough of a response that the next part can be sent."""
     connections: int = 1000
 
 
@@ -58,12 +60,13 @@ class OpenConnections:
 
 
 class BoundedConnection(H11Protocol):
-    """A client connection that is closed when its request stalls."""
+    """A client connection that is closed when its request stalls, or its response is not read."""
 
     def __init__(self, *given: Any, limits: ConnectionLimits, **more: Any) -> None:
         super().__init__(*given, **more)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._waits_for: object = None
         self._is_refused = False
 
@@ -88,9 +91,20 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def pause_writing(self) -> None:
+        """Close the connection if its client does not go on to read the response."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Send the next part of the response."""
+        super().resume_writing()
+        self._stop_write_timer()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_watching()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     @property
@@ -137,6 +151,11 @@ class BoundedConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _end_wait(self) -> None:
         if self._waits_for is h11.SEND_BODY and self.flow.read_paused:

@@ -183,7 +183,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=1000, ge=1)
-    """Maximum client connections of one api process; fewer if its limit of open files is lower."""
+    """Maximum client connections of one api process; fewer if its limit of open files is lower. A
+    token may use a tenth of them at once, and a user a fifth.
+    """
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest upload of code."""
     code_retention_s: float = Field(default=86_400.0, ge=60)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from service.domain.access import FULL_ACCESS, Caller, Scope, ServiceUser
 from service.errors import Unauthorized
@@ -56,10 +56,8 @@ class Authenticator:
         self._writes: set[asyncio.Task[None]] = set()
         """Uses that are being stored, beside the requests."""
 
-    async def authenticate(
-        self, path: str, headers: Mapping[str, str], request_id: str
-    ) -> Caller | None:
-        """Return the caller; None on a path that is open to everybody.
+    async def authenticate(self, request: HTTPConnection, request_id: str) -> Caller | None:
+        """Return the caller of a request; None on a path that is open to everybody.
 
         Raises:
             Unauthorized: the token is missing, unknown, expired or revoked, or the session ended.
@@ -67,13 +65,14 @@ class Authenticator:
         """
         if self._access.token is None:
             return replace(FULL_ACCESS, request_id=request_id)
+        path: str = request.scope["path"]
         if is_open_path(path):
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             caller = await self._find_by_token(self._access.token, path, given.strip())
         else:  # a header of another kind is not passed over in favour of a cookie
-            caller = None if scheme else await self._find_by_cookie(self._access.token, headers)
+            caller = None if scheme else await self._find_by_cookie(self._access.token, request)
         if caller is None:
             raise Unauthorized(
                 "the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at"
@@ -103,8 +102,9 @@ class Authenticator:
             return None
         return await run_in_threadpool(self._accounts.find_by_secret, token)
 
-    async def _find_by_cookie(self, admin: str, headers: Mapping[str, str]) -> Caller | None:
-        cookie = _read_cookie(self._access.cookie, headers)
+    async def _find_by_cookie(self, admin: str, request: HTTPConnection) -> Caller | None:
+        # The parser of all routes: cookies of other programs on the host may have any form.
+        cookie = request.cookies.get(self._access.cookie, "")
         if not session_valid(cookie, admin, self._clock()):
             return None
         return await run_in_threadpool(self._find_session, cookie)
@@ -115,11 +115,3 @@ class Authenticator:
         token_id = session_token(cookie)
         caller = self._accounts.find_by_id(token_id) if token_id else FULL_ACCESS
         return None if caller is None else replace(caller, session_id=session_id(cookie))
-
-
-def _read_cookie(name: str, headers: Mapping[str, str]) -> str:
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return morsel.value if morsel else ""

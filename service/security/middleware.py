@@ -13,7 +13,7 @@ import uuid_utils
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,10 +23,11 @@ from service.api.problems import (
     database_problem,
     problem_response,
 )
-from service.errors import ApiError, Unauthorized
+from service.errors import ApiError, TooManyRequests, Unauthorized, Unavailable
 from service.security.authentication import Authenticator, is_open_path
 from service.security.guards import Access, check_host, check_origin
 from service.security.login import own_path
+from service.security.open_requests import OpenRequests
 from service.security.rate_limits import RateLimits
 from service.security.request_texts import check_request_texts
 
@@ -66,12 +67,14 @@ class GuardMiddleware:
         access: Access,
         authenticator: Authenticator,
         rate_limits: RateLimits,
+        open_requests: OpenRequests,
         max_body_bytes: int,
     ) -> None:
         self._app = app
         self._access = access
         self._authenticator = authenticator
         self._rate_limits = rate_limits
+        self._open_requests = open_requests
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,6 +95,13 @@ class GuardMiddleware:
         if refusal is not None:
             await exchange.answer(refusal)
             return
+        try:
+            with self._open_requests.hold_place(scope["path"], scope["state"]["caller"]):
+                await self._answer_request(scope, receive, exchange)
+        except (TooManyRequests, Unavailable) as error:
+            await exchange.answer(api_error_response(scope, error))
+
+    async def _answer_request(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         if (scope["method"], scope["path"]) == _STREAMED:
             await self._app(scope, receive, exchange.send)
             return
@@ -115,7 +125,7 @@ class GuardMiddleware:
             check_request_texts(scope)
             check_host(self._access, scope["path"], headers)
             check_origin(scope["method"], headers)
-            caller = await self._authenticator.authenticate(scope["path"], headers, request_id)
+            caller = await self._authenticator.authenticate(HTTPConnection(scope), request_id)
             scope["state"]["caller"] = caller
             if caller is not None:
                 self._rate_limits.count_request(caller)

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.client import Client
 from service.domain.access import Role
+from service.security import open_requests
 from service.settings import load_settings
 from service.store.old_rows import delete_ended_tokens
 from tests.api.conftest import LOCAL, serve_live
@@ -295,6 +296,19 @@ def test_a_token_that_asks_too_often_is_slowed_down(tmp_path: Path, database_url
         client.cookies.clear()
         assert {team.call(ADMIN, "GET", JOBS).status_code for _ in range(9)} == {200}
     app.state.accordion.database.close()
+
+
+def test_a_token_with_too_many_open_requests_is_refused_and_probes_and_admins_are_not(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = team.user("ada")
+    monkeypatch.setattr(open_requests, "_MIN_ALLOWED", 0)
+    team.app.state.accordion.connections.limit = 9  # a tenth of it is none
+    refused = team.call(ada, "GET", JOBS)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+    assert f"token {id_of(ada)} of user 'ada' has 0 open requests" in refused.json()["detail"]
+    assert team.call(ADMIN, "GET", JOBS).status_code == 200
+    assert team.client.get("/livez").status_code == 200
 
 
 @pytest.mark.parametrize("change", ["revoked", "disabled", "demoted"])

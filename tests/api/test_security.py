@@ -125,6 +125,21 @@ def logged_in(guarded: TestClient) -> dict[str, str]:
     return {"Cookie": f"{name}={cookie}"}
 
 
+@pytest.mark.parametrize(
+    "foreign", ['prefs={"theme":"dark"}', "a b=c", "x=[1,2]", "no-value", '"', "=", "q=a\\;b"]
+)
+def test_a_cookie_of_another_program_on_the_host_locks_nobody_out(
+    guarded: TestClient, foreign: str
+) -> None:
+    own = logged_in(guarded)["Cookie"]
+    for cookie in (f"{foreign}; {own}", f"{own}; {foreign}"):
+        assert guarded.get(JOBS, headers={"Cookie": cookie}).status_code == 200
+    split = guarded.get(JOBS, headers=[("Cookie", foreign), ("Cookie", own)])
+    assert split.status_code == 200, "a proxy may split the cookies of HTTP/2"
+    assert guarded.post("/logout", headers={"Cookie": f"{foreign}; {own}"}).status_code == 303
+    assert guarded.get(JOBS, headers={"Cookie": own}).status_code == 401
+
+
 def test_two_services_on_one_host_name_do_not_replace_each_others_login(
     guarded: TestClient, tmp_path_factory: pytest.TempPathFactory, empty_url: str
 ) -> None:

@@ -22,6 +22,8 @@ from service.http_connections import BoundedConnection, ConnectionLimits, raise_
 HALF_HEADER = b"POST / HTTP/1.1\r\nHost: x\r\n"
 HALF_BODY = HALF_HEADER + b"Content-Length: 99\r\n\r\nhalf"
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = 1 << 25
+"""Characters of a response that no socket buffer takes."""
 STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
 Serve = Callable[..., int]
 
@@ -39,7 +41,11 @@ def serve() -> Iterator[Serve]:
         return StreamingResponse(iter(lambda: "begun" if not go.wait(0.05) else "", ""))
 
     def serve(**limits: float) -> int:
-        routes = [Route("/", answer, methods=["GET", "POST"]), Route("/stream", stream)]
+        routes = [
+            Route("/", answer, methods=["GET", "POST"]),
+            Route("/stream", stream),
+            Route("/large", lambda _: PlainTextResponse("x" * LARGE)),
+        ]
         http = partial(BoundedConnection, limits=ConnectionLimits(**limits))
         server = uvicorn.Server(
             uvicorn.Config(Starlette(routes=routes), http=http, log_config=None)
@@ -117,6 +123,19 @@ def test_a_stream_outlives_the_limits_of_its_request(serve: Serve) -> None:
     received = b"".join(connection.recv(100) for _ in range(8))
     assert received.count(b"begun") > 3
     connection.close()
+
+
+def test_a_response_that_is_not_read_is_closed(serve: Serve) -> None:
+    port = serve(connections=1, unread_s=0.1)
+    with closing(connect(port, WHOLE.replace(b"/ ", b"/large "))) as unread:
+        assert unread.recv(100)
+        while httpx2.get(f"http://127.0.0.1:{port}/").status_code == 503:
+            pass
+
+
+def test_a_response_that_is_read_slowly_is_complete(serve: Serve) -> None:
+    with httpx2.stream("GET", f"http://127.0.0.1:{serve(unread_s=20.0)}/large") as response:
+        assert sum(map(len, response.iter_raw(1 << 16))) == LARGE
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_HEADER, HALF_BODY])
