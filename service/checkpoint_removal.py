@@ -16,6 +16,7 @@ from service.store.expired_checkpoints import ExpiredCheckpoints
 from service.store.models import CheckpointRow, JobRow
 from service.store.repository import Repository
 from service.store.stored_spec import spec_value
+from service.trusted_clock import TrustedClock
 
 INTERVAL_S = 60.0
 """Seconds between two looks for ended jobs."""
@@ -43,7 +44,7 @@ class CheckpointRemoval:
         self._repository = Repository(database)
         self._runtime = runtime
         self._settings = settings
-        self._clock = clock
+        self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._monotonic = monotonic
         self._looked_at: float | None = None
         self._retry_at: dict[str, float] = {}
@@ -60,9 +61,11 @@ class CheckpointRemoval:
         if not kept_s or is_busy or is_early:
             return
         self._retry_at = {job_id: at for job_id, at in self._retry_at.items() if at > now}
-        ended_before = self._clock() - kept_s
+        time = self._trusted.read(kept_s)
+        if time is None:
+            return
         rows = self._expired.list_due(
-            ended_before=ended_before, limit=_BATCH, without=self._retry_at
+            ended_before=time - kept_s, limit=_BATCH, without=self._retry_at
         )
         # More may be left: the next turn goes on.
         self._looked_at = None if len(rows) == _BATCH else now

@@ -8,6 +8,7 @@ import structlog
 
 from service.code_store import CodeStore
 from service.store.repository import Repository
+from service.trusted_clock import TrustedClock
 
 _MOST_INTERVAL_S = 3600.0
 """Longest pause between two runs; short compared with the retention time of uploads."""
@@ -22,9 +23,11 @@ class CodePruning:
         code: CodeStore,
         repository: Repository,
         *,
+        clock: Callable[[], float],
         monotonic: Callable[[], float],
         kept_s: float,
     ) -> None:
+        self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._code = code
         self._repository = repository
         self._monotonic = monotonic
@@ -37,6 +40,8 @@ class CodePruning:
         if self._pruned_at is not None and now - self._pruned_at < min(
             _MOST_INTERVAL_S, self._kept_s
         ):
+            return
+        if self._trusted.read(self._kept_s) is None:
             return
         self._pruned_at = now
         try:

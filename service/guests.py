@@ -25,6 +25,7 @@ from service.settings import Settings
 from service.store.models import JobRow
 from service.store.record_ingest import cursor_of, has_new_data
 from service.store.repository import Repository
+from service.trusted_clock import AGREED_S
 from workers.contract import Drained, EndRecord, Guest
 
 _log = structlog.get_logger()
@@ -59,7 +60,10 @@ class GuestRuns:
         self._idleness = SilenceTimer(settings.lease_s)
         """Seconds without a report."""
         self._deadlines = Deadlines(
-            clock=clock, monotonic=monotonic, longest_s=settings.guest_closed_s
+            clock=clock,
+            monotonic=monotonic,
+            longest_s=settings.guest_closed_s,
+            agreed_s=AGREED_S,
         )
         self._closed_in_s = max(0.0, self._limits.closed_s - self._limits.lost_s)
         self._registered: dict[str, Guest] = {}

@@ -37,7 +37,9 @@ class Housekeeping:
         counts: SchedulerCounts,
     ) -> None:
         kept_s = settings.code_retention_s
-        self._uploads = CodePruning(code, Repository(database), monotonic=monotonic, kept_s=kept_s)
+        self._uploads = CodePruning(
+            code, Repository(database), clock=clock, monotonic=monotonic, kept_s=kept_s
+        )
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._history = HistoryRetention(database, settings, clock=clock, monotonic=monotonic)
         self._rows = RowRetention(database, settings, clock=clock, monotonic=monotonic)

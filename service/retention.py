@@ -26,6 +26,7 @@ from service.store.old_rows import (
     delete_replaced_secrets,
 )
 from service.store.repository import Repository
+from service.trusted_clock import AGREED_S, TrustedClock
 
 INTERVAL_S = 60.0
 """Seconds between two looks for ended jobs and old audit entries."""
@@ -68,7 +69,7 @@ class Retention:
         self._repository = Repository(database)
         self._deletion = JobDeletion(database, clock, RETENTION)
         self._settings = settings
-        self._clock = clock
+        self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._monotonic = monotonic
         self._looked_at: float | None = None
 
@@ -88,7 +89,8 @@ class Retention:
 
     def _list_expired(self) -> list[JobRow]:
         kept_s, most = self._settings.job_retention_s, self._settings.max_ended_jobs
-        old = self._repository.ended(before=self._clock() - kept_s, limit=_BATCH) if kept_s else []
+        now = self._trusted.read(kept_s) if kept_s else None
+        old = [] if now is None else self._repository.ended(before=now - kept_s, limit=_BATCH)
         if old or not most:
             return old
         return self._repository.ended(beyond=most, limit=_BATCH)
@@ -107,7 +109,7 @@ class HistoryRetention:
     ) -> None:
         self._expired = ExpiredHistory(database, clock)
         self._kept_s = settings.history_retention_s
-        self._clock = clock
+        self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._monotonic = monotonic
         self._due = 0.0
 
@@ -118,7 +120,10 @@ class HistoryRetention:
         now = self._monotonic()
         if not self._kept_s or now < self._due:
             return
-        before = self._clock() - self._kept_s
+        time = self._trusted.read(self._kept_s)
+        if time is None:
+            return
+        before = time - self._kept_s
         job_ids = self._expired.list_due(ended_before=before, limit=_TRIMMED_JOBS)
         have_more = [self._expired.trim_job(job_id, ended_before=before) for job_id in job_ids]
         if job_ids:
@@ -143,31 +148,31 @@ class RowRetention:
     ) -> None:
         self._database = database
         self._kept_s = settings.audit_retention_s
-        self._clock = clock
+        self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._monotonic = monotonic
         self._audit_due = self._keys_due = self._deliveries_due = 0.0
 
     def delete_if_due(self) -> None:
         """Delete some of the rows that are not kept any longer, the oldest first."""
-        now = self._monotonic()
-        if self._kept_s and now >= self._audit_due:
-            deleted = self._delete_audit()
+        due, time = self._monotonic(), self._trusted.read(self._kept_s or AGREED_S)
+        if time is None:
+            return
+        if self._kept_s and due >= self._audit_due:
+            deleted = self._delete_audit(time - self._kept_s)
             # More may be left: the next turn goes on.
-            self._audit_due = now if deleted == _ROW_BATCH else now + INTERVAL_S
-        if now >= self._keys_due:
-            self._keys_due = now + _KEY_INTERVAL_S
-            delete_keys(self._database, before=self._clock() - KEY_RETENTION_S)
-            failed_before = self._clock() - NODE_FAILURE_RETENTION_S
-            delete_node_failures(self._database, before=failed_before)
-            delete_replaced_secrets(self._database, before=self._clock())
-            ended_before = self._clock() - TOKEN_RETENTION_S
+            self._audit_due = due if deleted == _ROW_BATCH else due + INTERVAL_S
+        if due >= self._keys_due:
+            self._keys_due = due + _KEY_INTERVAL_S
+            delete_keys(self._database, before=time - KEY_RETENTION_S)
+            delete_node_failures(self._database, before=time - NODE_FAILURE_RETENTION_S)
+            delete_replaced_secrets(self._database, before=time)
+            ended_before = time - TOKEN_RETENTION_S
             delete_ended_tokens(self._database, before=ended_before, limit=_ROW_BATCH)
-        if now >= self._deliveries_due:
-            deleted = self._delete_deliveries()
-            self._deliveries_due = now if deleted == _ROW_BATCH else now + _KEY_INTERVAL_S
+        if due >= self._deliveries_due:
+            deleted = self._delete_deliveries(time)
+            self._deliveries_due = due if deleted == _ROW_BATCH else due + _KEY_INTERVAL_S
 
-    def _delete_deliveries(self) -> int:
-        now = self._clock()
+    def _delete_deliveries(self, now: float) -> int:
         return delete_deliveries(
             self._database,
             delivered_before=now - DELIVERED_RETENTION_S,
@@ -175,8 +180,7 @@ class RowRetention:
             limit=_ROW_BATCH,
         )
 
-    def _delete_audit(self) -> int:
-        before = self._clock() - self._kept_s
+    def _delete_audit(self, before: float) -> int:
         deleted = delete_audit(self._database, before=before, limit=_ROW_BATCH)
         if deleted:
             _log.info("audit entries deleted", count=deleted, older_than_s=self._kept_s)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from service.deadlines import StoredTimes
 from service.domain.job_status import STATUS_TABLE, Phase
@@ -14,6 +15,15 @@ from service.store.job_time import total_limit, trained_seconds, training_limit
 from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.scheduler_writes import SchedulerWrites
+from service.trusted_clock import AGREED_S, TrustedClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """How long a job had trained at a moment, in seconds; `at` is on the monotonic clock."""
+
+    trained_s: float
+    at: float
 
 
 class TimeLimits:
@@ -33,7 +43,10 @@ class TimeLimits:
         self._grace_s = settings.cancel_grace_s
         self._clock = clock
         self._monotonic = monotonic
-        self._ends = StoredTimes(clock=clock, monotonic=monotonic)
+        self._ends = StoredTimes(clock=clock, monotonic=monotonic, agreed_s=AGREED_S)
+        self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
+        self._first_seen: dict[tuple[str, int], _Trained] = {}
+        """What each attempt had trained when this process first saw it, by job id and number."""
 
     def queue_due(self, token: int) -> None:
         """Queue the jobs whose `start_at` has come."""
@@ -72,11 +85,27 @@ class TimeLimits:
     def _stop_trained(self, jobs: Sequence[JobRow], token: int) -> None:
         limited = [job for job in jobs if training_limit(job) and _is_training(job)]
         attempts = self._repository.newest_attempts([job.id for job in limited])
+        keys = {(job.id, job.attempt) for job in limited}
+        self._first_seen = {key: seen for key, seen in self._first_seen.items() if key in keys}
         for job in limited:
             attempt = attempts.get(job.id)
             trained_s = job.trained_s + (trained_seconds(job, attempt) if attempt else 0.0)
-            if trained_s >= training_limit(job):
+            if self._has_trained(job, trained_s):
                 self._writes.time_out(job, token, is_total=False, grace_s=self._grace_s)
+
+    def _has_trained(self, job: JobRow, trained_s: float) -> bool:
+        """Whether a job has reached its limit, by the clocks of its workers and by this one's: no
+        attempt can train for longer than has passed since it was first seen.
+        """
+        limit_s, now, key = training_limit(job), self._monotonic(), (job.id, job.attempt)
+        first = self._first_seen.get(key)
+        if first is None or trained_s < first.trained_s:
+            first = self._first_seen[key] = _Trained(trained_s=trained_s, at=now)
+        if trained_s < limit_s:
+            return False
+        if first.trained_s >= limit_s:
+            return self._trusted.read(limit_s) is not None
+        return first.trained_s + now - first.at >= limit_s
 
 
 def _is_training(job: JobRow) -> bool:

@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs import Reason
+from service.code_store import CodeStore
+from service.domain.jobs import Reason, Status
+from service.store.models import AuditRow
+from service.trusted_clock import AGREED_S
+from tests.api.test_code import GOOD
 from tests.api.test_health import checks
 from tests.api.world import World
 
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 
 
 @pytest.fixture
@@ -121,3 +126,79 @@ def test_a_worker_whose_clock_is_ahead_takes_no_event_into_the_future(world: Wor
     world.runtime.ahead_s = HOUR_S
     world.finish(job_id)
     assert max(event.time for event in world.events(job_id)) <= world.clock.now
+
+
+@pytest.fixture
+def kept(tmp_path: Path, database_url: str) -> Iterator[World]:
+    """A service that keeps what ended for a day."""
+    names = ("job", "history", "audit", "code", "checkpoint")
+    times = {f"{name}_retention_s": DAY_S for name in names}
+    world = World(tmp_path, database_url=database_url, **times)
+    yield world
+    world.close()
+
+
+def list_kept(world: World, job_id: str) -> tuple[object, ...]:
+    """What is kept for a while: the job, its events and checkpoints, the audit log, code."""
+    files = world.runtime.checkpoint_files.get(job_id)
+    code = len(list(world.settings.code.glob("*.zip")))
+    with world.database.read() as session:
+        audit = session.query(AuditRow).count()
+    return world.repository.job(job_id) is not None, len(world.events(job_id)), files, audit, code
+
+
+def end_job(world: World) -> str:
+    """End a job that has checkpoints, beside an upload that no job names."""
+    job_id = world.submit(training={"epochs": 1})
+    world.finish(job_id)
+    world.runtime.checkpoint_files[job_id] = {"g1-e1": True, "g1-e2": True}
+    with CodeStore(world.settings.code, world.clock).draft(10**6) as draft:
+        draft.write(GOOD)
+        CodeStore(world.settings.code, world.clock).keep(draft)
+    world.clock.now += HOUR_S
+    world.turn()
+    return job_id
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_clock_that_is_ahead_for_a_moment_deletes_nothing(kept: World, takes_over: bool) -> None:
+    job_id = end_job(kept)
+    before = list_kept(kept, job_id)
+    kept.clock.jump(40 * DAY_S)
+    if takes_over:
+        kept.kill_scheduler()
+    kept.clock.now += 61.0
+    kept.turn(10)
+    kept.clock.jump(-40 * DAY_S)
+    kept.turn(10)
+    assert list_kept(kept, job_id) == before
+
+
+def test_what_is_old_goes_once_both_clocks_have_agreed_for_a_while(kept: World) -> None:
+    job_id = end_job(kept)
+    kept.clock.jump(40 * DAY_S)
+    kept.clock.now += 61.0
+    kept.turn()
+    assert kept.repository.job(job_id) is not None
+    kept.clock.now += AGREED_S
+    kept.turn_until(lambda: kept.repository.job(job_id) is None)
+
+
+LIMITS = [{"training_seconds": 60.0}, {"total_seconds": 60.0}]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=["training", "total"])
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_clock_that_is_ahead_for_a_moment_stops_no_job(
+    world: World, limits: dict[str, float], takes_over: bool
+) -> None:
+    job_id = world.submit(training={"epochs": 4000}, limits=limits)
+    world.train(job_id)
+    world.turn(8)
+    world.clock.jump(40 * DAY_S)
+    if takes_over:
+        world.kill_scheduler()
+    world.turn(24)
+    world.clock.jump(-40 * DAY_S)
+    world.turn(8)
+    assert world.job(job_id).status == Status.RUNNING

@@ -138,6 +138,7 @@ def test_a_folder_that_may_not_be_read_is_warned_of_and_keeps_no_job_waiting(
 
     for name in ("listdir", "scandir"):
         monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    world.clock.now += HOUR_S
     with capture_logs() as said:
         world.finish(world.submit())
     assert [line["error"] for line in said if line["event"] == "uploads cannot be removed"] == [

@@ -18,6 +18,7 @@ from service.store.job_submission import JobSubmission
 from service.store.leases import Lease
 from service.store.models import JobRow, NodeFailureRow
 from service.store.node_rows import NodeStore
+from service.trusted_clock import AGREED_S
 from tests.api.world import DIGITS
 from workers.contract import JobSpec
 
@@ -177,8 +178,9 @@ def test_failures_are_listed_newest_first_and_by_age(here: World) -> None:
 
 def test_old_failures_are_deleted_with_other_old_rows(here: World) -> None:
     here.fail("a", "old", ago_s=NODE_FAILURE_RETENTION_S + 1)
-    here.fail("a", "kept", ago_s=NODE_FAILURE_RETENTION_S - 1)
+    here.fail("a", "kept", ago_s=NODE_FAILURE_RETENTION_S - AGREED_S - 1)
     retention = RowRetention(here.database, load_settings(), clock=here.clock, monotonic=here.clock)
+    here.now += AGREED_S
     retention.delete_if_due()
     assert [one.job_id for one in here.store.read_failures(last_s=1e9)] == ["kept"]
 
