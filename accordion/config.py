@@ -14,6 +14,7 @@ from accordion.policies import check_policy
 
 LevelOptions = Mapping[str, OptionValue]
 BucketsPerExchange = int | Literal["all", "auto"]
+WarmUpLevel = Literal["none", "half"]
 _NAMED_LAYERS = 8
 """Number of layers that an error message lists by name."""
 
@@ -136,6 +137,39 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """First steps of a run, in which all layers are at `none` or `half`.
+
+    Gradients change most at the start, where compression costs most of what is learned.
+    `start_powerSGD_iter` of PyTorch's PowerSGD hook does the same.
+
+    Raises:
+        ConfigError: the number of steps is not a whole number from 1 on, or the level is unknown.
+    """
+
+    steps: int
+    """Number of steps, skipped ones included, from the start of the run on."""
+    level: WarmUpLevel = "none"
+    """Level of all layers: `none` sends gradients as they are, `half` in 16 bits."""
+
+    def __post_init__(self) -> None:
+        is_whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not is_whole or self.steps < 1:
+            raise ConfigError(
+                f"warm_up has steps={self.steps!r}; give a whole number, at least 1, or"
+                " warm_up=None to compress from the first step on"
+            )
+        if self.level not in get_args(WarmUpLevel):
+            raise ConfigError(
+                f"warm_up has level={self.level!r}; known are {', '.join(get_args(WarmUpLevel))}"
+            )
+
+    def describe(self) -> str:
+        """Return a clause for the reasons of decisions during the warm-up."""
+        return f"the warm-up holds all layers at {self.level} until step {self.steps}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
     """Method and levels of some layers.
 
@@ -177,6 +211,8 @@ class Config:
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     batch: BatchConfig | None = None
     """Batch levels; None leaves the global batch unchanged."""
+    warm_up: WarmUp | None = None
+    """First steps without compression; None compresses from the first step on."""
     buckets_per_exchange: BucketsPerExchange = "auto"
     """Number of DDP's buckets that are exchanged together; `all` exchanges all of a step at once.
 
@@ -213,6 +249,14 @@ class Config:
         if self.detector.window is not None or self.detector.statistic == "paper":
             return self
         return replace(self, detector=replace(self.detector, window=Window(steps=100)))
+
+    def is_warming_up(self, step: int) -> bool:
+        """Return whether the warm-up holds in a step, counted from 0."""
+        return self.warm_up is not None and step < self.warm_up.steps
+
+    def ends_warm_up(self, step: int) -> bool:
+        """Return whether a step is the first one after the warm-up."""
+        return self.warm_up is not None and step == self.warm_up.steps
 
     def ladder(self) -> tuple[Level, ...]:
         """Return the levels of layers without an entry in `by_layer`, from the lightest on."""

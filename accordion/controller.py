@@ -127,8 +127,8 @@ class Controller:
         self._policy_state: Mapping[str, Any] = {}
         self._resolved: tuple[ResolvedOverride, ...] = ()
         self._asked: _LastReport | None = None
-        self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0)
-        """Levels that the policy alone would choose now."""
+        self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0, step=0)
+        """Levels that the policy alone, or the warm-up, would choose now."""
         self.decision = self._decision(
             epoch=0, step=0, cause="start", reason="a run starts critical"
         )
@@ -149,6 +149,7 @@ class Controller:
         if asked == self._asked:
             return self._answer
         self._check_order(asked)
+        self._pass_warm_up(report)
         epoch = report.epoch + 1 if report.epoch_end else report.epoch
         detector, result = update_detector(self._detector, report, self._config.detector)
         batch, batch_reason = self._updated_batch(report)
@@ -163,7 +164,7 @@ class Controller:
         levels = {name: level.name for name, level in self.decision.level_by_layer.items()}
         told = replace(told, sent_share_by_layer=own, level_by_layer=levels)
         state = policy.observe_report(told)
-        self.policy_levels = self._decide_levels(replace(bare, state=state))
+        self.policy_levels = self._decide_levels(replace(bare, state=state), report.step)
         explanation = policy.explain_levels(replace(told, state=state))
         self._detector, self._batch, self._policy_state, self._asked = detector, batch, state, asked
         self.number += 1
@@ -205,9 +206,26 @@ class Controller:
         self._resolved = self._resolve_overrides(
             overrides, {o.id: starts.get(o.id, first_epoch(o, epoch)) for o in overrides}
         )
-        self.policy_levels = self._policy_levels(epoch)
+        self.policy_levels = self._policy_levels(epoch, step)
         self.decision = self._decision(
             epoch=epoch, step=step, cause="override", reason=self._override_reason(epoch)
+        )
+        return self.decision
+
+    def end_warm_up(self, *, epoch: int) -> Decision:
+        """Return the decision at the end of the warm-up, which is in `epoch`.
+
+        A controller that is only given reports ends it with the first report after it.
+        """
+        warm_up = self._config.warm_up
+        if warm_up is None:
+            return self.decision
+        self.policy_levels = self._policy_levels(epoch, warm_up.steps)
+        self.decision = self._decision(
+            epoch=epoch,
+            step=warm_up.steps,
+            cause="warm_up",
+            reason=f"the warm-up of {warm_up.steps} steps at {warm_up.level} ends",
         )
         return self.decision
 
@@ -248,7 +266,7 @@ class Controller:
         # The state of another policy does not apply to this one, which starts from the beginning.
         self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
         try:
-            self.policy_levels = self._policy_levels(saved.decision.epoch)
+            self.policy_levels = self._policy_levels(saved.decision.epoch, saved.decision.step)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self._detector, self._policy_state = before
             raise StateError(
@@ -318,12 +336,22 @@ class Controller:
             state=state,
         )
 
-    def _policy_levels(self, epoch: int) -> dict[str, Level]:
-        return self._decide_levels(self._policy_input(epoch, self._detector, self._policy_state))
+    def _policy_levels(self, epoch: int, step: int) -> dict[str, Level]:
+        policy_input = self._policy_input(epoch, self._detector, self._policy_state)
+        return self._decide_levels(policy_input, step)
 
-    def _decide_levels(self, policy_input: PolicyInput) -> dict[str, Level]:
+    def _decide_levels(self, policy_input: PolicyInput, step: int) -> dict[str, Level]:
         names = POLICIES[self._config.policy].decide_levels(policy_input)
+        if self._config.warm_up and self._config.is_warming_up(step):
+            names = dict.fromkeys(self._layers, self._config.warm_up.level)
         return {layer: self._level_named(layer, names.get(layer)) for layer in self._layers}
+
+    def _pass_warm_up(self, report: Report) -> None:
+        """End the warm-up if the report comes after its end and `end_warm_up` was not called."""
+        if self._config.is_warming_up(self.decision.step) and not self._config.is_warming_up(
+            report.step
+        ):
+            self.end_warm_up(epoch=report.epoch)
 
     def _level_named(self, layer: str, name: str | None) -> Level:
         levels = {level.name: level for level in (*self._ladders[layer], _DENSE, _HALF)}
@@ -346,6 +374,8 @@ class Controller:
         held = overrides_by_layer(self._resolved, epoch)
         if (held or batch_override(self._resolved, epoch)) and cause != "override":
             reason = f"{reason}; {self._override_reason(epoch)}"
+        if self._config.warm_up and self._config.is_warming_up(step):
+            reason = f"{reason}; {self._config.warm_up.describe()}"
         return Decision(
             epoch=epoch,
             step=step,

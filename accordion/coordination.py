@@ -19,7 +19,14 @@ from accordion.errors import HookError, ReportError, StateError
 from accordion.exchange import GroupNetwork
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.link_model import CollectiveTiming
-from accordion.messages import Ack, Decision, LayerInfo, decision_from_json, to_json
+from accordion.messages import (
+    Ack,
+    Decision,
+    LayerInfo,
+    StatisticKind,
+    decision_from_json,
+    to_json,
+)
 from accordion.statistics import SKETCH_SIZE, GradientSums, window_fields
 from accordion.wire import Gather, Mean, Request
 
@@ -173,15 +180,13 @@ class Coordinator:
         return mean
 
     def average_window(
-        self, sums: GradientSums, layers: Sequence[LayerInfo], *, is_paper: bool
+        self, sums: GradientSums, layers: Sequence[LayerInfo], kind: StatisticKind
     ) -> dict[str, Any]:
-        """Return what the sums of a window that ends measured, as fields of a report; clear them.
-
-        `is_paper`: the statistic is `paper`, which sums rank 0's gradients.
-        """
+        """Return what a window's sums measured, as fields of a report; clear the sums."""
         own = sums.summary(self._device)
-        if is_paper:
-            # Undo the mean over the steps and the one over the workers.
+        if kind == "paper":
+            # The paper sums rank 0's gradients: undo the mean over the steps and the one over the
+            # workers.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
         summary = self.average_tensor(own)
         sums.clear()

@@ -116,7 +116,7 @@ class Override:
     """Order of arrival within the job; where overrides overlap, the largest number wins."""
 
 
-DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override", "link"]
+DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override", "link", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Decision:
     """First step for which it holds."""
     cause: DecisionCause
     """`hold`: no window ended; `skip`: the batch or world size changed in the window; `link`: the
-    exchange plan was fitted to the measured link.
+    exchange plan was fitted to the measured link; `warm_up`: the warm-up ended.
     """
     reason: str
     """Explanation in one sentence."""

@@ -291,9 +291,8 @@ class Session:
         self.steps += 1
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
-        switch = (
-            self._apply_decision(self._decide_at_boundary) if Signal.DECISION in announced else None
-        )
+        is_due = Signal.DECISION in announced or self._config.ends_warm_up(self.steps)
+        switch = self._apply_decision(self._decide_at_boundary) if is_due else None
         self._plan_exchanges()
         if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(
@@ -422,12 +421,10 @@ class Session:
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
-        is_paper = detector.statistic == "paper"
-        measured = (
-            self._coordinator.average_window(sums, self.layers, is_paper=is_paper) if closes else {}
-        )
+        kind = detector.statistic
+        measured = self._coordinator.average_window(sums, self.layers, kind) if closes else {}
         plans = self.controller.uniform_plans() if self._uses_costs else {}
-        if epoch_end and is_paper:
+        if epoch_end and kind == "paper":
             sums.clear()
         report = Report(
             epoch=self.epoch,
@@ -438,7 +435,7 @@ class Session:
             lr=lr,
             next_lr=next_lr,
             window_steps=steps,
-            statistic_kind=detector.statistic,
+            statistic_kind=kind,
             **measured,
             **self.hook.report_fields(plans, self.layers),
         )
@@ -455,8 +452,13 @@ class Session:
             self.request(Signal.DECISION)
 
     def _decide_at_boundary(self) -> Decision:
-        """Return the decision on changed overrides, or else on the proposed exchange plan."""
+        """Return the decision on the warm-up's end, changed overrides, or the proposed plan."""
         proposal, self._proposal = self._proposal, None
+        if self._config.ends_warm_up(self.steps):
+            # A plan that was measured at the warm-up's levels says nothing about those that follow.
+            decision, proposal = self.controller.end_warm_up(epoch=self.epoch), None
+            if not self._overrides_changed:
+                return decision
         if proposal is None or self._overrides_changed:
             self._overrides_changed = False
             decision = self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)

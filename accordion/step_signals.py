@@ -70,7 +70,8 @@ def raised_signals(mean: Tensor) -> frozenset[Signal]:
 
 def zero_signals(device: torch.device, *, loss_scale: float) -> Tensor:
     """Return a tensor in which no signal is raised, (7,) in fp32."""
-    signals = torch.zeros(len(Signal) + 2, dtype=torch.float32, device="cpu")
-    logarithm = math.log2(loss_scale) if loss_scale > 0.0 else 0.0
-    signals[_LOG_SCALE], signals[_SQUARE] = logarithm, logarithm**2
-    return signals.to(device)
+    signals = torch.zeros(len(Signal) + 2, dtype=torch.float32, device=device)
+    if loss_scale > 0.0 and loss_scale != 1.0:
+        logarithm = math.log2(loss_scale)
+        signals[_LOG_SCALE], signals[_SQUARE] = logarithm, logarithm**2
+    return signals

@@ -60,6 +60,7 @@ def known_spec(
             "low": low,
             "high": high,
             "buckets_per_exchange": config.buckets_per_exchange,
+            "warm_up": config.warm_up and asdict(config.warm_up),
         },
         "policy": {
             "name": config.policy,

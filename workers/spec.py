@@ -11,18 +11,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AwareDatetime,
-    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
     model_validator,
 )
 
-from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
+from workers.compression_spec import CompressionSpec as CompressionSpec
 from workers.data_spec import DataLocations
 from workers.env_spec import Env
 from workers.limits_spec import LimitsSpec as LimitsSpec
@@ -51,16 +50,6 @@ MAX_YEAR = 3000
 """First year in which no job can be scheduled."""
 _LIBRARY = Config()
 """Settings of the library, whose defaults are those of a spec."""
-
-
-def _check_buckets(value: object) -> object:
-    """Check `buckets_per_exchange`; null, which an earlier version took, means `all`."""
-    if value is None:
-        return "all"
-    is_whole = isinstance(value, int | float) and value >= 1 and value % 1 == 0
-    if (not is_whole or value is True) and value not in ("all", "auto"):
-        raise ValueError(f"{value!r} is not a number of buckets; give 1 or more, 'all' or 'auto'")
-    return value
 
 
 def _task_names(schema: dict[str, Any]) -> None:
@@ -198,37 +187,6 @@ class TrainingSpec(Strict):
     """Warm-up of the learning rate."""
     lr_decay: LrDecaySpec = LrDecaySpec()
     """Decay of the learning rate."""
-
-
-class CompressionSpec(Strict):
-    """The compression method and the options of its two levels."""
-
-    method: str = Field(default=_LIBRARY.method, json_schema_extra={"enum": list(COMPRESSORS)})
-    """Compression method; `GET /api/v1/methods` lists them with their options."""
-    low: dict[str, OptionValue] | None = None
-    """Options of the light level, for critical regimes, such as `{"rank": 4}`. Null: the method's
-    defaults.
-    """
-    high: dict[str, OptionValue] | None = None
-    """Options of the strong level, for stable regimes, such as `{"rank": 1}`. Null: the method's
-    defaults.
-    """
-    buckets_per_exchange: Annotated[
-        Annotated[Whole, Field(ge=1)] | Literal["all", "auto"],
-        BeforeValidator(_check_buckets),
-    ] = _LIBRARY.buckets_per_exchange
-    """Number of DDP's buckets (about 25 MB of gradients each, the first one smaller) that are
-    exchanged together; `all`: all buckets of a step. More save round trips on a link with latency;
-    fewer let the backward pass hide more of the exchange. `auto` measures the job's own steps and
-    chooses what is fastest, again whenever the link changes.
-    """
-
-    @model_validator(mode="after")
-    def _check_method(self) -> CompressionSpec:
-        low, high = ladder_of(self.method, self.low, self.high)
-        object.__setattr__(self, "low", dict(low.options))
-        object.__setattr__(self, "high", dict(high.options))
-        return self
 
 
 class BatchSpec(Strict):
@@ -488,6 +446,7 @@ class JobSpec(Strict):
                 statistic=policy.statistic,
             ),
             buckets_per_exchange=self.compression.buckets_per_exchange,
+            warm_up=self.compression.warm_up_config(),
             batch=(
                 BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None
             ),

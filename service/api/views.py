@@ -265,8 +265,11 @@ def _batch_schedule(spec: JobSpec, decision: Decision | None) -> BatchSchedule |
 
 
 def _start_levels(config: Config, layers: Sequence[LayerInfo]) -> dict[str, Level]:
-    """Return the levels that the policy chooses before the first report."""
+    """Return the levels that the policy, or the warm-up, chooses before the first report."""
     sizes = {layer.name: math.prod(layer.shape) for layer in layers}
+    if config.warm_up is not None:
+        warm = config.warm_up.level
+        return dict.fromkeys(sizes, Level(name=warm, method=warm))
     regimes: dict[str, Regime] = dict.fromkeys(sizes, "critical")
     levels = {level.name: level for level in config.ladder()}
     options = check_policy(config.policy, config.policy_options)

@@ -184,6 +184,8 @@ def _summarize_job(job: JobView) -> list[str]:
     levels = job.spec.get("compression")
     if isinstance(levels, dict):
         method += f" {format_level(levels.get('low'))} / {format_level(levels.get('high'))}"
+        if warm_up := levels.get("warm_up"):
+            method += f" ({warm_up['level']} in the first {warm_up['steps']} steps)"
     lines = [
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",

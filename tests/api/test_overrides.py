@@ -142,6 +142,16 @@ def test_the_schedule_says_who_decided_each_layer(world: World, client: TestClie
     assert layers["fc1.weight"]["policy_level"] == layers["fc2.weight"]["level"] == "high"
 
 
+def test_the_schedule_and_the_decisions_show_the_warm_up(world: World, client: TestClient) -> None:
+    warm_up = {"compression": {"warm_up": {"steps": 1_000_000, "level": "half"}}}
+    job_id = world.submit(**LONG, **warm_up)
+    world.turn_until(lambda: len(world.epochs(job_id)) == 6)
+    layers = client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]
+    assert {layer["level"] for layer in layers} == {"half"}
+    decision = client.get(f"/api/v1/jobs/{job_id}/decisions").json()["items"][0]["decision"]
+    assert "the warm-up holds all layers at half until step 1000000" in decision["reason"]
+
+
 def test_the_api_shows_the_acknowledgements(world: World, client: TestClient) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id)

@@ -8,6 +8,7 @@ import pytest
 
 from accordion.messages import Override, plan_digest
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
+from workers.compression_spec import CompressionSpec, WarmUpSpec
 from workers.contract import DesiredState
 
 STRONG = spec(training={"epochs": 4}, policy={"name": "fixed"})
@@ -66,6 +67,21 @@ def test_orders_that_were_there_before_the_job_hold_from_its_first_step_boundary
         "override",
         1,
     )
+
+
+def test_the_end_of_a_jobs_warm_up_is_a_decision_at_its_step_also_after_a_stop(run_group, tmp_path):
+    warm = STRONG.model_copy(
+        update={"compression": CompressionSpec(warm_up=WarmUpSpec(steps=30, level="half"))}
+    )
+    stop = RecordingLink(orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0))
+    first = run_group(2, run_job, tmp_path, warm, stop)[0].link
+    assert first.of("checkpoint")[-1].step < 30
+    link = run_group(2, run_job, tmp_path, warm, RecordingLink(), 2)[0].link
+    (ended,) = [one.decision for one in link.of("decision") if one.decision.cause == "warm_up"]
+    assert (ended.epoch, ended.step) == (1, 30)
+    levels = [record.level_by_layer["hidden.weight"] for record in first.of("epoch")]
+    levels += [record.level_by_layer["hidden.weight"] for record in link.of("epoch")]
+    assert levels == ["half", "high", "high", "high"]
 
 
 def test_the_last_epoch_is_followed_by_no_decision(run_group, tmp_path):

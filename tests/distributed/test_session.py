@@ -185,7 +185,7 @@ def test_the_ledger_books_both_factors_of_every_layer_and_dense_vectors(run_grou
     assert by_layer["first.weight"] == (steps * 4 * (width + 128), steps * 4 * width * 128)
     assert by_layer["first.bias"] == (steps * 4 * width, steps * 4 * width)
     digest_of_settings = 64 + 8  # and its length
-    assert by_layer["(control)"] == (digest_of_settings + steps * 4 * 5, 0)
+    assert by_layer["(control)"] == (digest_of_settings + steps * 4 * 7, 0)
 
 
 def _attach_unlike(rank, settings_by_rank):

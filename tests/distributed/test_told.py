@@ -243,10 +243,10 @@ def test_a_step_on_local_gradients_is_told_that_there_is_nothing_to_compress(run
         assert "LocalSGD" in sentence
 
 
-def _gather_late(rank):
+def _gather_late(rank, folder):
     """Rank 1 joins once rank 0 has warned; return what each is told."""
     _, session = small.start("powersgd")
-    told, store = [], dist.distributed_c10d._get_default_store()
+    told, store = [], dist.FileStore(f"{folder}/store", 2)
 
     def keep(text, *_, **__):
         told.append(text)
@@ -262,8 +262,8 @@ def _gather_late(rank):
     return told
 
 
-def test_a_state_that_one_rank_gathers_alone_is_warned_of_after_a_while(run_group):
-    (told,), others = run_group(2, _gather_late)
+def test_a_state_that_one_rank_gathers_alone_is_warned_of_after_a_while(run_group, tmp_path):
+    (told,), others = run_group(2, _gather_late, str(tmp_path))
     assert others == []
     assert "rank 0 has waited 0.01 s in gather_state_dict() for the other workers" in told
     assert "call it on every worker" in told

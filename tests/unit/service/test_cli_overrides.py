@@ -221,3 +221,9 @@ def cancel_once_overridden(client: Client, job_id: str) -> None:
     while not client.overrides(job_id).items:
         time.sleep(0.05)
     client.cancel(job_id)
+
+
+def test_show_tells_the_warm_up_beside_the_levels(accordion: Accordion, spec: Path) -> None:
+    warm_up = "compression.warm_up={steps: 50, level: half}"
+    job_id = accordion("submit", spec, "--set", warm_up, "--json").json()["id"]
+    assert "(half in the first 50 steps), policy" in accordion("show", job_id).out

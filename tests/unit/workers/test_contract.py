@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from accordion.config import BatchConfig
+from accordion.config import BatchConfig, WarmUp
 from workers.contract import EndRecord, EpochRecord, JobSpec, Record
 from workers.training.sampler import micro_batches
 from workers.workers_spec import WorkersSpec
@@ -109,6 +109,11 @@ def test_what_is_not_a_whole_number_is_refused(value):
             {"compression": {"buckets_per_exchange": 0}},
             "0 is not a number of buckets; give 1 or more, 'all' or 'auto'",
         ),
+        ({"compression": {"warm_up": {"steps": 0}}}, "greater than or equal to 1"),
+        (
+            {"compression": {"warm_up": {"steps": 9, "level": "low"}}},
+            "Input should be 'none' or 'half'",
+        ),
         (
             {"compression": {"buckets_per_exchange": "every"}},
             "'every' is not a number of buckets; give 1 or more, 'all' or 'auto'",
@@ -179,6 +184,20 @@ def test_a_spec_gives_the_librarys_settings():
 def test_a_spec_gives_the_librarys_buckets_per_exchange(given, expected):
     spec = JobSpec.model_validate({**DIGITS, "compression": {"buckets_per_exchange": given}})
     assert spec.config().buckets_per_exchange == expected
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        ({"steps": 50}, WarmUp(steps=50)),
+        ({"steps": 5, "level": "half"}, WarmUp(steps=5, level="half")),
+    ],
+)
+def test_a_spec_gives_the_librarys_warm_up(given, expected):
+    spec = JobSpec.model_validate({**DIGITS, "compression": {"warm_up": given}})
+    assert spec.config().warm_up == expected
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
