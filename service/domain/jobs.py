@@ -93,7 +93,7 @@ class Reason(StrEnum):
     - `RESUMED`: a user resumed the job.
     - `RETRIED`: a user retried a job that had failed or was cancelled.
     - `CANCEL_REQUESTED`: a user cancelled the job; the workers save a checkpoint.
-    - `COMPLETED`: all epochs are trained.
+    - `COMPLETED`: all epochs are trained, or the script ended by itself.
     - `STOPPED_IMPROVING`: training ended early because the metric of its objective stopped
       improving.
     - `CANCELLED_BY_USER`: cancelled.

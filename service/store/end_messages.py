@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
 from service.domain.jobs import Kind
-from service.store.models import JobRow
+from service.store.models import EpochRow, JobRow
 from service.store.stored_spec import spec_value
 from workers.contract import Drained, EndRecord, PausedRecord
 
 
-def describe_end(job: JobRow, end: EndRecord) -> str:
-    """Describe the end of a job whose workers gave no message."""
+def describe_end(session: Session, job: JobRow, end: EndRecord) -> str:
+    """Describe the end of a job whose workers gave no message, once its records are stored."""
     if job.kind == Kind.GUEST:
         return (
             "its script ended"
@@ -18,6 +21,10 @@ def describe_end(job: JobRow, end: EndRecord) -> str:
         )
     if end.status == "SUCCEEDED":
         epochs = spec_value(job, "training.epochs", 0)
+        newest = session.scalar(select(func.max(EpochRow.epoch)).where(EpochRow.job_id == job.id))
+        trained = 0 if newest is None else newest + 1
+        if trained < epochs:
+            return f"its script ended after {trained} of {epochs} epochs"
         return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
     return "it ended without a message; its logs say more"
 

@@ -369,7 +369,7 @@ class SchedulerWrites:
             was_timed_out = job.reason == Reason.TIMED_OUT
             self._ingest(session, job, drained, now=now)
             status, reason = Status(end.status), Reason(end.reason)
-            message = end.message or describe_end(job, end)
+            message = end.message or describe_end(session, job, end)
             if was_timed_out and status is Status.CANCELLED:
                 status, reason, message = _time_out_end(job)
             _close_attempt(session, job, reason, message=message, now=now)

@@ -295,7 +295,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         """The job's task raises, and the job ends."""
         with self._lock:
             end = EndRecord(status="FAILED", reason="TASK_RAISED", message=message)
-            self._finish(self.jobs[job_id], end)
+            self.finish(self.jobs[job_id], end)
 
     def forget(self, job_id: str) -> None:
         """The Accordion actor dies: orders are gone, records come again from the journal."""
@@ -338,7 +338,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         end = EndRecord(
             status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a user"
         )
-        self._finish(job, end)
+        self.finish(job, end)
 
     def _resize(self, job: FakeJob) -> None:
         """Save at a step boundary; the next group continues from there."""
@@ -429,13 +429,13 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
             where = {"rank": 0, "epoch": job.epoch, "step": job.step}
             self._post(job, FailureRecord(cause="job", message=message, final=True, **where))
             self._log(job, f"Traceback (most recent call last): {message}")
-            self._finish(job, EndRecord(status="FAILED", reason="TASK_RAISED", message=message))
+            self.finish(job, EndRecord(status="FAILED", reason="TASK_RAISED", message=message))
         elif 0 <= options.get("nan_at_step", -1) <= job.step:
             message = (
                 f"the loss is not finite since step {options['nan_at_step']}; lower the learning"
                 " rate"
             )
-            self._finish(job, EndRecord(status="FAILED", reason="LOSS_NOT_FINITE", message=message))
+            self.finish(job, EndRecord(status="FAILED", reason="LOSS_NOT_FINITE", message=message))
         return job.end is not None
 
     def _end_epoch(self, job: FakeJob) -> None:
@@ -463,7 +463,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
             self._switch(job, decision)
         self._checkpoint(job)
         if job.epoch == job.launch.spec.training.epochs:
-            self._finish(job, EndRecord(status="SUCCEEDED", reason="COMPLETED"))
+            self.finish(job, EndRecord(status="SUCCEEDED", reason="COMPLETED"))
 
     def _checkpoint(self, job: FakeJob) -> None:
         state = json.loads(json.dumps(job.controller.state_dict()))
@@ -477,7 +477,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
             job, CheckpointRecord(**where, size_bytes=1 << 20, seconds=0.02, blocked_s=0.005)
         )
 
-    def _finish(self, job: FakeJob, end: EndRecord) -> None:
+    def finish(self, job: FakeJob, end: EndRecord) -> None:
         self._post(job, end)
         job.end, job.phase = end, "ended"
 

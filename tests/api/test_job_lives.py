@@ -16,7 +16,7 @@ from service.store.scheduler_writes import SchedulerWrites
 from tests.api.fake_job import Saved
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
-from workers.contract import CheckpointRecord, Cursor
+from workers.contract import CheckpointRecord, Cursor, EndRecord
 
 
 def test_a_job_trains_to_its_end(world: World) -> None:
@@ -27,6 +27,14 @@ def test_a_job_trains_to_its_end(world: World) -> None:
     assert job.metrics["accuracy"] > 0.5
     assert [row.name for row in world.repository.checkpoints(job.id)][-1] == "epoch-00004"
     assert job.id in world.runtime.removed
+
+
+def test_a_script_that_exits_early_is_not_said_to_have_trained_all_epochs(world: World) -> None:
+    job_id = world.submit()
+    world.turn_until(lambda: world.epochs(job_id) == [0])
+    end = EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    world.runtime.finish(world.runtime.jobs[job_id], end)
+    assert world.finish(job_id).message == "its script ended after 1 of 4 epochs"
 
 
 def test_events_are_numbered_without_gaps_and_end_with_the_end(world: World) -> None:

@@ -53,12 +53,15 @@ class Batches:
         return num_batches(self.num_samples, self._session.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Iterate over the rest of the epoch.
+        """Iterate over the rest of the epoch; a script that is to stop ends where it asks for more.
 
         Raises:
             CodeError: the script has trained on all of the epoch's batches and did not end the
                 epoch.
         """
+        return _BatchReader(self._session, self._rest_of_epoch())
+
+    def _rest_of_epoch(self) -> Iterator[list[int]]:
         state = self._session.state
         training, context = state.spec.training, state.context
         self._check_epoch_ended(state)
@@ -106,6 +109,21 @@ class Batches:
                 " after each pass over them, or iterate over session.epochs(), and evaluate with"
                 " another loader"
             )
+
+
+class _BatchReader(Iterator[list[int]]):
+    """Iterator that follows the last step whenever it is asked for more.
+
+    It is no generator, because a loader that reads ahead also asks at its last steps, when there is
+    no more to read.
+    """
+
+    def __init__(self, session: ScriptSession, batches: Iterator[list[int]]) -> None:
+        self._session, self._batches = session, batches
+
+    def __next__(self) -> list[int]:
+        self._session.follow_last_step()
+        return next(self._batches)
 
 
 __all__ = ["Batches"]

@@ -21,7 +21,6 @@ from workers.error_kinds import is_peer_loss
 from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
-from workers.training.resume import StopRequested
 from workers.training.script_checks import explain_second_group
 from workers.user_code.install import append_to_path, install_code
 
@@ -151,26 +150,42 @@ def run_script(context: WorkerContext) -> Outcome:
 def _run_to_outcome(context: WorkerContext) -> Outcome:
     from workers.training.script_session import session
 
+    try:
+        _run_to_end(context)
+    except BaseException as error:
+        if session.leaving is None:
+            raise
+        if not isinstance(error, SystemExit):
+            context.link.log(
+                f"warning: the script raised {format_with_line(error)} while it ended because its"
+                " job stops or continues with other workers; this is ignored"
+            )
+    return session.leaving or ("ended early" if session.state.ends_early else "completed")
+
+
+def _run_to_end(context: WorkerContext) -> None:
+    """Run the script, and save what it has not saved.
+
+    Raises:
+        CodeError: the script cannot be found, or it ended with an exit code other than 0.
+        Exception: what the script raised, or the session's own failure, which it caught.
+    """
+    from workers.training.script_session import session
+
     file, arguments = _locate_script(context.launch)
     try:
         with _set_command_line([str(file), *arguments]):
             runpy.run_path(str(file), run_name="__main__")
-    except ScriptExit as leave:
-        return leave.outcome
-    except StopRequested:
-        return "stopped"
     except SystemExit as end:
-        if end.code not in (None, 0):
+        if end.code not in (None, 0) and session.leaving is None:
             error = CodeError(
                 f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong"
             )
             # It names the script's line.
             raise error.with_traceback(end.__traceback__) from end
-    try:
-        session.close()
-    except ScriptExit as leave:
-        return leave.outcome
-    return "ended early" if session.state.ends_early else "completed"
+    if session.failure is not None and session.leaving is None:
+        raise session.failure
+    session.close()
 
 
 def _locate_script(launch: Launch) -> tuple[Path, list[str]]:

@@ -17,10 +17,11 @@ one the arguments hold, and checkpoints are kept if `init_process_group` got a `
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from torch.optim import Optimizer
 
 from accordion.errors import HookError
 from accordion.session import Session
+from accordion.step_signals import Signal
 from workers.errors import CodeError
 from workers.training import standalone_context as standalone
 from workers.training.boundaries import (
@@ -47,6 +49,7 @@ from workers.training.context import WorkerContext
 from workers.training.data_paths import find_data
 from workers.training.evaluation import MetricSums, is_evaluation_due
 from workers.training.load_timing import time_loading
+from workers.training.resume import StopRequested
 from workers.training.sampler import loss_weight
 from workers.training.script_batches import Batches
 from workers.training.script_checks import (
@@ -80,7 +83,12 @@ class ScriptSession:
         self._state: TrainState | None = None
         self._batches: Batches | None = None
         self._epochs: int | None = None
-        self._leaving: Outcome | None = None
+        self.leaving: Outcome | None = None
+        """How the script was told to end by SystemExit; it counts if the script catches that."""
+        self._announced: frozenset[Signal] | None = None
+        """Signals of the last step, until the next call follows them."""
+        self._step_thread = 0
+        """Thread that called `step` last."""
         self._rate = 0.0
         self._has_backward = False
         """Whether `backward` was called since the last step."""
@@ -218,6 +226,7 @@ class ScriptSession:
                 already.
             HookError: `accordion.attach` refused the module.
         """
+        self.follow_last_step()
         if self._state is not None:
             raise CodeError(
                 "session.attach() was called twice, but a job saves and resumes one module; put all"
@@ -236,7 +245,12 @@ class ScriptSession:
             )
             state.optimizer = OptimizerWithExtras.of(optimizer, kept)
             self._state = state
-            standalone.log_resume(state, start_training(state))
+            try:
+                standalone.log_resume(state, start_training(state))
+            except StopRequested:
+                self.leaving = "stopped"
+                raise
+        self.failure = None
         self._is_epoch_unread = state.position.epoch > 0
         time_loading(module, state.phases)
         state.phases.start_step()
@@ -253,6 +267,7 @@ class ScriptSession:
             log_replaced_epochs(state, number)
         standalone.log_if_done(state, self._epochs)
         while state.position.epoch < self._epochs and not state.ends_early:
+            self.follow_last_step()
             epoch = state.position.epoch
             if self._batches is None and state.position.samples:
                 open_epoch(state, epoch)
@@ -279,6 +294,7 @@ class ScriptSession:
             CodeError: the script calls `batches` and did not read this batch from them.
         """
         state = self.state
+        self.follow_last_step()
         self._leave_if_trained()
         if self._is_epoch_unread:
             self._is_epoch_unread = False
@@ -300,17 +316,19 @@ class ScriptSession:
         """Take the optimizer's step, and follow signals; return False if a gradient was not finite
         on any worker.
 
-        If the job is to stop or to continue with other workers, everything is saved and the script
-        ends by SystemExit: `finally` blocks run, `except Exception` does not catch it.
+        If the job is to stop or to continue with other workers, or a checkpoint is due, everything
+        is saved in the next call of the session, or when `batches` is asked for more: so what the
+        script does after a step, such as `scheduler.step()`, is saved with it. To stop, the script
+        ends there by SystemExit: `finally` blocks run, `except Exception` does not catch it, and
+        every later call raises it again.
 
         Raises:
             CodeError: `backward` was not called since the last step.
             LossNotFinite: too many steps were skipped in a row.
             RuntimeError: another worker is gone.
         """
-        if self._leaving is not None:
-            raise ScriptExit(self._leaving)
         state = self.state
+        self.follow_last_step()
         check_backward(state, has_run=self._has_backward)
         self._has_backward = False
         state.phases.count_lap("compute")
@@ -323,12 +341,25 @@ class ScriptSession:
             result = state.session.step()
             state.phases.count_lap("optimize")
             finish_step(state, batch, result)
-            self._leaving = follow_signals(state, result.announced)
+            self._announced, self._step_thread = result.announced, threading.get_ident()
             state.phases.start_step()
-            if self._leaving is not None:
-                state.context.link.flush(FLUSH_TIMEOUT_S)
-                raise ScriptExit(self._leaving)
+        self.failure = None
         return result.taken
+
+    def follow_last_step(self) -> None:
+        """Save if the last step announced it or the job's spec asks for it, and end the script if
+        its job is to stop or to continue with other workers; each call of the session begins so.
+        """
+        self._check_leaving()
+        # Another thread may read batches ahead, at a moment that differs between the workers.
+        if self._announced is None or threading.get_ident() != self._step_thread:
+            return
+        announced, self._announced = self._announced, None
+        with self._service_errors():
+            outcome = follow_signals(self.state, announced)
+            if outcome is not None:
+                self.state.context.link.flush(FLUSH_TIMEOUT_S)
+                self._leave(outcome)
 
     def end_epoch(self, **metrics: float | Tensor) -> None:
         """Report the epoch, decide on the next one, and save; on all workers, after the learning
@@ -343,6 +374,7 @@ class ScriptSession:
             TaskRaised: the metric of the job's `objective` is not given, and `evaluation_is_due`.
         """
         state = self.state
+        self._check_leaving()
         check_trained(state)
         self._leave_if_trained()
         check_epoch_trained(state)
@@ -361,15 +393,18 @@ class ScriptSession:
             )
             state.phases.start_step()
             if not is_saved:
-                raise ScriptExit("unsaved")
+                self._leave("unsaved")
             if state.ends_early and self._epochs is None:
                 state.context.link.flush(FLUSH_TIMEOUT_S)
-                raise ScriptExit("ended early")
+                self._leave("ended early")
+        # The epoch is over for the script, so a stop that its last step announced comes after it.
+        self.follow_last_step()
 
     def checkpoint(self) -> None:
         """Save everything now, in addition to the checkpoints that the job asks for; on all
         workers, between two steps.
         """
+        self.follow_last_step()
         with self._service_errors():
             save_checkpoint(self.state)
             self.state.phases.start_step()
@@ -386,6 +421,7 @@ class ScriptSession:
                 " shows how"
             )
         state = self._state
+        self._check_leaving()
         check_trained(state)
         log_missing_epochs(state)
         state.context.control.enter_phase(
@@ -393,7 +429,7 @@ class ScriptSession:
         )
         with self._service_errors():
             if dist.is_initialized() and not save_checkpoint(state, wait=True):
-                raise ScriptExit("unsaved")
+                self._leave("unsaved")
             state.context.link.flush(FLUSH_TIMEOUT_S)
 
     @property
@@ -408,7 +444,15 @@ class ScriptSession:
         if self._in_job and state.position.epoch >= state.spec.training.epochs:
             log_extra_epochs(state)
             self.close()
-            raise ScriptExit("ended early" if state.ends_early else "completed")
+            self._leave("ended early" if state.ends_early else "completed")
+
+    def _check_leaving(self) -> None:
+        if self.leaving is not None:
+            raise ScriptExit(self.leaving)
+
+    def _leave(self, outcome: Outcome) -> NoReturn:
+        self.leaving = outcome
+        raise ScriptExit(outcome)
 
     @property
     def _num_epochs(self) -> int | None:
