@@ -74,7 +74,7 @@ class DetectorConfig:
             raise ConfigError(
                 f"statistic is {self.statistic!r}; known are {', '.join(get_args(StatisticKind))}"
             )
-        if not isinstance(self.window, Window):
+        if not isinstance(self.window, Window | None):
             raise ConfigError(
                 f"window is {self.window!r}; give Window(epochs=10) or Window(steps=500)"
             )
@@ -153,8 +153,7 @@ class WarmUp:
     """Level of all layers: `none` sends gradients as they are, `half` in 16 bits."""
 
     def __post_init__(self) -> None:
-        is_whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if not is_whole or self.steps < 1:
+        if not _is_whole(self.steps) or self.steps < 1:
             raise ConfigError(
                 f"warm_up has steps={self.steps!r}; give a whole number, at least 1, or"
                 " warm_up=None to compress from the first step on"
