@@ -75,7 +75,7 @@ function pace(job, progress) {
   if (!progress) return "";
   const step = `step ${progress.step}${progress.steps === null ? "" : ` of ${progress.steps}`}`;
   const rate = progress.samples_per_s === null ? "" : `${number(progress.samples_per_s)} samples/s`;
-  const left = progress.steps === null ? "" : `${duration(progress.eta_s)} left`;
+  const left = progress.eta_s === null ? "" : `${duration(progress.eta_s)} left`;
   return job.world_size ? [step, rate, left].filter(Boolean).join(" · ") : step;
 }
 
