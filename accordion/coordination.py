@@ -44,6 +44,8 @@ millisecond that a shaper lets pass without delay.
 """
 _NUM_MESSAGES = 3
 """Messages of each size to a neighbor; the fastest counts."""
+_MAX_MESSAGE_SHARE = 0.03
+"""Largest share of the bytes saved by compression that messages between neighbors take."""
 _PIECE_BYTES = 1 << 26
 """Largest message in which `gather_on_rank_0` sends a part of a payload."""
 
@@ -51,10 +53,10 @@ _PIECE_BYTES = 1 << 26
 class Coordinator:
     """Exchanges short messages over a session's process group.
 
-    The ledger counts their bytes as overhead, except when states are saved or loaded and when the
-    latency is probed, so that a resumed run reports the same bytes as an uninterrupted one. Larger
-    probes are counted: those of the bandwidth, which only policies with costs need, and those of
-    neighbors, in groups of three to `_PROBED_WORKERS` workers.
+    The ledger counts their bytes as overhead, except when states are loaded and when the latency is
+    probed, so that a resumed run reports the same bytes as an uninterrupted one. Larger probes are
+    counted: those of the bandwidth, which only policies with costs need, and those of neighbors, in
+    groups of three to `_PROBED_WORKERS` workers. So are states that rank 0 gathers.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Coordinator:
         self._probe_bytes = _MIN_PROBE_BYTES
         self._neighbors_s: tuple[float, ...] = ()
         """Seconds by rank in the last probe of neighbors."""
+        self._fastest_s: tuple[float, ...] = ()
+        """Seconds by rank in the faster one of the last two probes of neighbors."""
         self.world_size = network.world_size
 
     def require_equal(self, settings: object) -> None:
@@ -161,6 +165,7 @@ class Coordinator:
         """Return the payloads of all workers on rank 0, received one by one; None on others."""
         own = bytearray(payload)
         sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
+        self._ledger.count_gather_on_rank_0(sizes)
         if self.rank != 0:
             for piece in _split_payload(own):
                 self._network.send_to_rank_0(piece.to(self._device))
@@ -233,19 +238,32 @@ class Coordinator:
     def probe_neighbors(self) -> tuple[float, ...]:
         """Return the seconds that `_MESSAGE_BYTES` take from the rank before to each rank.
 
-        The time of an empty message is subtracted, and the fastest of several messages in this call
-        and the one before counts, because busy hosts delay messages by milliseconds. The result is
-        the same on all ranks; it is empty for two workers, which have one link, and for more than
-        `_PROBED_WORKERS`.
+        The time of an empty message is subtracted, and the fastest of several messages in this
+        probe and the one before counts, because busy hosts delay messages by milliseconds. The
+        result is the same on all ranks; it is empty for two workers, which have one link, and for
+        more than `_PROBED_WORKERS`. Messages that compression has not paid for yet are not sent:
+        the result is that of the last probe, and empty before the first one.
         """
         if not 2 < self.world_size <= _PROBED_WORKERS:
             return ()
+        if not self._share_number(int(self._can_afford_messages())):
+            return self._fastest_s
         own_s = max(0.0, self._pass_message(_MESSAGE_BYTES) - self._pass_message(1))
         own = torch.zeros(self.world_size, dtype=torch.float64, device=self._device)
         own[self.rank] = own_s * self.world_size
         before = self._neighbors_s
         self._neighbors_s = tuple(self.average_tensor(own).tolist())
-        return tuple(map(min, self._neighbors_s, before)) if before else self._neighbors_s
+        self._fastest_s = tuple(map(min, self._neighbors_s, before or self._neighbors_s))
+        return self._fastest_s
+
+    def _can_afford_messages(self) -> bool:
+        """Return whether a probe of neighbors and those before it take at most
+        `_MAX_MESSAGE_SHARE` of what compression saved; without any savings, of what was sent.
+        """
+        ledger, probe = self._ledger, _NUM_MESSAGES * (_MESSAGE_BYTES + 1)
+        saved = ledger.saved_wire
+        worth = saved if saved > 0 else ledger.total.dense_wire - saved
+        return ledger.message_wire + probe <= _MAX_MESSAGE_SHARE * worth
 
     def _pass_message(self, size: int) -> float:
         """Return the seconds of the fastest of a few messages from the rank before."""

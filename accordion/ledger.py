@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,10 @@ DENSE_BYTES = 4
 HALF_BYTES = 2
 """Bytes of one value in the fp16 equivalent."""
 OVERHEAD = "(control)"
-"""Name for bytes that belong to no layer and no method: step signals, sketches and decisions."""
+"""Name for bytes that belong to no layer and no method: step signals, sketches, decisions, probes,
+and states that rank 0 gathers.
+"""
+_MESSAGES = "message"
 
 
 @dataclass(slots=True)
@@ -55,6 +58,17 @@ class Ledger:
         """Wire bytes of `OVERHEAD`, a part of the total's."""
         return self.by_layer[OVERHEAD].wire if OVERHEAD in self.by_layer else 0
 
+    @property
+    def saved_wire(self) -> int:
+        """Wire bytes that compression saved, control bytes apart; negative if it sent more."""
+        return self.total.dense_wire - (self.total.wire - self.control_wire)
+
+    @property
+    def message_wire(self) -> int:
+        """Wire bytes that `count_message` counted."""
+        name = f"{OVERHEAD} {_MESSAGES}"
+        return self.by_collective[name].wire if name in self.by_collective else 0
+
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Count a request, in equal parts for layers of equal shape."""
         sent = payload_bytes(request)
@@ -69,7 +83,15 @@ class Ledger:
 
     def count_message(self, size: int) -> None:
         """Count control bytes that every worker sends to one other."""
-        self._add_request((OVERHEAD, "message"), (OVERHEAD,), sent=size, wire=size)
+        self._add_request((OVERHEAD, _MESSAGES), (OVERHEAD,), sent=size, wire=size)
+
+    def count_gather_on_rank_0(self, sizes: Sequence[int]) -> None:
+        """Count control bytes that each worker sends to rank 0, given by rank; all workers count
+        the mean alike.
+        """
+        mean = sum(sizes[1:]) // self._world_size
+        if mean:
+            self._add_request((OVERHEAD, "gather on rank 0"), (OVERHEAD,), sent=mean, wire=mean)
 
     def _add_request(
         self, kind: tuple[str, str], layers: tuple[str, ...], *, sent: int, wire: int

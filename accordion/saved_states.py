@@ -16,6 +16,7 @@ from accordion.compression_engine import Engine
 from accordion.controller import Controller
 from accordion.coordination import Coordinator
 from accordion.errors import StateError
+from accordion.ledger import Ledger
 from accordion.messages import Decision, decision_from_json
 
 _KEYS = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
@@ -35,11 +36,19 @@ def state_file(name: str = "") -> str:
 
 
 def merge_states(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
-    """Return one state that contains those of all workers, given serialized in rank order."""
-    states = [
-        torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        for payload in payloads
-    ]
+    """Return one state that contains those of all workers, given serialized in rank order.
+
+    Their ledgers count this gather, which they precede, so that a resumed run reports the same
+    bytes as an uninterrupted one.
+    """
+    states = []
+    for payload in payloads:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        ledger = Ledger(len(payloads))
+        ledger.restore(ledger.parse_tables(state["engine"]["ledger"]))
+        ledger.count_gather_on_rank_0([len(one) for one in payloads])
+        state["engine"]["ledger"] = ledger.state_dict()
+        states.append(state)
     return {_GATHERED: states}
 
 

@@ -155,7 +155,7 @@ class Session:
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
         self.receive_s_by_rank: tuple[float, ...] = ()
-        """Seconds that 64 KiB lately took from the rank before to each rank; empty if it was not
+        """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
         measured.
         """
         self.lr: float | None = None

@@ -65,7 +65,7 @@ _JOB_FAMILIES: Mapping[str, Family] = {
     "accordion_job_metric": Family("gauge", "Newest evaluation metrics, such as accuracy."),
     "accordion_job_learning_rate": Family("gauge", "Current learning rate."),
     "accordion_job_samples_per_second": Family(
-        "gauge", "Training samples per second over all workers."
+        "gauge", "Training samples per second over all workers; 0 while the job does not train."
     ),
     "accordion_job_workers_wanted": Family(
         "gauge", "Workers that the scheduler allocated to the job."
@@ -268,7 +268,8 @@ def _training_samples(facts: _Facts) -> Iterator[Sample]:
     )
     yield Sample("accordion_job_learning_rate", progress.lr, {})
     if progress.global_batch or facts.row.kind == Kind.JOB:
-        yield Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
+        is_training = facts.row.status == Status.RUNNING
+        yield Sample("accordion_job_samples_per_second", progress.samples_per_s * is_training, {})
     yield Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
     for kind, count in progress.bytes.model_dump().items():
         yield Sample("accordion_job_bytes_total", count, {"kind": kind})

@@ -28,6 +28,7 @@ from workers.public_records import EpochRecord as EpochRecord
 from workers.public_records import Package as Package
 from workers.public_records import Reported as Reported
 from workers.public_records import StorageUse as StorageUse
+from workers.public_records import WithBytes
 from workers.requirement_spec import PackagesRecord as PackagesRecord
 from workers.requirement_spec import PipIndex as PipIndex
 from workers.spec import JobSpec as JobSpec
@@ -239,7 +240,7 @@ class Record(Strict):
     payload: Payload
 
 
-class Progress(Strict):
+class Progress(WithBytes):
     """Current progress of a job; only the newest is kept, and one may be lost."""
 
     attempt: int
@@ -278,7 +279,8 @@ class Progress(Strict):
     """
     receive_s_by_rank: tuple[float, ...] = ()
     """Seconds that 64 KiB take from the rank before (for rank 0: from the last) to each rank, as
-    measured at the last two decisions; empty for two workers, and if it was not measured.
+    measured at the last two decisions before which compression had saved enough bytes to pay for
+    it; empty for two workers, and if it was not measured.
     """
     wait_s_by_level: dict[str, float] = Field(default_factory=dict)
     """Seconds for which a step would wait for exchanges at each level, as predicted at the last

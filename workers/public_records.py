@@ -56,7 +56,18 @@ def add_dense_wire(counts: Mapping[str, Any], world_size: int) -> dict[str, Any]
     return {"dense_wire": dense_wire, **counts}
 
 
-class EpochRecord(Reported):
+class WithBytes(Strict):
+    """Base of records with bytes; those of earlier versions are completed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_bytes(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("bytes"), dict):
+            return data
+        return {**data, "bytes": add_dense_wire(data["bytes"], data.get("world_size", 0))}
+
+
+class EpochRecord(WithBytes, Reported):
     """One finished epoch."""
 
     kind: Literal["epoch"] = "epoch"
@@ -91,13 +102,6 @@ class EpochRecord(Reported):
     """Regime at the end of the epoch, by layer."""
     level_by_layer: dict[str, str]
     """Name of the compression level at the end of the epoch, by layer."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete_bytes(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("bytes"), dict):
-            return data
-        return {**data, "bytes": add_dense_wire(data["bytes"], data.get("world_size", 0))}
 
 
 class StorageUse(Strict):

@@ -28,7 +28,7 @@ from service.api.schemas import (
 )
 from service.checkpoint_choice import find_kept
 from service.domain.cluster_snapshot import name_of_node
-from service.domain.jobs import Kind
+from service.domain.jobs import Kind, Status
 from service.domain.overrides import name_requesters
 from service.domain.waiting_message import format_waiting_message
 from service.store.models import (
@@ -112,17 +112,19 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
     steps = now.get("steps") or now["steps_per_epoch"] * now["epochs"] or None
     default_batch = 0 if row.kind == Kind.GUEST else 1
     batch = now.get("global_batch") or spec_value(row, "training.global_batch", default_batch)
-    rate = now["samples_per_s"] / batch if batch else 0.0
+    is_training = row.status == Status.RUNNING
+    # Means over 10 s and an epoch: the newest speed may be that of a few steps or an evaluation.
+    step_s = is_training and sum((now.get("step_s_by_phase") or {}).values())
     return ProgressView.model_validate(
         {
             **{name: now[name] for name in ("epoch", "step", "loss", "lr")},
             "bytes": add_dense_wire(now["bytes"], now.get("world_size", 0)),
             "epochs": now["epochs"] or None,
-            "samples_per_s": now["samples_per_s"] if batch else None,
+            "samples_per_s": now["samples_per_s"] * is_training if batch else None,
             "compute_s_by_rank": now.get("compute_s_by_rank", ()),
             "micro_batches_by_rank": now.get("micro_batches_by_rank", ()),
             "steps": steps,
-            "eta_s": max(0, steps - now["step"]) / rate if steps and rate > 0 else None,
+            "eta_s": max(0, steps - now["step"]) * step_s if steps and step_s else None,
             "updated_at": now["time"],
         }
     )

@@ -17,6 +17,7 @@ from service.domain.jobs import Kind, Status
 from service.domain.step_profile import JobSettings, StepProfile
 from service.domain.waiting_message import format_waiting_message
 from service.store.models import DecisionRow, JobRow
+from service.store.stored_documents import stored_reports
 from service.store.stored_spec import UnreadableSpec, resource_request, submitted_spec
 
 
@@ -76,6 +77,8 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
     layers = schedule_view(job, newest).layers
     return StepProfile(
         step_s_by_phase=now.get("step_s_by_phase") or {},
+        num_workers=now.get("world_size", 0),
+        num_hosts=_count_hosts(job, now.get("world_size", 0)),
         compute_s_by_rank=now.get("compute_s_by_rank") or (),
         receive_s_by_rank=now.get("receive_s_by_rank") or (),
         link_text=(
@@ -95,6 +98,14 @@ def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | Non
         settings=_job_settings(job),
         times_exchanges=resource_request(job).gpus == 0,
     )
+
+
+def _count_hosts(job: JobRow, size: int) -> int:
+    """Return the hosts of the group that trains; 0 if unknown, as for one that has not verified its
+    storage.
+    """
+    found = stored_reports(job)["storage"]
+    return found["hosts"] if found and found["workers"] == size else 0
 
 
 def _uncompressed_s(layers: Sequence[LayerSchedule], link: Mapping[str, float], size: int) -> float:

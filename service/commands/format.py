@@ -205,8 +205,11 @@ _CAUSES = {
 def format_workers(job: JobView) -> str:
     """Describe the current, allocated and allowed numbers of workers."""
     if job.kind == Kind.GUEST:
-        return f"{job.world_size} train now; a guest run, started and stopped by its own script"
+        size = f"{job.world_size} train now" if job.ended_at is None else "none, it has ended"
+        return f"{size}; a guest run, started and stopped by its own script"
     allowed = f"{job.min_workers} to {job.max_workers} allowed"
+    if job.ended_at is not None:
+        return f"none, it has ended; {allowed}"
     return f"{job.world_size} train now, {job.workers} allocated, {allowed}"
 
 

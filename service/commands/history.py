@@ -181,8 +181,8 @@ def _summarize_job(job: JobView) -> list[str]:
         value_at(job.spec, place, "?")
         for place in ("task.name", "compression.method", "policy.name", "training.precision")
     )
-    levels = job.spec.get("compression")
-    if isinstance(levels, dict):
+    levels, batch = job.spec.get("compression"), job.spec.get("batch")
+    if isinstance(levels, dict) and (levels.get("low") or levels.get("high")):
         method += f" {format_level(levels.get('low'))} / {format_level(levels.get('high'))}"
         if warm_up := levels.get("warm_up"):
             method += f" ({warm_up['level']} in the first {warm_up['steps']} steps)"
@@ -198,6 +198,8 @@ def _summarize_job(job: JobView) -> list[str]:
             f" {format_workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
         ),
     ]
+    if isinstance(batch, dict):
+        lines.append(f"batch      grows to {batch.get('high')} samples a step in stable regimes")
     lines += _summarize_removed(job)
     lines += _summarize_queueing(job)
     lines += _summarize_resources(job)

@@ -162,7 +162,8 @@ def _progress_bar(state: WatchState) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
-    eta = f"  {format_duration(progress.eta_s)} left" if state.world_size else ""
+    is_known = state.world_size and progress.eta_s is not None
+    eta = f"  {format_duration(progress.eta_s)} left" if is_known else ""
     step = format_step(progress)
     grid.add_row(
         ProgressBar(total=progress.steps, completed=progress.step),

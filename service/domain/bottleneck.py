@@ -95,6 +95,14 @@ _PARTS = {
         text="Deciding on levels holds this job up: spread over the steps, it takes {share}",
         change="Decide less often, with a longer policy.window",
     ),
+    Cause.PROCESSOR: _Part(
+        phases=(),
+        text=(
+            "Waiting for a processor holds this job up: all workers run on one host, and exchanging"
+            " gradients there takes {share}"
+        ),
+        change="Use fewer workers, or a host with more free processors",
+    ),
     Cause.PACING: _Part(
         phases=("wait",),
         text="The task's option min_step_s holds this job up: waiting takes {share}",
@@ -138,10 +146,15 @@ def find_bottleneck(profile: StepProfile) -> Bottleneck | None:
     if not profile.times_exchanges:
         for cause in (Cause.LINK, Cause.ENCODING):
             seconds[Cause.COMPUTE] += seconds.pop(cause)
+    elif profile.num_workers == 1:
+        # Without peers, what is left of an exchange is handing gradients to the encoder.
+        is_encoding = profile.methods != {"none"}
+        seconds[Cause.ENCODING if is_encoding else Cause.COMPUTE] += seconds.pop(Cause.LINK)
     slow_rank = _split_slow_worker(seconds, profile.compute_s_by_rank)
     link = find_slow_link(profile.receive_s_by_rank)
-    if link and Cause.LINK in seconds:
-        seconds[Cause.SLOW_LINK], seconds[Cause.LINK] = seconds[Cause.LINK], 0.0
+    if Cause.LINK in seconds and (profile.num_hosts == 1 or link):
+        waits = Cause.PROCESSOR if profile.num_hosts == 1 else Cause.SLOW_LINK
+        seconds[waits], seconds[Cause.LINK] = seconds[Cause.LINK], 0.0
     cause = max(seconds, key=lambda name: seconds[name] if name != Cause.COMPUTE else 0.0)
     if seconds[cause] < MIN_SHARE * step_s:
         cause = Cause.COMPUTE

@@ -31,6 +31,8 @@ def change_levels(
     `seconds` are those of a step by part, with a part for the link and for encoding.
     """
     step_s = sum(seconds.values())
+    if profile.num_workers == 1:
+        return None if profile.methods == {"none"} else _leave_out_compression(seconds, profile)
     if profile.wait_s_by_level:
         return _change_by_costs(seconds, profile)
     if profile.settings.policy == _COST_AWARE:
@@ -50,6 +52,11 @@ def change_levels(
     if not text:
         return None
     return _upper_bound(text, step_s, saved_s=seconds[cause])
+
+
+def _leave_out_compression(seconds: Mapping[Cause, float], profile: StepProfile) -> Change:
+    text = f"{_take_level('none', profile)}: one worker exchanges no gradients"
+    return _upper_bound(text, sum(seconds.values()), saved_s=seconds[Cause.ENCODING])
 
 
 def _change_by_costs(seconds: Mapping[Cause, float], profile: StepProfile) -> Change | None:

@@ -24,6 +24,7 @@ class Cause(StrEnum):
     EVALUATION = "evaluation"
     CHECKPOINTS = "checkpoints"
     DECISIONS = "decisions"
+    PROCESSOR = "processor"
     PACING = "pacing"
 
 
@@ -54,6 +55,10 @@ class StepProfile:
 
     step_s_by_phase: Mapping[str, float]
     """Mean seconds per step of each of rank 0's phases; empty before they are known."""
+    num_workers: int = 0
+    """Workers of the group; 0 if unknown."""
+    num_hosts: int = 0
+    """Hosts that they run on; 0 if unknown."""
     compute_s_by_rank: Sequence[float] = ()
     """Mean seconds per step that each rank loads data and computes; empty if they are unknown."""
     receive_s_by_rank: Sequence[float] = ()

@@ -363,7 +363,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
             job.controller.load_state_dict(saved.state)
         if job.launch.spec.pip and not job.journal:
             self._post(job, packages_record(job.launch))
-        is_first = job.cause == "start"
+        is_first, size = job.cause == "start", job.world_size
         facts = {
             "layers": LAYERS,
             "parameters": PARAMETERS,
@@ -373,7 +373,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         self._post(
             job,
             Started(
-                world_size=job.world_size,
+                world_size=size,
                 epoch=job.epoch,
                 step=job.step,
                 resumed_from=f"epoch-{job.epoch:05d}" if saved.state else None,
@@ -381,7 +381,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
                 **facts,
                 seconds_lost=0.0 if is_first else 0.8,
                 steps_rolled_back=0 if is_first else reached - job.step,
-                storage=StorageUse(place=job.launch.storage, workers=job.world_size, hosts=1),
+                storage=StorageUse(place=job.launch.storage, workers=size, hosts=size),
                 engine=(
                     None if job.launch.job_id in self.enlisted else job.launch.spec.workers.engine
                 ),

@@ -64,6 +64,16 @@ def test_the_change_follows_the_levels_in_force(
     assert "a global batch twice as large" in why(client, job_id)["change"]["text"]
 
 
+def test_workers_of_one_host_are_not_told_of_a_network(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    with world.database.write() as session:
+        job = session.get_one(JobRow, job_id)
+        job.storage = {**job.storage, "hosts": 1}
+    answer = why(client, job_id)
+    assert (answer["cause"], "link" in answer["sentence"]) == ("processor", False)
+
+
 def test_a_queued_job_has_its_message_in_place_of_a_cause(client: TestClient, world: World) -> None:
     job_id = world.submit(
         workers={"min": 500, "max": 500}, training={"micro_batch": 1, "global_batch": 500}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tests.bench import encode_rows, report, statistic_row, step_rows
+from tests.bench.peers_package import describe_package, find_clone
 from tests.bench.targets import TARGETS, Target, chosen
 from tests.netlab.lab import may_make_hosts
 
@@ -55,6 +56,9 @@ def _rows(targets: Sequence[Target], *, quick: bool) -> Iterator[tuple[Target, d
             for target in steps
         )
         return
+    absent = [target for target in steps if target.row.endswith("-package") and not find_clone()]
+    yield from ((target, report.missing_row(target, describe_package())) for target in absent)
+    steps = [target for target in steps if target not in absent]
     for target, measured in step_rows.measure(steps, quick=quick):
         yield target, report.row_of(target, measured)
 

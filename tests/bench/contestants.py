@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion import Config, attach
 from accordion.config import BucketsPerExchange
 from accordion.optimizer_steps import StepMode
+from tests.bench.peers_package import PackagePowerSGD, find_clone
 from tests.bench.peers_powersgd import PeerPowerSGD
 from tests.bench.resnet import resnet18
 
@@ -34,6 +35,8 @@ plan.
 EPOCH_STEPS = 50
 """Steps between two decisions of `cost_aware`: they cover a plan, a trial and the return from it.
 """
+PACKAGE = "epfml package"
+"""Contestant that is there if a clone is named."""
 WHOLE_MODEL_MB = 1000
 """A bucket that holds every gradient, so that nothing leaves before backward has ended."""
 
@@ -158,9 +161,20 @@ class Following(Accordion):
         self.optimizer.zero_grad()
 
 
+class Package(Contestant):
+    """epfml's package after backward."""
+
+    def __init__(self) -> None:
+        super().__init__(resnet18())
+        self._package = PackagePowerSGD(list(self.module.parameters()), rank=RANK)
+
+    def _finish(self) -> None:
+        self._package.take_step(self.optimizer)
+
+
 class Peer(Contestant):
-    """epfml's PowerSGD after backward; the gradients keep the residual, so they are never set to
-    zero.
+    """epfml's method after backward, re-implemented; the gradients keep the residual, so they are
+    never set to zero.
     """
 
     def __init__(self, sides: int) -> None:
@@ -210,6 +224,7 @@ CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
     ),
     "epfml": lambda: Peer(sides=2),
     "epfml alternating": lambda: Peer(sides=1),
+    **({PACKAGE: Package} if find_clone() else {}),
     "cost_aware": CostAware,
     "half": lambda: Accordion("half", {}, buckets_per_exchange=1, **ADVISED),
     "half together": lambda: Accordion("half", {}, buckets_per_exchange="all", **ADVISED),

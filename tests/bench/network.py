@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any
 
 from tests.bench import report
-from tests.bench.contestants import ALONE
+from tests.bench.contestants import ALONE, CONTESTANTS, PACKAGE
 from tests.bench.hosts import WorkerHosts
+from tests.bench.peers_package import describe_package
 from tests.bench.timing import Round, Spread
 from tests.netlab.lab import may_make_hosts
 
@@ -28,7 +29,7 @@ FIXED = ("accordion separate", "accordion together")
 COST_AWARE = "cost_aware"
 UNCOMPRESSED = ("half", "half together", "none advised", "none")
 """Fixed choices that can only be the best on a fast link; elsewhere fp16 and DDP stand for them."""
-PEERS = ("epfml", "fp16", "ddp")
+PEERS = ("epfml", PACKAGE, "fp16", "ddp")
 OTHERS = {COST_AWARE, *PEERS, ALONE, "copy"}
 """What is not a fixed choice of method and exchanges."""
 ROUNDS, STEPS = 5, 5
@@ -59,7 +60,7 @@ class LinkShape:
         fast = UNCOMPRESSED if ddp_s < SLOW_STEP_S else ()
         names = (OURS, *FIXED, COST_AWARE, *fast, *PEERS, ALONE)
         slow = {"ddp": ddp_s > SLOW_STEP_S, "fp16": ddp_s / 2 > SLOW_STEP_S}
-        return {name: 1 if slow.get(name) else STEPS for name in names}
+        return {name: 1 if slow.get(name) else STEPS for name in names if name in CONTESTANTS}
 
     def limit_s(self, payload: float) -> float:
         """Return the seconds of the payload on the link and of two round trips."""
@@ -111,6 +112,7 @@ def _measure(link: LinkShape, *, quick: bool) -> dict[str, Any]:
         "rows": _rows(rounds, limit),
         "limit_of_link_s": limit,
         "payload_bytes": answers[0]["payload"],
+        "package": describe_package(),
         "plans": answers[0]["plans"],
         "levels": answers[0]["levels"],
         "rounds_s": rounds,
@@ -127,7 +129,11 @@ def _rows(rounds: Sequence[Round], limit_s: float) -> dict[str, dict[str, float]
         ],
         "cost_aware over the best fixed choice": [one[COST_AWARE] / one[best] for one in rounds],
         "ddp over cost_aware": [one["ddp"] / one[COST_AWARE] for one in rounds],
-        **{f"{peer} over ours": [one[peer] / one[OURS] for one in rounds] for peer in PEERS},
+        **{
+            f"{peer} over ours": [one[peer] / one[OURS] for one in rounds]
+            for peer in PEERS
+            if peer in rounds[0]
+        },
     }
     seconds = {name: [one[name] for one in rounds] for name in rounds[0]}
     return {name: _spread(values) for name, values in {**ratios, **seconds}.items()}
@@ -158,8 +164,9 @@ def _table(found: Mapping[str, Any]) -> str:
         " compute alone, plus payload / link, plus two round trips. Fixed plans exchange each"
         " bucket alone, or all together. `cost_aware` chooses between rank 4 and, on links from 500"
         " Mbit/s on, 16 bits and no compression, each with fixed exchanges beside it; the best"
-        " fixed choice is the one with the least median, ours included. Median of the rounds, least"
-        " and most in brackets.",
+        " fixed choice is the one with the least median, ours included. `epfml` is a"
+        " re-implementation (`peers_powersgd.py`), `epfml package` the package's own code. Median"
+        " of the rounds, least and most in brackets.",
         "",
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---'] * len(head))} |",
@@ -171,7 +178,8 @@ def _table(found: Mapping[str, Any]) -> str:
         cells.append(found[link].get("levels", {}).get(COST_AWARE, ""))
         lines.append(f"| {' | '.join(cells)} |")
     runs = [
-        f"- {link}: commit {row['commit']}, load {row['load']} at its start"
+        f"- {link}: commit {row['commit']}, load {row['load']} at its start; {PACKAGE}:"
+        f" {row.get('package', 'absent')}"
         for link, row in found.items()
     ]
     return "\n".join([*lines, "", *runs]) + "\n"

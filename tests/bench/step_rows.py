@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.bench.contestants import ALONE
+from tests.bench.contestants import ALONE, PACKAGE
 from tests.bench.hosts import WorkerHosts
 from tests.bench.report import Measured
 from tests.bench.resnet import PARAMETERS
@@ -36,6 +36,7 @@ OVER_A_LINK: Mapping[str, tuple[str, str]] = {
     "ddp": (OURS, "ddp"),
     "fp16": (OURS, "fp16"),
     "epfml": (OURS, "epfml"),
+    "epfml-package": (OURS, PACKAGE),
     "blocking": (OURS, "accordion blocking"),
     "after-backward": (OURS, "accordion after backward"),
 }

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.bench.peers_package import describe_package
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -44,6 +46,8 @@ def _step(rate: int, peer: str, words: str, reach: float | None = None) -> Targe
     )
 
 
+_REIMPLEMENTED = "epfml's PowerSGD, re-implemented in peers_powersgd.py"
+_PACKAGE = "epfml's package, both factors a step"
 _ENCODED = "encode + decode of 25.6 M floats"
 
 TARGETS: Sequence[Target] = (
@@ -56,17 +60,19 @@ TARGETS: Sequence[Target] = (
         reach="<=",
         ratio=1.12,
     ),
-    _step(100, "epfml", "epfml's PowerSGD, both factors a step (equal bytes)", 1.1),
+    _step(100, "epfml", f"{_REIMPLEMENTED}, both factors a step (equal bytes)", 1.1),
+    _step(100, "epfml-package", f"{_PACKAGE}: {describe_package()}"),
     Target(
         row="step-100-epfml-alternating",
         work="step of ResNet-18, PowerSGD rank 4 alternating, 2 hosts at 100 Mbit/s",
-        peer="epfml's PowerSGD, one factor a step (its default)",
+        peer=f"{_REIMPLEMENTED}, one factor a step (its default)",
     ),
     _step(100, "blocking", "ours blocking in the hook"),
     _step(100, "after-backward", "ours after backward, one bucket"),
     _step(1000, "ddp", "plain DDP", 1.95),
     _step(1000, "fp16", "DDP with its fp16 hook", 1.2),
-    _step(1000, "epfml", "epfml's PowerSGD, both factors a step (equal bytes)"),
+    _step(1000, "epfml", f"{_REIMPLEMENTED}, both factors a step (equal bytes)"),
+    _step(1000, "epfml-package", f"{_PACKAGE}: {describe_package()}"),
     _step(1000, "blocking", "ours blocking in the hook"),
     _step(1000, "after-backward", "ours after backward, one bucket"),
     Target(

@@ -33,7 +33,7 @@ def test_the_charts_are_drawn(page, service, running):
     expect(page.locator("#attempts tr")).to_contain_text("1training")
     expect(page.locator("#checkpoints tr")).to_have_count(2)
     expect(page.get_by_role("link", name="Model of the best")).to_be_hidden()
-    expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 1 host at")
+    expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 2 hosts at")
     link = page.get_by_role("link", name="Download the model", exact=True)
     expect(link).to_have_attribute("href", f"/api/v1/jobs/{running}/model")
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
+from accordion import coordination
 from accordion.ledger import OVERHEAD
 from tests.distributed.compose import WAYS, trial
 
@@ -16,7 +17,9 @@ LATE_RANK = 1
 
 
 def _probed(rank, buckets_per_exchange):
-    """Train for a step on a group in which one rank receives messages late, and close a window."""
+    """Train for a step on a group in which one rank receives messages late, and close a window;
+    what the step saves pays for any probe.
+    """
     original = dist.recv
 
     def receive_late(*arguments, **keywords):
@@ -25,7 +28,10 @@ def _probed(rank, buckets_per_exchange):
         time.sleep(LATE_S if rank == LATE_RANK and is_large else 0.0)
         return source
 
-    with patch.object(dist, "recv", receive_late):
+    with (
+        patch.object(dist, "recv", receive_late),
+        patch.object(coordination, "_MAX_MESSAGE_SHARE", 1e9),
+    ):
         worker = trial(
             rank, WAYS["as usual"], "powersgd", buckets_per_exchange=buckets_per_exchange
         )
@@ -35,13 +41,35 @@ def _probed(rank, buckets_per_exchange):
     return worker.session.receive_s_by_rank, messages.payload
 
 
+def _counted(rank, windows, message_bytes):
+    """Return the wire bytes of messages between neighbors, and those that compression saved, after
+    so many windows of a step.
+    """
+    with patch.object(coordination, "_MESSAGE_BYTES", message_bytes):
+        worker = trial(rank, WAYS["as usual"], "powersgd", buckets_per_exchange="auto")
+        for step in range(windows):
+            worker.step(step)
+            worker.session.end_epoch(lr=0.1, next_lr=0.1)
+    ledger = worker.session.ledger
+    return ledger.by_collective[f"{OVERHEAD} message"].wire, ledger.saved_wire
+
+
+def test_a_small_run_is_not_probed(run_group):
+    assert [sent for sent, _ in run_group(3, _counted, 2, 1 << 16)] == [0] * 3
+
+
+def test_probes_take_a_few_percent_of_what_compression_saves(run_group):
+    for sent, saved in run_group(3, _counted, 30, 64):
+        assert 0 < sent <= 0.03 * saved
+
+
 def test_the_time_of_every_link_is_known_to_all_ranks_and_counted(run_group):
     (seconds, payload), *others = run_group(3, _probed, "auto")
     assert others == [(seconds, payload)] * 2
     assert len(seconds) == 3
     assert max(range(3), key=seconds.__getitem__) == LATE_RANK
     assert seconds[LATE_RANK] >= LATE_S / 2
-    assert payload == 2 * 3 * (64 * 1024 + 1)
+    assert payload == 3 * (64 * 1024 + 1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accordion.errors import StateError
 from tests.distributed import small
@@ -36,6 +37,27 @@ def _train_and_save(rank):
     rest = _bytes_of((small.parameters(ddp), optimizer.state_dict()))
     small.train(session, ddp, rank, range(STEPS, 2 * STEPS))
     return *saved, rest, small.parameters(ddp)
+
+
+def _gather_and_load(rank):
+    """Return the size of another rank's state, the wire bytes that its gather added, and the counts
+    of this session and of one that continues from the gathered states.
+    """
+    ddp, session = small.start("topk")
+    small.train(session, ddp, rank, range(STEPS))
+    size, before = len(_bytes_of(session.state_dict())), session.ledger.total.wire
+    states = [session.gather_state_dict()]
+    added = session.ledger.total.wire - before
+    dist.broadcast_object_list(states)
+    _, resumed = small.start("topk")
+    resumed.load_state_dict(states[0])
+    return size, added, session.ledger.by_collective, resumed.ledger.by_collective
+
+
+def test_a_gather_of_states_is_counted_also_in_the_state_that_it_gathers(run_group):
+    for size, added, counted, resumed in run_group(3, _gather_and_load):
+        assert added == pytest.approx(2 * size / 3, rel=0.05)  # rank 0's also holds the controller
+        assert resumed == counted
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ WORLD_SIZE = 3
 def main(rank: int, address: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD_SIZE)
-    ddp = DistributedDataParallel(torch.nn.Linear(64, 64))
+    ddp = DistributedDataParallel(torch.nn.Linear(1024, 1024))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     session = attach(ddp, Config(method="powersgd"), optimizer=optimizer)
     for _ in range(5):
-        ddp(torch.ones(4, 64)).square().mean().backward()
+        ddp(torch.ones(4, 1024)).square().mean().backward()
         session.step()
         ddp.zero_grad()
     session.end_epoch(lr=0.1, next_lr=0.1)

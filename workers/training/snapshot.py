@@ -120,8 +120,11 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
     state.epoch_loss.samples += own["loss"]["samples"]
     state.phases.seconds.update(own["seconds"])
     mark = own["mark"]
+    # Earlier versions counted neither of these in their marks.
+    counts = add_dense_wire(mark["bytes"], state.context.world_size)
+    counts = {"control_wire": state.session.ledger.control_wire, **counts}
     state.epoch_baseline = EpochBaseline(
-        bytes=Bytes(**add_dense_wire(mark["bytes"], state.context.world_size)),
+        bytes=Bytes(**counts),
         seconds=mark["seconds"],
         skipped_steps=mark["skipped_steps"],
     )

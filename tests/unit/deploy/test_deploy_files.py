@@ -132,7 +132,7 @@ def test_every_alert_has_a_test():
     fired = {
         case["alertname"]
         for test in tests
-        for case in test["alert_rule_test"]
+        for case in test.get("alert_rule_test", ())
         if case["exp_alerts"]
     }
     assert {rule["alert"] for rule in rules if "alert" in rule} == fired

@@ -47,6 +47,32 @@ def test_the_largest_phase_besides_computing_is_named_with_its_share(phase, caus
     assert answer.change.speedup == pytest.approx(4 / 3)
 
 
+@pytest.mark.parametrize("policy", ["two_level", "cost_aware"])
+def test_one_worker_waits_for_no_network_and_is_not_told_to_measure_one(policy):
+    answer = found(
+        {"communicate": 0.03},
+        num_workers=1,
+        methods=frozenset({"powersgd"}),
+        settings=JobSettings(method="powersgd", policy=policy),
+    )
+    assert (answer.cause, answer.seconds_by_cause.keys() & {Cause.LINK}) == (Cause.ENCODING, set())
+    assert answer.change is not None
+    assert answer.change.text == (
+        "Override the layers to method=none: one worker exchanges no gradients"
+    )
+    uncompressed = found({"communicate": 0.03}, num_workers=1, methods=frozenset({"none"}))
+    assert (uncompressed.cause, uncompressed.change) == (Cause.COMPUTE, None)
+
+
+def test_workers_of_one_host_wait_for_a_processor_and_not_for_the_network():
+    answer = found({"communicate": 0.03}, num_workers=4, num_hosts=1, link_text="1.7 ms a message")
+    assert answer.cause == Cause.PROCESSOR
+    assert "network" not in answer.sentence
+    assert "all workers run on one host" in answer.sentence
+    assert answer.change is not None
+    assert answer.change.text == "Use fewer workers, or a host with more free processors"
+
+
 def test_without_a_large_part_nothing_holds_the_job_up():
     answer = found({})
     assert (answer.cause, answer.change, answer.rank) == (Cause.COMPUTE, None, None)

@@ -180,10 +180,10 @@ def test_show_and_doctor_tell_where_checkpoints_are_and_who_saw_that_place(
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     used = accordion("show", job_id, "--json").json()["job"]["storage"]
-    assert (used["workers"], used["hosts"]) == (2, 1)
+    assert (used["workers"], used["hosts"]) == (2, 2)
     shown, found = accordion("show", job_id).out, accordion("doctor").out
     for text in (shown, found):
-        assert f"{used['place']}, shared: verified by 2 workers on 1 host at " in text
+        assert f"{used['place']}, shared: verified by 2 workers on 2 hosts at " in text
 
 
 def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,13 @@ def test_what_is_called_otherwise_is_answered_with_what_to_type(
     said = alone(*arguments)
     assert said.code == 2
     assert sentence in " ".join(said.err.replace("│", " ").split())
+
+
+def test_show_tells_the_large_batch_and_no_levels_of_an_uncompressed_job(
+    accordion: Accordion, spec: Path
+) -> None:
+    settings = ("--set", "compression.method=none", "--set", "batch.high=256")
+    job_id = accordion("submit", spec, *settings, "--json").json()["id"]
+    shown = accordion("show", job_id).out
+    assert "none, policy two_level" in shown
+    assert "batch      grows to 256 samples a step" in shown

@@ -10,7 +10,9 @@ from service.commands.format import (
     format_rounded,
     format_savings,
     format_sent_bytes,
+    format_workers,
 )
+from tests.unit.service.report_samples import make_job
 from workers.public_records import Bytes
 
 
@@ -31,6 +33,10 @@ def test_bytes_are_those_on_the_wire_with_the_control_bytes_beside_them() -> Non
         "6 kB of 13.5 kB on the wire (fp16 6.75 kB; control 400 B), 2.2x less than dense"
     )
     assert format_savings(gathered) == "2.2x"
+
+
+def test_the_workers_of_an_ended_job_are_none() -> None:
+    assert format_workers(make_job(2)) == "none, it has ended; 1 to 2 allowed"
 
 
 def test_one_worker_sends_nothing_and_saves_nothing() -> None:

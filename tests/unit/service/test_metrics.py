@@ -254,10 +254,27 @@ def test_planned_steps_follow_a_batch_that_has_grown(database):
     assert planned == shown.steps == 300
 
 
-def test_dense_bytes_on_the_wire_of_earlier_versions_follow_from_the_workers():
+@pytest.mark.parametrize("status", ["PAUSED", "QUEUED", "PAUSING", "RECOVERING"])
+def test_a_job_that_does_not_train_has_no_speed(database, status):
+    row = job_row(status=status)
+    assert value(scrape(database, row), "accordion_job_samples_per_second") == 0
+    shown = progress_view(row)
+    assert shown is not None
+    assert (shown.samples_per_s, shown.eta_s) == (0.0, None)
+
+
+def test_the_time_left_follows_the_mean_step_and_not_the_newest_one():
+    steps = {"step": 50, "steps": 450, "step_s_by_phase": {"compute": 0.2, "evaluate": 0.05}}
+    views = [progress_view(job_row(progress=progress(samples_per_s=s, **steps))) for s in (9, 900)]
+    assert [view and view.eta_s for view in views] == [pytest.approx(100.0)] * 2
+
+
+def test_dense_bytes_on_the_wire_of_earlier_versions_follow_from_the_workers(database):
     earlier = progress(world_size=3)
     del earlier["bytes"]["dense_wire"]
-    shown = progress_view(job_row(progress=earlier))
+    row = job_row(progress=earlier)
+    shown = progress_view(row)
+    assert value(scrape(database, row), "accordion_job_bytes_total", kind="dense_wire") == 133
     assert shown is not None
     assert (shown.bytes.dense, shown.bytes.dense_wire) == (100, 133)
 

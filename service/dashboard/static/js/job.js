@@ -68,12 +68,14 @@ function showHead() {
   showWorkers(job);
 }
 
+const until = (job, begin) => duration((Date.parse(job.ended_at) - Date.parse(begin)) / 1000);
+
 function pace(job, progress) {
-  if (hasEnded(job.status)) return job.started_at ? `took ${duration((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000)}` : "";
+  if (hasEnded(job.status)) return job.started_at ? `took ${until(job, job.created_at)}, ${until(job, job.started_at)} since training began` : "";
   if (!progress) return "";
   const step = `step ${progress.step}${progress.steps === null ? "" : ` of ${progress.steps}`}`;
   const rate = progress.samples_per_s === null ? "" : `${number(progress.samples_per_s)} samples/s`;
-  const left = progress.steps === null ? "" : `${duration(progress.eta_s)} left`;
+  const left = progress.eta_s === null ? "" : `${duration(progress.eta_s)} left`;
   return job.world_size ? [step, rate, left].filter(Boolean).join(" · ") : step;
 }
 
@@ -102,7 +104,7 @@ function traffic(sent) {
     : ["Traffic saved", times(sent.wire, sent.dense_wire), `${sizes}; ${times(sent.wire, sent.dense_wire / 2)} vs fp16; ${control}`, true];
 }
 
-const allowedText = (job) => (isGuest(job) ? "guest run" : `${job.workers} allocated, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
+const allowedText = (job) => (isGuest(job) ? "guest run" : `${hasEnded(job.status) ? "" : `${job.workers} allocated, `}${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
 
 // The first two metrics; the chart and the table have all.
 function main(metrics) {

@@ -1,6 +1,6 @@
 // The workers of a job: limits, compute time by rank, and the cost of changes.
 import { BASE, call } from "./api.js";
-import { byUser, cell, counted, element, fill, isGuest, number } from "./format.js";
+import { byUser, cell, counted, element, fill, hasEnded, isGuest, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 export const CAUSES = { ordered: "requested", joined: "workers joined", leaving: "node drained", infrastructure: "workers lost", job: "the job failed" };
@@ -50,7 +50,9 @@ export function showWorkers(job) {
   follow(at("least"), job.min_workers);
   follow(at("most"), job.max_workers);
   refresh(job);
-  at("workers-note").textContent = isGuest(job) ? `${job.world_size} training` : `${job.world_size} training, ${job.workers} allocated, ${job.min_workers} to ${job.max_workers} allowed`;
+  const training = hasEnded(job.status) ? "none, it has ended" : `${job.world_size} training`;
+  const allocated = hasEnded(job.status) ? "" : `, ${job.workers} allocated`;
+  at("workers-note").textContent = isGuest(job) ? training : `${training}${allocated}, ${job.min_workers} to ${job.max_workers} allowed`;
   at("tally").textContent = cost(job.tally, job.attempt);
   const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
   const slowest = Math.max(...seconds, 0);
