@@ -111,10 +111,11 @@ class _BatchReader(Iterator[list[int]]):
     """
 
     def __init__(self, session: ScriptSession, batches: Iterator[list[int]]) -> None:
-        self._session, self._batches = session, batches
+        self._session, self._batches, self._is_first = session, batches, True
 
     def __next__(self) -> list[int]:
-        self._session.follow_last_step()
+        self._session.before_batch(is_first=self._is_first)
+        self._is_first = False
         return next(self._batches)
 
 
