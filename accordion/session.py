@@ -314,7 +314,7 @@ class Session:
             change is not None for change in switch.decision.change_by_layer.values()
         )
         self.epoch += 1
-        self.lr = next_lr
+        self.lr = float(next_lr)
         return switch
 
     def state_dict(self) -> dict[str, Any]:
@@ -424,8 +424,8 @@ class Session:
             epoch_end=epoch_end,
             world_size=self.world_size,
             global_batch=self.global_batch,
-            lr=lr,
-            next_lr=next_lr,
+            lr=float(lr),  # a number of numpy could not be loaded back with weights_only
+            next_lr=float(next_lr),
             window_steps=steps,
             statistic_kind=detector.statistic,
             **measured,
