@@ -81,7 +81,7 @@ MISTAKES = {
     ),
     "the batches of another call": (
         change("session.attach(", "session.batches(8)\nsession.attach("),
-        "without a batch of session.batches()",
+        "whose last call counts, so that evaluation needs another loader",
     ),
     "no end of an epoch": (
         change("session.epochs(99)", "range(3)"),

@@ -180,3 +180,12 @@ def test_a_stopped_script_draws_the_numbers_of_an_undisturbed_one(
     undisturbed = end_of(run_group, whole, text.replace("BODY", DRAWS))
     end_of(run_group, tmp_path, text.replace("BODY", f"{DRAWS}\n        {stop_in(5)}"))
     assert end_of(run_group, tmp_path, text.replace("BODY", DRAWS), 2) == undisturbed
+
+
+def test_a_scheduler_whose_rates_are_of_numpy_is_resumed(run_group: Any, tmp_path: Any) -> None:
+    rates = "LambdaLR(optimizer, lambda step: numpy.float64(0.9) ** step)"
+    text = AVERAGED.replace("ExponentialLR(optimizer, 0.9)", rates)
+    (whole := tmp_path / "whole").mkdir()
+    undisturbed = end_of(run_group, whole, text.replace("BODY", "pass"))
+    end_of(run_group, tmp_path, text.replace("BODY", stop_in(5)))
+    assert end_of(run_group, tmp_path, text.replace("BODY", "pass"), 2) == undisturbed

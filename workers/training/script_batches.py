@@ -82,7 +82,8 @@ class Batches:
         if not self.ahead:
             raise CodeError(
                 "session.backward(loss) was called without a batch of session.batches(); give the"
-                " DataLoader batch_sampler=session.batches(len(data)), whose last call counts, or"
+                " DataLoader batch_sampler=session.batches(len(data)), whose last call counts, so"
+                " that evaluation needs another loader, or"
                 " give session.attach(samples=len(data)) in place of session.batches()"
             )
         return self.ahead[0]
