@@ -319,7 +319,7 @@ class Session:
         if self._watcher is not None:
             self._watcher.observe_epoch(switch.decision)
         self.epoch += 1
-        self.lr = next_lr
+        self.lr = float(next_lr)
         return switch
 
     def state_dict(self) -> dict[str, Any]:
@@ -432,8 +432,8 @@ class Session:
             epoch_end=epoch_end,
             world_size=self.world_size,
             global_batch=self.global_batch,
-            lr=lr,
-            next_lr=next_lr,
+            lr=float(lr),  # a number of numpy could not be loaded back with weights_only
+            next_lr=float(next_lr),
             window_steps=steps,
             statistic_kind=kind,
             **measured,

@@ -49,17 +49,37 @@ def pack_folder(folder: Path) -> bytes:
 
     Raises:
         OSError: a file cannot be read.
+        SettingsError: the folder holds a pipe or the like, or a link that is broken or leads out.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
         for path in sorted(
             _list_files(folder), key=lambda path: path.relative_to(folder).as_posix()
         ):
+            _check_file(path, folder)
             info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _OLDEST)
             # The same on every machine; the format stores the packing system and each file's mode.
             info.create_system, info.external_attr = 3, _MODE << 16
             zipped.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
+
+
+def _check_file(path: Path, folder: Path) -> None:
+    """Check that what is packed is a file of the folder.
+
+    Raises:
+        SettingsError: it is something else; reading a pipe would never end.
+    """
+    name = path.relative_to(folder)
+    if path.is_symlink() and not path.exists():
+        why = f"{name} links to {path.readlink()}, which does not exist; remove or mend the link"
+    elif not path.resolve().is_relative_to(folder.resolve()):
+        why = f"{name} links to a file outside of the folder; put a copy there in its place"
+    elif not path.is_file():
+        why = f"{name} is no regular file; keep it elsewhere"
+    else:
+        return
+    raise SettingsError(f"code {folder}: {why}")
 
 
 def _list_files(folder: Path) -> Iterator[Path]:

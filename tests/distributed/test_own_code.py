@@ -33,7 +33,8 @@ from workers.session import session
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 MOST_ADDED_LINES = 10
 SCRIPT = """
-import sys, torch
+import collections, numpy, sys, torch
+from contextlib import nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from workers.session import session
@@ -261,7 +262,7 @@ def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
         run_group,
         order_of(tmp_path, script("if session.state.session.steps == 5: raise ValueError('x')")),
     )
-    assert (error.step, error.epoch, error.error) == (5, 1, "ValueError: x (train.py:25)")
+    assert (error.step, error.epoch, error.error) == (5, 1, "ValueError: x (train.py:26)")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ MISTAKES = {
     ),
     "the batches of another call": (
         change("session.attach(", "session.batches(8)\nsession.attach("),
-        "without a batch of session.batches()",
+        "whose last call counts, so that evaluation needs another loader",
     ),
     "no data": (
         change("session.batches(len(inputs))", "session.batches(0)"),
@@ -109,6 +109,29 @@ MISTAKES = {
             "for epoch in",
         ),
         "session.attach() was called twice",
+    ),
+    "accumulation over its batches": (
+        change(
+            OURS,
+            "with model.no_sync() if rows[0] % 2 else nullcontext(): session.backward(loss)\n"
+            "        if rows[0] % 2: session.step()",
+        ),
+        "call session.step() after each backward(), because a batch has all samples of a step (32)",
+    ),
+    "a kept object that is none": (
+        change("seen=seen)", "best=0.5)"),
+        "session.attach(best=...) got a float, which has no state_dict()",
+    ),
+    "a kept state of other types": (
+        change('"rows": list(self.rows)', '"rows": collections.defaultdict(list)'),
+        "the state of seen that session.attach() got cannot be loaded back from a checkpoint:"
+        " it holds a collections.defaultdict",
+    ),
+    "a kept state that changes its type": (
+        change(
+            'print("read", epoch, rows)', "seen.rows = numpy.ones(1); session.checkpoint()"
+        ).replace("list(self.rows)", "self.rows"),
+        "the state of seen that session.attach() got cannot be loaded back",
     ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
@@ -158,6 +181,28 @@ def test_gradients_of_other_passes_may_be_added_to_those_of_a_step(
     own = "with model.no_sync(): (0 * model(inputs[rows]).sum()).backward()"
     order = order_of(tmp_path, {"train.py": SCRIPT.replace("BODY", own)})
     assert run_group(2, run_own_script, order)[0].outcome == "completed"
+
+
+IN_PARTS = change(
+    OURS,
+    "for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):\n"
+    "            with nullcontext() if part[-1] == rows[-1] else model.no_sync():\n"
+    "                loss = nn.functional.mse_loss(model(inputs[part]), inputs[part].tanh())\n"
+    "                session.backward(loss * len(part) / len(rows))\n"
+    "        session.step()",
+).replace("loss = nn.functional.mse_loss(model(inputs[rows]), inputs[rows].tanh())", "pass")
+"""A script that trains each batch in two parts."""
+
+
+def test_a_batch_may_be_trained_in_parts(run_group: Any, tmp_path: Any) -> None:
+    records = []
+    for name, source in (("whole", TRAINED), ("parts", IN_PARTS)):
+        (folder := tmp_path / name).mkdir()
+        order = order_of(folder, {"train.py": source}, compression={"method": "none"})
+        records.append(run_group(2, run_own_script, order)[0].link.of("epoch"))
+    whole, in_parts = ([record.loss for record in each] for each in records)
+    assert in_parts == pytest.approx(whole, rel=1e-5)  # fp32: sums are taken in another order.
+    assert [record.samples for record in records[1]] == [100] * 3
 
 
 def test_reading_all_batches_before_training_costs_none_of_them(

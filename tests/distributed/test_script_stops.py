@@ -160,3 +160,32 @@ def test_batches_that_a_thread_reads_ahead_do_not_save_at_its_moments(
     assert end_of(run_group, tmp_path, text.replace("BODY", stop_in(5)), checkpoint=saving)[0] == (
         "stopped"
     )
+
+
+RANDOM = (
+    SCRIPT.replace("import collections", "import random, collections")
+    .replace("nn.Linear(8, 8))", "nn.Sequential(nn.Linear(8, 8), nn.Dropout()))")
+    .replace("in batches", "in torch.utils.data.DataLoader(range(100), batch_sampler=batches)")
+    .replace("torch.manual_seed(0)", "[one(0) for one in SEEDS]")
+)
+"""A script that drops outputs, and draws from numpy's and Python's generators in each step."""
+DRAWS = "loss = loss * (1 + random.random() + numpy.random.random())"
+
+
+def test_a_stopped_script_draws_the_numbers_of_an_undisturbed_one(
+    run_group: Any, tmp_path: Any
+) -> None:
+    text = RANDOM.replace("SEEDS", "(torch.manual_seed, random.seed, numpy.random.seed)")
+    (whole := tmp_path / "whole").mkdir()
+    undisturbed = end_of(run_group, whole, text.replace("BODY", DRAWS))
+    end_of(run_group, tmp_path, text.replace("BODY", f"{DRAWS}\n        {stop_in(5)}"))
+    assert end_of(run_group, tmp_path, text.replace("BODY", DRAWS), 2) == undisturbed
+
+
+def test_a_scheduler_whose_rates_are_of_numpy_is_resumed(run_group: Any, tmp_path: Any) -> None:
+    rates = "LambdaLR(optimizer, lambda step: numpy.float64(0.9) ** step)"
+    text = AVERAGED.replace("ExponentialLR(optimizer, 0.9)", rates)
+    (whole := tmp_path / "whole").mkdir()
+    undisturbed = end_of(run_group, whole, text.replace("BODY", "pass"))
+    end_of(run_group, tmp_path, text.replace("BODY", stop_in(5)))
+    assert end_of(run_group, tmp_path, text.replace("BODY", "pass"), 2) == undisturbed

@@ -10,6 +10,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -235,3 +236,18 @@ def test_an_error_while_unscaling_is_raised():
     _backward(model, 0, scaler)
     with pytest.raises(RuntimeError, match="CUDA error"):
         session.step()
+
+
+def _lr_loaded_back(rank: int) -> float:
+    """Rate in a saved state whose epoch ended with numpy's numbers."""
+    model, _, session = _attached()
+    _backward(model, 0)
+    session.step()
+    session.end_epoch(lr=np.float64(0.05), next_lr=np.float64(0.025))
+    torch.save(session.state_dict(), saved := io.BytesIO())
+    saved.seek(0)
+    return torch.load(saved, weights_only=True)["lr"]
+
+
+def test_rates_of_numpy_are_saved_as_numbers_that_load_back(run_group: Any) -> None:
+    assert run_group(1, _lr_loaded_back) == [0.025]

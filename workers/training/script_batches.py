@@ -90,7 +90,8 @@ class Batches:
         if not self.ahead:
             raise CodeError(
                 "session.backward(loss) was called without a batch of session.batches(); give the"
-                " DataLoader batch_sampler=session.batches(len(data)), whose last call counts, or"
+                " DataLoader batch_sampler=session.batches(len(data)), whose last call counts, so"
+                " that evaluation needs another loader, or"
                 " give session.attach(samples=len(data)) in place of session.batches()"
             )
         return self.ahead[0]
@@ -119,10 +120,11 @@ class _BatchReader(Iterator[list[int]]):
     """
 
     def __init__(self, session: ScriptSession, batches: Iterator[list[int]]) -> None:
-        self._session, self._batches = session, batches
+        self._session, self._batches, self._is_first = session, batches, True
 
     def __next__(self) -> list[int]:
-        self._session.follow_last_step()
+        self._session.before_batch(is_first=self._is_first)
+        self._is_first = False
         return next(self._batches)
 
 

@@ -31,6 +31,16 @@ def check_backward(state: TrainState, *, has_run: bool) -> None:
         )
 
 
+def second_batch(state: TrainState) -> CodeError:
+    """Return what a script should write that read another batch before its step."""
+    return CodeError(
+        "session.backward(loss) was called for another batch of session.batches() in step"
+        f" {state.session.steps}; call session.step() after each backward(), because a batch has"
+        f" all samples of a step ({state.session.global_batch}): for larger steps give a larger"
+        " training.global_batch, and to save memory call session.backward() for parts of a batch"
+    )
+
+
 def check_trained(state: TrainState) -> None:
     """Check, at the end of an epoch or of the script, that the job has taken a step.
 
@@ -133,4 +143,5 @@ __all__ = [
     "log_missing_epochs",
     "log_replaced_epochs",
     "log_unread_epoch",
+    "second_batch",
 ]

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from workers.contract import Launch
 from workers.error_kinds import is_peer_loss
@@ -36,56 +35,6 @@ class ScriptExit(SystemExit):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(0)
         self.outcome = outcome
-
-
-class Stateful(Protocol):
-    """An object that can be saved with a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Return tensors and plain values."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Restore what `state_dict` returned."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerWithExtras:
-    """An optimizer whose saved state includes other objects, such as a learning rate scheduler."""
-
-    optimizer: Optimizer
-    others: Mapping[str, Stateful]
-
-    @classmethod
-    def of(cls, optimizer: Optimizer, others: Mapping[str, Stateful]) -> Optimizer:
-        """Return a stand-in for the optimizer that saves and loads `others` with it."""
-        return cast("Optimizer", cls(optimizer, others))
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimizer."""
-        return self.optimizer.param_groups
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the optimizer and of the other objects."""
-        others = {name: other.state_dict() for name, other in self.others.items()}
-        return {"optimizer": self.optimizer.state_dict(), "others": others}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state.
-
-        Raises:
-            CodeError: the state holds other objects than the script keeps now.
-        """
-        if state["others"].keys() != self.others.keys():
-            saved, here = (
-                ", ".join(sorted(names)) or "nothing" for names in (state["others"], self.others)
-            )
-            raise CodeError(
-                f"the checkpoint keeps {saved} and session.attach() {here}; give it the same names"
-            )
-        self.optimizer.load_state_dict(state["optimizer"])
-        for name, other in self.others.items():
-            other.load_state_dict(state["others"][name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +200,8 @@ def _task_raised(error: BaseException) -> TaskRaised:
 
 
 __all__ = [
-    "OptimizerWithExtras",
     "SampleCount",
     "ScriptExit",
     "ScriptTask",
-    "Stateful",
     "run_script",
 ]

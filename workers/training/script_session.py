@@ -48,6 +48,8 @@ from workers.training.clock import Clock
 from workers.training.context import WorkerContext
 from workers.training.data_paths import find_data
 from workers.training.evaluation import MetricSums, is_evaluation_due
+from workers.training.generators import read_generators, restore_generators
+from workers.training.kept_objects import OptimizerWithExtras, Stateful
 from workers.training.load_timing import time_loading
 from workers.training.resume import StopRequested
 from workers.training.sampler import loss_weight
@@ -60,14 +62,9 @@ from workers.training.script_checks import (
     log_missing_epochs,
     log_replaced_epochs,
     log_unread_epoch,
+    second_batch,
 )
-from workers.training.script_runner import (
-    OptimizerWithExtras,
-    SampleCount,
-    ScriptExit,
-    ScriptTask,
-    Stateful,
-)
+from workers.training.script_runner import SampleCount, ScriptExit, ScriptTask
 from workers.training.train_state import TrainState, assemble_train_state
 
 
@@ -87,15 +84,17 @@ class ScriptSession:
         """How the script was told to end by SystemExit; it counts if the script catches that."""
         self._announced: frozenset[Signal] | None = None
         """Signals of the last step, until the next call follows them."""
-        self._step_thread = 0
-        """Thread that called `step` last."""
+        self._thread = 0
+        """Thread that called `backward` last."""
         self._rate = 0.0
         self._has_backward = False
         """Whether `backward` was called since the last step."""
+        self._has_read_on = False
+        """Whether a batch was asked for since that call."""
+        self._generators: dict[str, Any] | None = None
+        """Generators as of a stop within an epoch, until training has gone on."""
         self._is_epoch_unread = False
-        """Whether `attach` resumed after the first epoch, and the script has not read which epoch
-        it is.
-        """
+        """Whether the script has not read in which epoch, after the first one, it resumed."""
         self.failure: BaseException | None = None
         """Error raised by the service's code, not by the script."""
 
@@ -147,11 +146,7 @@ class ScriptSession:
 
     @property
     def state(self) -> TrainState:
-        """Training state that `attach` created.
-
-        Raises:
-            CodeError: `attach` was not called yet.
-        """
+        """Training state that `attach` created; a CodeError is raised before it."""
         if self._state is None:
             raise CodeError(
                 "session.attach(model, optimizer) must come first; call it before the first epoch"
@@ -217,13 +212,14 @@ class ScriptSession:
         epoch.
 
         Module, optimizer, scaler and everything in `kept` that has `state_dict()` and
-        `load_state_dict()`, such as a learning rate scheduler, are saved and loaded together.
+        `load_state_dict()`, such as a learning rate scheduler, are saved and loaded together; of
+        `kept`, rank 0's states, which must be tensors and plain values.
         `samples` is the number of training samples if `batches` does not read them; an epoch that
         was stopped then starts again.
 
         Raises:
-            CodeError: the number of training samples is not known, or the session has a module
-                already.
+            CodeError: the number of training samples is not known, the session has a module
+                already, or a state in `kept` could not be loaded back.
             HookError: `accordion.attach` refused the module.
         """
         self.follow_last_step()
@@ -251,6 +247,8 @@ class ScriptSession:
                 self.leaving = "stopped"
                 raise
         self.failure = None
+        if state.position.samples:
+            self._generators = read_generators(state.context.device)
         self._is_epoch_unread = state.position.epoch > 0
         time_loading(module, state.phases)
         state.phases.start_step()
@@ -258,7 +256,7 @@ class ScriptSession:
 
     def epochs(self, number: int) -> Iterator[int]:
         """Iterate over the remaining epochs, counted from 0; in a job, `training.epochs` of its
-        spec (20 by default) replaces `number`, and the job's log says so if they differ.
+        spec (20 by default) replaces `number`, and its log says so.
         """
         state = self.state
         self._is_epoch_unread = False
@@ -285,13 +283,17 @@ class ScriptSession:
         return is_evaluation_due(state.spec, epoch, is_last=is_last)
 
     def backward(self, loss: Tensor) -> None:
-        """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number;
-        once per step. A script of a job ends here by SystemExit if all epochs are trained.
+        """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number.
+        A script of a job ends here by SystemExit if all epochs are trained.
+
+        It is called once per step, or for parts of a batch, each under `model.no_sync()` but the
+        last: their losses add up to the mean loss, so weigh each by its share of the samples.
 
         With a scaler given to `attach`, the loss is scaled here; do not scale it before.
 
         Raises:
-            CodeError: the script calls `batches` and did not read this batch from them.
+            CodeError: the script calls `batches` and did not read this batch from them, or read
+                another one since the last step.
         """
         state = self.state
         self.follow_last_step()
@@ -303,9 +305,11 @@ class ScriptSession:
             "training", epoch=state.position.epoch, step=state.session.steps
         )
         batch, own = self._current_batch()
-        self._has_backward = True
+        if self._has_read_on:
+            raise second_batch(state)
         if own:
-            state.add_loss(loss, own)
+            state.add_loss(loss, own, again=self._has_backward)
+        self._has_backward, self._thread, self._generators = True, threading.get_ident(), None
         weight = 1.0
         if self._batches is not None:
             weight = loss_weight(range(own), batch, world_size=state.context.world_size)
@@ -330,7 +334,7 @@ class ScriptSession:
         state = self.state
         self.follow_last_step()
         check_backward(state, has_run=self._has_backward)
-        self._has_backward = False
+        self._has_backward = self._has_read_on = False
         state.phases.count_lap("compute")
         self._rate = float(state.optimizer.param_groups[0]["lr"])
         with self._service_errors():
@@ -341,7 +345,7 @@ class ScriptSession:
             result = state.session.step()
             state.phases.count_lap("optimize")
             finish_step(state, batch, result)
-            self._announced, self._step_thread = result.announced, threading.get_ident()
+            self._announced = result.announced
             state.phases.start_step()
         self.failure = None
         return result.taken
@@ -351,8 +355,7 @@ class ScriptSession:
         its job is to stop or to continue with other workers; each call of the session begins so.
         """
         self._check_leaving()
-        # Another thread may read batches ahead, at a moment that differs between the workers.
-        if self._announced is None or threading.get_ident() != self._step_thread:
+        if self._announced is None:
             return
         announced, self._announced = self._announced, None
         with self._service_errors():
@@ -360,6 +363,16 @@ class ScriptSession:
             if outcome is not None:
                 self.state.context.link.flush(FLUSH_TIMEOUT_S)
                 self._leave(outcome)
+
+    def before_batch(self, *, is_first: bool) -> None:
+        """Prepare for a batch that the script asks for."""
+        # Another thread may read ahead, at moments that differ between the workers.
+        if self._thread in {0, threading.get_ident()}:
+            self.follow_last_step()
+            self._has_read_on = self._has_backward
+        if is_first and self._generators is not None:
+            # Since attach() the script has drawn from them, as a DataLoader does when it starts.
+            restore_generators(self._generators, self.device)
 
     def end_epoch(self, **metrics: float | Tensor) -> None:
         """Report the epoch, decide on the next one, and save; on all workers, after the learning
@@ -401,9 +414,7 @@ class ScriptSession:
         self.follow_last_step()
 
     def checkpoint(self) -> None:
-        """Save everything now, in addition to the checkpoints that the job asks for; on all
-        workers, between two steps.
-        """
+        """Save everything now, beside the checkpoints of the job; on all workers, after a step."""
         self.follow_last_step()
         with self._service_errors():
             save_checkpoint(self.state)

@@ -8,17 +8,18 @@ in the journal, so none of them is saved here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from accordion.saved_states import MeanState
 from workers.contract import Bytes, Position
 from workers.public_records import add_dense_wire
 from workers.training.data_checks import check_equal_to_saved, count_samples
+from workers.training.generators import read_generators, restore_generators
 from workers.training.objective import ObjectiveProgress
 from workers.training.schedule import BatchChange
 from workers.training.train_state import EpochBaseline, TrainState
@@ -98,12 +99,7 @@ def rank_state(state: TrainState) -> dict[str, Any]:
     statistic = state.decider.statistic
     return {
         "session": {**state.session.state_dict(), "controller": None},
-        "rng": torch.get_rng_state(),
-        "cuda_rng": (
-            torch.cuda.get_rng_state(state.context.device)
-            if state.context.device.startswith("cuda")
-            else None
-        ),
+        **read_generators(state.context.device),
         "loss": {"total": float(state.epoch_loss.total), "samples": state.epoch_loss.samples},
         "seconds": dict(state.phases.seconds),
         "mark": {
@@ -129,23 +125,30 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
         skipped_steps=mark["skipped_steps"],
     )
     state.decider.statistic = own["statistic"]
-    torch.set_rng_state(own["rng"])
-    if own["cuda_rng"] is not None and state.context.device.startswith("cuda"):
-        torch.cuda.set_rng_state(own["cuda_rng"], state.context.device)
+    restore_generators(own, state.context.device)
 
 
 def copy_to_cpu(state: Any) -> Any:
     """Copy a state with its tensors into CPU memory of its own."""
+    return map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def map_tensors(state: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Copy a state with its tensors changed, and with numpy's scalars as Python's numbers, because
+    a checkpoint loads no types of numpy.
+    """
     if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
+        return change(state)
+    if isinstance(state, np.generic):
+        return state.item()
     if isinstance(state, dict):
         # a copy keeps what is attached to it, such as the versions of a model's modules.
         copied = copy.copy(state)
-        copied.update((key, copy_to_cpu(value)) for key, value in state.items())
+        copied.update((key, map_tensors(value, change)) for key, value in state.items())
         return copied
     if isinstance(state, list | tuple):
-        return type(state)(map(copy_to_cpu, state))
+        return type(state)(map_tensors(value, change) for value in state)
     return state
 
 
-__all__ = ["MergedParts", "copy_to_cpu", "load_state", "rank_state", "shared_state"]
+__all__ = ["MergedParts", "copy_to_cpu", "load_state", "map_tensors", "rank_state", "shared_state"]

@@ -67,10 +67,10 @@ class LossSum:
         """Return an empty sum."""
         return cls(total=torch.zeros((), dtype=torch.float64, device=device))
 
-    def add(self, mean_loss: Tensor, samples: int) -> None:
-        """Add a micro-batch."""
+    def add(self, mean_loss: Tensor, samples: int, *, again: bool = False) -> None:
+        """Add a micro-batch; `again` adds to the loss of samples that are counted already."""
         self.total += mean_loss.detach().double() * samples
-        self.samples += samples
+        self.samples += 0 if again else samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +187,10 @@ class TrainState:
         """The model without DistributedDataParallel."""
         return unwrap_module(self.ddp)
 
-    def add_loss(self, mean_loss: Tensor, samples: int) -> None:
-        """Count the training loss of a micro-batch."""
-        self.epoch_loss.add(mean_loss, samples)
-        self.recent_loss.add(mean_loss, samples)
+    def add_loss(self, mean_loss: Tensor, samples: int, *, again: bool = False) -> None:
+        """Count the training loss of a micro-batch, or `again` a further part of its loss."""
+        self.epoch_loss.add(mean_loss, samples, again=again)
+        self.recent_loss.add(mean_loss, samples, again=again)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside the block, backward passes accumulate gradients without exchanging them."""

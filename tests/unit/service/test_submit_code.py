@@ -7,13 +7,14 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from service.commands.cli_app import run_command
 from service.commands.pack import pack_folder
+from service.errors import SettingsError
 from tests.api.conftest import Live, serve_live
 from workers.user_code.archive import check_archive
 
@@ -55,6 +56,40 @@ def test_what_is_no_code_of_ones_own_is_left_out(folder: Path) -> None:
     (code / "my-python" / "pyvenv.cfg").write_text("")
     (code / ".env").write_text("SECRET=1")
     assert names(pack_folder(code)) == ["lib/more.py", "mine.py"]
+
+
+def make_fifo(code: Path) -> None:
+    os.mkfifo(code / "odd.py")
+
+
+def make_broken_link(code: Path) -> None:
+    (code / "odd.py").symlink_to("nowhere.py")
+
+
+def make_link_out(code: Path) -> None:
+    (code.parent / "secret.txt").write_text("SECRET=1")
+    (code / "odd.py").symlink_to("../secret.txt")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (make_fifo, "odd.py is no regular file"),
+        (make_broken_link, "odd.py links to nowhere.py, which does not exist"),
+        (make_link_out, "odd.py links to a file outside of the folder"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_with_its_name(
+    folder: Path, make: Callable[[Path], None], why: str
+) -> None:
+    make(folder / "code")
+    with pytest.raises(SettingsError, match=f"code .*: {why}"):
+        pack_folder(folder / "code")
+
+
+def test_a_link_within_the_folder_is_packed_as_its_file(folder: Path) -> None:
+    (folder / "code" / "again.py").symlink_to("mine.py")
+    assert names(pack_folder(folder / "code")) == ["again.py", "lib/more.py", "mine.py"]
 
 
 def test_the_same_files_are_the_same_archive_whenever_they_are_packed(folder: Path) -> None:
