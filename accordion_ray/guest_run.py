@@ -24,6 +24,7 @@ from accordion_ray.records import (
     Attached,
     EndedEpoch,
     Totals,
+    build_lost_record,
     build_started_record,
     find_loss,
     is_last_failure,
@@ -139,10 +140,15 @@ class GuestRun:
         attached.optimizer.register_step_post_hook(self._end_optimizer_step)
         self._phases.start_step()
         self._epoch_began = self.read_totals()
-        self._change_state(world_size=session.world_size, step=session.steps)
+        now = self._clock.now()
+        self._change_state(
+            world_size=session.world_size, step=session.steps, stepped_at=now, failed=False
+        )
         with self._log_errors("begin to report"):
             self._sender.start()
-            self._post(build_started_record(attached, before))
+            if before.world_size and not before.failed:
+                self._post(build_lost_record(before))
+            self._post(build_started_record(attached, before, now=now))
             self._orders.on_orders(self._apply_orders)
             self._orders.start()
             threading.Thread(target=self._refresh, name="accordion-guest", daemon=True).start()
@@ -183,6 +189,8 @@ class GuestRun:
             self._post(end)
         self._change_state(
             step=self._attached.session.steps,
+            stepped_at=self._clock.now(),
+            failed=failure is not None,
             failures=before.failures + (failure is not None),
             ended=end is not None,
         )
@@ -238,7 +246,7 @@ class GuestRun:
         self._step_times.start_epoch(
             self._clock.elapsed(), ended.switch.decision.step, ended.totals.seconds
         )
-        self._change_state(step=session.steps)
+        self._change_state(step=session.steps, stepped_at=self._clock.now())
 
     def _record_switch(self, switch: Switch) -> None:
         for record in switch_records(switch):
@@ -297,6 +305,8 @@ class GuestRun:
                 if self._connection.is_registered:
                     self._change_state(installation=self._connection.installation)
                 self._send_newest_step()
+            if (boundary := self._boundary) is not None:
+                self._change_state(step=boundary.step, stepped_at=boundary.time)
             self._save_changes()
             if self._closed.wait(REFRESH_S):
                 return

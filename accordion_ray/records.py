@@ -17,7 +17,7 @@ from accordion.messages import Decision
 from accordion.session import Session
 from accordion.step_results import Switch
 from accordion_ray.identity import GuestState
-from workers.contract import Bytes, JobSpec, Started
+from workers.contract import Bytes, FailureRecord, JobSpec, Started
 from workers.tasks import GUEST
 from workers.workers_spec import MIN_SHARE
 
@@ -155,7 +155,13 @@ class EndedEpoch:
     """Counts of the session at the end of the epoch."""
 
 
-def build_started_record(attached: Attached, before: GuestState) -> Started:
+def build_lost_record(before: GuestState) -> FailureRecord:
+    """Return the failure of a worker group that could not record it itself."""
+    message = "the processes of the run were lost, and it was started again"
+    return FailureRecord(cause="infrastructure", rank=None, step=before.step, message=message)
+
+
+def build_started_record(attached: Attached, before: GuestState, *, now: float) -> Started:
     """Return the record that a worker group begins with, given what the group before it left."""
     session = attached.session
     cause: Literal["start", "resize", "recovery"] = "start"
@@ -171,6 +177,7 @@ def build_started_record(attached: Attached, before: GuestState) -> Started:
         parameters=attached.parameters,
         cause=cause,
         previous_world_size=before.world_size,
+        seconds_lost=max(0.0, now - before.stepped_at) if before.stepped_at else 0.0,
         steps_rolled_back=max(0, before.step - session.steps),
     )
 
