@@ -24,7 +24,6 @@ from accordion_ray.records import (
     Attached,
     EndedEpoch,
     Totals,
-    build_lost_record,
     build_started_record,
     find_loss,
     is_last_failure,
@@ -147,7 +146,7 @@ class GuestRun:
         with self._log_errors("begin to report"):
             self._sender.start()
             if before.world_size and not before.failed:
-                self._post(build_lost_record(before))
+                self._post(_build_lost_failure(before))
             self._post(build_started_record(attached, before, now=now))
             self._orders.on_orders(self._apply_orders)
             self._orders.start()
@@ -354,6 +353,12 @@ class GuestRun:
             self._post(RejectedRecord(override_id=override.id, reason=str(error)))
             return False
         return True
+
+
+def _build_lost_failure(before: GuestState) -> FailureRecord:
+    """Return the failure of a worker group that could not record it itself."""
+    message = "the processes of the run were lost, and it was started again"
+    return FailureRecord(cause="infrastructure", rank=None, step=before.step, message=message)
 
 
 def _build_end(failure: FailureRecord) -> EndRecord:

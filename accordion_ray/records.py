@@ -17,7 +17,7 @@ from accordion.messages import Decision
 from accordion.session import Session
 from accordion.step_results import Switch
 from accordion_ray.identity import GuestState
-from workers.contract import Bytes, FailureRecord, JobSpec, Started
+from workers.contract import Bytes, JobSpec, Started
 from workers.tasks import GUEST
 from workers.workers_spec import MIN_SHARE
 
@@ -153,12 +153,6 @@ class EndedEpoch:
     """Learning rate of the last step."""
     totals: Totals
     """Counts of the session at the end of the epoch."""
-
-
-def build_lost_record(before: GuestState) -> FailureRecord:
-    """Return the failure of a worker group that could not record it itself."""
-    message = "the processes of the run were lost, and it was started again"
-    return FailureRecord(cause="infrastructure", rank=None, step=before.step, message=message)
 
 
 def build_started_record(attached: Attached, before: GuestState, *, now: float) -> Started:

@@ -5,12 +5,13 @@ process's.
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,12 @@ def test_a_process_works_in_the_folder_of_its_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"train.py": "", "vocab.txt": "one two"}
     given = launch(tmp_path, {"task": {"name": "script"}}, packed(tmp_path, files))
+    monkeypatch.setattr(process, "ship_logs", lambda *_: nullcontext())
     with process_of_its_own():
-        process._load_task(given)
+        process.Worker(given.model_dump_json()).prepare()
         assert Path("vocab.txt").read_text() == "one two"
     assert Path.cwd() != tmp_path
+    gc.unfreeze()
 
 
 def test_folders_of_processes_that_were_ended_by_force_are_removed_and_no_others(
