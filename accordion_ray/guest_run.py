@@ -139,10 +139,15 @@ class GuestRun:
         attached.optimizer.register_step_post_hook(self._end_optimizer_step)
         self._phases.start_step()
         self._epoch_began = self.read_totals()
-        self._change_state(world_size=session.world_size, step=session.steps)
+        now = self._clock.now()
+        self._change_state(
+            world_size=session.world_size, step=session.steps, stepped_at=now, failed=False
+        )
         with self._log_errors("begin to report"):
             self._sender.start()
-            self._post(build_started_record(attached, before))
+            if before.world_size and not before.failed:
+                self._post(_build_lost_failure(before))
+            self._post(build_started_record(attached, before, now=now))
             self._orders.on_orders(self._apply_orders)
             self._orders.start()
             threading.Thread(target=self._refresh, name="accordion-guest", daemon=True).start()
@@ -183,6 +188,8 @@ class GuestRun:
             self._post(end)
         self._change_state(
             step=self._attached.session.steps,
+            stepped_at=self._clock.now(),
+            failed=failure is not None,
             failures=before.failures + (failure is not None),
             ended=end is not None,
         )
@@ -238,7 +245,7 @@ class GuestRun:
         self._step_times.start_epoch(
             self._clock.elapsed(), ended.switch.decision.step, ended.totals.seconds
         )
-        self._change_state(step=session.steps)
+        self._change_state(step=session.steps, stepped_at=self._clock.now())
 
     def _record_switch(self, switch: Switch) -> None:
         for record in switch_records(switch):
@@ -297,6 +304,8 @@ class GuestRun:
                 if self._connection.is_registered:
                     self._change_state(installation=self._connection.installation)
                 self._send_newest_step()
+            if (boundary := self._boundary) is not None:
+                self._change_state(step=boundary.step, stepped_at=boundary.time)
             self._save_changes()
             if self._closed.wait(REFRESH_S):
                 return
@@ -344,6 +353,12 @@ class GuestRun:
             self._post(RejectedRecord(override_id=override.id, reason=str(error)))
             return False
         return True
+
+
+def _build_lost_failure(before: GuestState) -> FailureRecord:
+    """Return the failure of a worker group that could not record it itself."""
+    message = "the processes of the run were lost, and it was started again"
+    return FailureRecord(cause="infrastructure", rank=None, step=before.step, message=message)
 
 
 def _build_end(failure: FailureRecord) -> EndRecord:

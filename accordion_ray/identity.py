@@ -43,6 +43,10 @@ class GuestState:
     """Size of the last worker group; 0 before the first."""
     step: int = 0
     """Last step that was recorded."""
+    stepped_at: float = 0.0
+    """Time of that step, in seconds since 1970; 0 in states of older versions."""
+    failed: bool = False
+    """Whether the last worker group recorded its failure."""
     fit: str = ""
     """Id of the call of `fit` whose failures are counted."""
     failures: int = 0

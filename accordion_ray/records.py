@@ -155,7 +155,7 @@ class EndedEpoch:
     """Counts of the session at the end of the epoch."""
 
 
-def build_started_record(attached: Attached, before: GuestState) -> Started:
+def build_started_record(attached: Attached, before: GuestState, *, now: float) -> Started:
     """Return the record that a worker group begins with, given what the group before it left."""
     session = attached.session
     cause: Literal["start", "resize", "recovery"] = "start"
@@ -171,6 +171,7 @@ def build_started_record(attached: Attached, before: GuestState) -> Started:
         parameters=attached.parameters,
         cause=cause,
         previous_world_size=before.world_size,
+        seconds_lost=max(0.0, now - before.stepped_at) if before.stepped_at else 0.0,
         steps_rolled_back=max(0, before.step - session.steps),
     )
 

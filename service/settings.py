@@ -388,8 +388,9 @@ class Settings(BaseSettings):
 
     def storage_of(self, job_id: str) -> str:
         """Directory of one job's checkpoints and end file."""
-        root = self.storage or str(self.home / "storage")
-        return f"{root.rstrip('/')}/{job_id}"
+        # Workers have working directories of their own.
+        root = Path(self.storage or self.home / "storage").absolute()
+        return f"{str(root).rstrip('/')}/{job_id}"
 
     def token(self) -> str | None:
         """The admin token, from the variable or the file; None where neither is set.

@@ -68,6 +68,10 @@ def check_storage_url(url: str, *, what: str = "storage") -> str:
         raise ValueError(
             f"{what} {url!r} names no directory; give an absolute path, such as file:///mnt/shared"
         )
+    if place.scheme in {"file", "local"} and ("?" in url or "#" in url):
+        raise ValueError(
+            f"{what} {url!r} has a ? or #, at which the path of a URL ends; write %3F or %23"
+        )
     if not (place.netloc + place.path).strip("/"):
         raise ValueError(
             f"{what} {url!r} names no place; give a bucket or a host, such as s3://bucket/path"

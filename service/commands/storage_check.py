@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from service.commands.doctor import Finding
 from service.commands.format import format_storage
@@ -86,7 +87,7 @@ def _list_waiting(jobs: Sequence[JobView]) -> Iterator[Finding]:
 
 def _check_storage(root: str, users: Sequence[JobView], *, is_local: bool, is_own: bool) -> Finding:
     """Describe one storage; it is bad if unfinished jobs need it and this machine lacks it."""
-    folder = root.removeprefix("file://")
+    folder = unquote(root.removeprefix("file://")) if root.startswith("file://") else root
     problem = _look_for(folder) if is_local and "://" not in folder else ""
     if problem:
         is_needed = is_own and any(job.status in UNFINISHED for job in users)

@@ -35,6 +35,8 @@ def describe_pause(drained: Drained) -> str:
         record.payload for record in drained.records if isinstance(record.payload, PausedRecord)
     ]
     step, saved = (pauses[-1].step, pauses[-1].saved_step) if pauses else (None, None)
+    if saved == 0:
+        return "paused before its first checkpoint"
     if step is None or saved is None or saved >= step:
         return "paused; its state is saved"
     return (

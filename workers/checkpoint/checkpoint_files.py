@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import IO, Any, BinaryIO, Self, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from workers.checkpoint.storage import MANIFEST as _MANIFEST
@@ -51,12 +51,15 @@ class Manifest(BaseModel):
     format: int = _FORMAT
     job_id: str
     name: str
-    epoch: int
-    step: int
-    world_size: int
+    epoch: int = Field(ge=0)
+    step: int = Field(ge=0)
+    world_size: int = Field(ge=1)
     objective: float | None = None
     """Value of the objective's metric after the epoch that ends here; None within an epoch."""
     files: tuple[FileChecksum, ...] = ()
+    """Files of the checkpoint, and the checksum of this table without that entry, under the name of
+    its own file; manifests of older versions lack it.
+    """
 
     @property
     def size_bytes(self) -> int:
@@ -113,8 +116,11 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
         OSError: the storage cannot be written.
     """
     # Versions before `objective` refuse manifests with it, so it is left out where it is None.
-    text = manifest.model_dump_json(indent=1, exclude_none=True)
-    storage.put(f"{manifest.name}/{_MANIFEST}", text.encode())
+    content = manifest.model_dump(mode="json", exclude_none=True)
+    # An entry of `files`, because versions before it refuse manifests with another field.
+    own = FileChecksum(name=_MANIFEST, sha256=_hash_content(content), size_bytes=0)
+    content["files"].append(own.model_dump())
+    storage.put(f"{manifest.name}/{_MANIFEST}", json.dumps(content, indent=1).encode())
 
 
 def find_candidates(
@@ -163,12 +169,12 @@ def read_manifest(storage: Storage, name: str, job_id: str | None) -> Manifest:
         OSError: the storage cannot be reached.
     """
     try:
-        manifest = Manifest.model_validate(json.loads(storage.read(f"{name}/{_MANIFEST}")))
+        manifest = _parse_manifest(storage.read(f"{name}/{_MANIFEST}"))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"checkpoint {name} was never finished; the one before it is used"
         ) from error
-    except (ValueError, ValidationError) as error:
+    except ValueError as error:
         raise CheckpointError(
             f"checkpoint {name} has a damaged manifest; the one before it is used"
         ) from error
@@ -182,6 +188,26 @@ def read_manifest(storage: Storage, name: str, job_id: str | None) -> Manifest:
             f"checkpoint {name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone"
         )
     return manifest
+
+
+def _parse_manifest(text: bytes) -> Manifest:
+    """Return the manifest without the entry of its own checksum.
+
+    Raises:
+        ValueError: it is not a manifest, or does not match its checksum.
+    """
+    content = json.loads(text)
+    manifest = Manifest.model_validate(content)
+    own = [file for file in manifest.files if file.name == _MANIFEST]
+    content["files"] = [file for file in content["files"] if file["name"] != _MANIFEST]
+    if own and own[0].sha256 != _hash_content(content):
+        raise ValueError(f"manifest of {manifest.name} does not match its checksum")
+    files = tuple(file for file in manifest.files if file.name != _MANIFEST)
+    return manifest.model_copy(update={"files": files})
+
+
+def _hash_content(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def prune_checkpoints(

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _WAYS_OUT = {
     errno.ENOSPC: "free space there, or lower checkpoint.keep",
@@ -285,7 +285,7 @@ def open_storage(url: str | None, *, job_id: str, directory: Path) -> Storage:
         return LocalStorage(directory)
     place = urlsplit(url)
     if place.scheme in {"file", "local"}:
-        return LocalStorage(Path(place.path) / job_id)
+        return LocalStorage(Path(unquote(place.path)) / job_id)
     return UrlStorage(url, job_id)
 
 

@@ -482,7 +482,9 @@ class Attempt:
         if why == "pause":
             return PausedRecord(step=step, saved_step=saved)
         state = "no worker group was running" if step is None else "its state was saved"
-        if saved < (step or 0):
+        if step is not None and not saved:
+            state = "no checkpoint was saved"
+        elif saved < (step or 0):
             state = f"its newest checkpoint holds {saved} of {step} steps"
         return EndRecord(
             status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}"

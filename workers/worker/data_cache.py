@@ -217,7 +217,7 @@ def _find_path(name: str, location: str) -> Path:
 
 def _open_cache(cache: DataCache) -> Path:
     default = Path(tempfile.gettempdir(), f"accordion-data-{os.getuid()}")
-    return open_root(Path(cache.folder) if cache.folder else default)
+    return open_root(Path(cache.folder).absolute() if cache.folder else default)
 
 
 @contextmanager

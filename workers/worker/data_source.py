@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from workers.errors import DataFetchError, DataNotOnNode
 
@@ -91,7 +92,8 @@ def list_files(name: str, location: str, pace: Pace) -> Listing:
     def read() -> Listing:
         from fsspec.core import url_to_fs
 
-        filesystem, root = url_to_fs(location)
+        # fsspec takes the rest of a file URL as it is.
+        filesystem, root = url_to_fs(unquote(location) if _is_local(location) else location)
         filesystem.invalidate_cache()
         infos = _find_files(filesystem, root)
         root = root.rstrip("/")

@@ -341,7 +341,10 @@ def _load_task(launch: Launch) -> tuple[Task, Data, Data] | None:
     from workers.worker.process_damage import note_destroyed_groups
 
     note_destroyed_groups()
-    install_code(launch)
+    folder = install_code(launch)
+    if folder is not None:
+        # The folder is this process's own, so no two ranks write to one file.
+        os.chdir(folder)
     return None if launch.spec.task.name == SCRIPT else load_task_data(launch.spec)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,13 +307,30 @@ def test_the_next_worker_group_tells_of_the_one_before(
     first.steps(3)
     first.epochs.begin_report({})
     first.run.close()
-    second = Trained(cluster, tmp_path, before=first.saved[-1])
+    left = first.saved[-1]
+    second = Trained(cluster, tmp_path, before=replace(left, stepped_at=left.stepped_at - 60.0))
     started = second.recorded(Started)[-1]
     assert (started.cause, started.previous_world_size, started.steps_rolled_back) == (
         "recovery",
         1,
         3,
     )
+    assert started.seconds_lost >= 60.0
+    second.run.close()
+
+
+@pytest.mark.parametrize("failure", [None, FAILURE])
+def test_a_worker_group_tells_that_the_one_before_was_lost_unless_that_told_itself(
+    cluster: FakeCluster, tmp_path: Path, failure: FailureRecord | None
+) -> None:
+    first = Trained(cluster, tmp_path, max_failures=1)
+    first.steps(1)
+    if failure is not None:
+        first.run.record_end(failure)
+    first.run.close()
+    second = Trained(cluster, tmp_path, max_failures=1, before=first.saved[-1])
+    [told] = second.recorded(FailureRecord)
+    assert told.cause == ("job" if failure else "infrastructure")
     second.run.close()
 
 

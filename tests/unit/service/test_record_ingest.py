@@ -13,6 +13,7 @@ from service.domain.job_status import LEAVING
 from service.domain.jobs import Reason, Status
 from service.store.checkpoint_table import CheckpointRow
 from service.store.database import Database
+from service.store.end_messages import describe_pause
 from service.store.record_ingest import has_new_data
 from tests.unit.service.reported_row import (
     CHECKPOINT,
@@ -30,6 +31,7 @@ from workers.contract import (
     Drained,
     EndRecord,
     LogLine,
+    PausedRecord,
     Payload,
     Record,
 )
@@ -330,3 +332,17 @@ def test_lines_and_lost_lines_are_kept_and_nothing_is_kept_of_nothing(row: Row) 
     assert [event.data["number"] for event in row.events("log")] == [1, 2]
     assert has_new_data(row.job, Drained(logs_dropped=1))
     assert not has_new_data(row.job, Drained())
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        (0, "paused before its first checkpoint"),
+        (3, "paused after 5 steps; its newest checkpoint has 3 of them"),
+        (5, "paused; its state is saved"),
+    ],
+)
+def test_a_paused_job_says_how_much_of_it_is_saved(saved: int, told: str) -> None:
+    paused = PausedRecord(step=5, saved_step=saved)
+    record = Record(attempt=1, generation=1, seq=0, time=0.0, payload=paused)
+    assert describe_pause(Drained(records=(record,))).startswith(told)

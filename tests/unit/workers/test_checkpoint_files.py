@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,27 @@ def test_a_damaged_manifest_is_refused(tmp_path, text):
     (tmp_path / manifest.name / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match="damaged manifest"):
         read_manifest(LocalStorage(tmp_path), manifest.name, "job-1")
+
+
+def test_a_manifest_with_a_flipped_bit_says_what_was_written_or_is_refused(tmp_path):
+    written = write(tmp_path, 2, objective=0.25)
+    file, storage = tmp_path / written.name / "manifest.json", LocalStorage(tmp_path)
+    whole = file.read_bytes()
+    for place in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with suppress(CheckpointError):
+            told = read_manifest(storage, written.name, "job-1")
+            kept = [part for part in told.files if part in written.files]
+            assert told.model_copy(update={"files": tuple(kept)}) == written
+
+
+def test_a_manifest_of_a_version_without_a_checksum_is_read(tmp_path):
+    written = write(tmp_path, 2)
+    text = written.model_dump_json(indent=1, exclude_none=True)
+    (tmp_path / written.name / "manifest.json").write_text(text)
+    assert read_manifest(LocalStorage(tmp_path), written.name, "job-1") == written
 
 
 def test_another_format_is_refused(tmp_path):

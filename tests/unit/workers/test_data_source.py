@@ -75,3 +75,11 @@ def test_a_change_is_seen_whatever_the_filesystem_calls_it(field: str) -> None:
 def test_files_whose_change_would_go_unnoticed_are_refused() -> None:
     with pytest.raises(DataFetchError, match="neither a version nor a time of change for b/train"):
         list_from(Bucket({"b/train/x": 8}, version={}))
+
+
+def test_a_file_url_names_the_directory_that_it_encodes(tmp_path: Path) -> None:
+    folder = tmp_path / "a set#1"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    [file] = list_files("train", f"file://{tmp_path}/a%20set%231", Pace()).files
+    assert file.name == "a.txt"

@@ -76,8 +76,7 @@ def test_only_an_error_of_the_jobs_storage_stays_one_of_the_storage(monkeypatch,
 
 
 def test_what_a_process_has_loaded_is_no_garbage_to_look_through(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker, "_load_task", lambda _: None)
-    monkeypatch.setattr(worker.Worker, "_ship_logs", lambda *_: nullcontext())
+    monkeypatch.setattr(worker, "ship_logs", lambda *_: nullcontext())
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
     launch = Launch(job_id="a", attempt=1, workers=2, storage=str(tmp_path), spec=spec)
     before = gc.get_freeze_count()

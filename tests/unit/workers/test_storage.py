@@ -25,6 +25,8 @@ from workers.storage_url import check_storage_url
         ("s3://", "names no place"),
         ("file://mnt/shared", "give an absolute path"),
         ("file:///", "names no directory"),
+        ("file:///mnt/set#1", "has a ? or #, at which the path of a URL ends; write %3F or %23"),
+        ("file:///mnt/set?", "has a ? or #"),
         ("https://host/path", "is not that of a storage; known are"),
         ("s4://bucket", "has the protocol 's4', which is not that of a storage; known are abfs, "),
         ("ftp://people:secret@host/path", "carries a password"),
@@ -50,6 +52,13 @@ def test_a_place_that_cannot_hold_checkpoints_is_refused_with_the_way_out(url, s
 )
 def test_a_place_that_can_hold_checkpoints_is_taken(url):
     assert CheckpointSpec(storage=url).storage == url
+
+
+def test_a_place_with_signs_that_a_url_encodes_is_the_directory_of_that_name(tmp_path):
+    url = f"file://{tmp_path}/a%20set%231"
+    storage = open_storage(CheckpointSpec(storage=url).storage, job_id="job-1", directory=tmp_path)
+    storage.put("c/manifest.json", b"{}")
+    assert (tmp_path / "a set#1" / "job-1" / "c" / "manifest.json").is_file()
 
 
 @pytest.mark.parametrize("field", ["every_steps", "every_seconds"])

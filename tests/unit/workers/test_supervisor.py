@@ -171,6 +171,14 @@ def test_a_group_that_was_stopped_for_a_cancel_ends_the_job(
     assert pool.generations == [1]
 
 
+def test_a_job_that_is_cancelled_without_a_checkpoint_does_not_say_that_it_was_saved(
+    run: Run, tmp_path: Path, stop_first_group: Any
+) -> None:
+    stop_first_group("cancel")
+    run("unsaved", note_progress=False)
+    assert the_end(tmp_path).message == "cancelled; no checkpoint was saved"
+
+
 def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(
     run, cluster, tmp_path, stop_first_group
 ) -> None:
