@@ -11,6 +11,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from starlette.requests import Request
 
+_MIN_SIMILARITY = 0.65
+"""Similarity from which a known key is suggested: warm_start is none for max_restarts (0.64)."""
+
 
 def body_type(request: Request) -> Any:
     """Return the type of the body that the route of a request accepts; None if it accepts none."""
@@ -34,7 +37,7 @@ def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
 
 def describe_unknown(key: str, known: Sequence[str]) -> str:
     """Describe an unknown key, with the most similar known one, or all of them."""
-    similar = get_close_matches(key, known, n=1)
+    similar = get_close_matches(key, known, n=1, cutoff=_MIN_SIMILARITY)
     if similar:
         return f"unknown key {key!r}; did you mean {similar[0]!r}?"
     if known:
