@@ -175,10 +175,7 @@ def _build_loader(name: str) -> Any:
 
         def get_single_node(self) -> Any:
             node = super().get_single_node()
-            for key, section in node.value if isinstance(node, yaml.MappingNode) else ():
-                if key.value in _TEXTS and isinstance(section, yaml.MappingNode):
-                    for _, value in section.value:
-                        value.tag = _STRING if value.tag in _UNQUOTED else value.tag
+            _keep_texts(node, self)
             return node
 
         def construct_yaml_float(self, node: Any) -> float:
@@ -202,6 +199,18 @@ def _build_loader(name: str) -> Any:
     Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
     Loader.add_constructor(_FLOAT, Loader.construct_yaml_float)
     return Loader
+
+
+def _keep_texts(spec: Any, loader: Any) -> None:
+    """Take the plain values of `_TEXTS` for texts; a tag that the file gives them stays."""
+    import yaml
+
+    sections = spec.value if isinstance(spec, yaml.MappingNode) else ()
+    for _, section in [pair for pair in sections if pair[0].value in _TEXTS]:
+        for _, node in section.value if isinstance(section, yaml.MappingNode) else ():
+            plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))
+            if node.tag == plain and plain in _UNQUOTED:
+                node.tag = _STRING
 
 
 def _parse_yaml(text: str, name: str) -> Any:
