@@ -14,7 +14,7 @@ from pydantic import Field
 from service.api.callers import require_scope
 from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
-from service.api.history_schemas import CheckpointList, DecisionPage, EpochPage
+from service.api.history_schemas import MAX_PAGE_LAYERS, CheckpointList, DecisionPage, EpochPage
 from service.api.logger_schemas import LoggerList, LoggerView
 from service.api.problems import describe_problems
 from service.api.schemas import AttemptList, ScheduleView
@@ -35,8 +35,6 @@ from service.store.stored_documents import layer_names
 
 _MOST = 2**31
 """Exclusive upper bound of epochs and steps: the columns hold 32-bit integers."""
-MAX_PAGE_LAYERS = 30_000
-"""Layers of all items of a page together, each of about 200 bytes: 60 items of 500 layers."""
 
 router = APIRouter(
     prefix="/jobs/{job_id}", tags=["history"], dependencies=[require_scope(Scope.READ)]
