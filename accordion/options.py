@@ -134,7 +134,9 @@ def check_options(
     """
     unknown = sorted(set(given) - set(known))
     if unknown:
-        way_out = f"known are {', '.join(sorted(known))}" if known else "it takes none"
+        way_out = (
+            f"known are {', '.join(sorted(known))}" if known else "it takes none; set it to {}"
+        )
         raise ConfigError(f"{where} has no option {unknown[0]!r}; {way_out}")
     missing = [
         name

@@ -16,12 +16,12 @@ import os
 import shutil
 import sqlite3
 import tarfile
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -36,10 +36,13 @@ from service.store.copying import check_target, copy_database, count_rows
 from service.store.database import Database
 from service.store.migrations import head, upgrade
 from service.store.models import JobRow
+from service.temp_folders import private_folder, remove_abandoned_folders
 
 FORMAT = 1
 _CONTENTS, _DATABASE, _CODE = "contents.json", "accordion.db", "code"
 _PART = ".part"
+_BACKUP_FOLDER, _RESTORE_FOLDER = ".backup-", ".restore-"
+"""Beginnings of the names of temporary folders in the home directory."""
 _MAX_CONTENTS_BYTES = 64_000_000
 _ORDERS_AHEAD = 1_000_000
 """Added to the version of the orders of restored jobs: more orders than workers can have received
@@ -81,23 +84,19 @@ def write_backup(settings: Settings, file: Path, now: float) -> BackupContents:
     """
     home = Home(settings.home)
     home.make()
+    _refuse_existing(file)
+    part = file.with_name(f".{file.name}{_PART}")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        opened = os.fdopen(os.open(file, flags, OWNER_ONLY_FILE), "wb")
-    except FileExistsError:
-        raise StartError(f"{file} exists; name a new file") from None
+        with _open_part(part) as opened, _make_folder(_BACKUP_FOLDER, settings.home) as folder:
+            contents = _collect(settings, folder, now)
+            _write_archive(folder, contents, opened)
+        _refuse_existing(file)
+        part.rename(file)
     except OSError as error:
-        raise StartError(f"{file} cannot be written ({error.strerror}); name another one") from None
-    try:
-        with opened, TemporaryDirectory(dir=settings.home, prefix=".backup-") as folder:
-            contents = _collect(settings, Path(folder), now)
-            _write_archive(Path(folder), contents, opened)
-    except BaseException as error:
-        file.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            reason = f"{error.strerror}: {error.filename or file}"
-            raise StartError(f"no backup was written ({reason}); free some space") from error
-        raise
+        reason = f"{error.strerror}: {error.filename or file}"
+        raise StartError(f"no backup was written ({reason}); free some space") from error
+    finally:
+        part.unlink(missing_ok=True)
     return contents
 
 
@@ -137,6 +136,36 @@ def move_database(settings: Settings, target_url: str, now: float) -> dict[str, 
 def find_storage(settings: Settings) -> str:
     """Return where a service keeps the checkpoints of its jobs."""
     return settings.storage_of("").rstrip("/")
+
+
+def _refuse_existing(file: Path) -> None:
+    if file.exists() or file.is_symlink():
+        raise StartError(f"{file} exists; name a new file")
+
+
+def _open_part(part: Path) -> IO[bytes]:
+    """Open what becomes the backup once it is complete; a killed backup may have left one.
+
+    Raises:
+        StartError: it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        part.unlink(missing_ok=True)
+        return os.fdopen(os.open(part, flags, OWNER_ONLY_FILE), "wb")
+    except OSError as error:
+        raise StartError(f"{part} cannot be written ({error.strerror}); name another one") from None
+
+
+@contextmanager
+def _make_folder(prefix: str, home: Path) -> Iterator[Path]:
+    """Create a folder below the home directory until the end of the block, and remove those of
+    killed processes.
+    """
+    for name in (_BACKUP_FOLDER, _RESTORE_FOLDER):
+        remove_abandoned_folders(name, home, time.time())
+    with private_folder(prefix, home) as folder:
+        yield folder
 
 
 def _collect(settings: Settings, folder: Path, now: float) -> BackupContents:
@@ -204,8 +233,7 @@ def _extract(file: Path, home: Path) -> Iterator[tuple[Path, BackupContents]]:
     Raises:
         StartError: it is no backup, or it is damaged.
     """
-    with TemporaryDirectory(dir=home, prefix=".restore-") as name:
-        folder = Path(name)
+    with _make_folder(_RESTORE_FOLDER, home) as folder:
         try:
             contents = _extract_members(file, folder)
         except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:

@@ -8,16 +8,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from service.errors import ApiError, Conflict, NotFound, Unavailable
+from service.temp_folders import private_folder, remove_abandoned_folders
 
 EXPORT_LIMIT_S = 600.0
 """Seconds after which an export is ended."""
 _CHUNK_BYTES = 1 << 20
+_FOLDER = "accordion-model-"
+"""Beginning of the names of temporary folders."""
 _MODULE = "workers.checkpoint.model_export"
 _ERRORS: dict[str, type[ApiError]] = {
     "missing": NotFound,
@@ -51,15 +55,17 @@ def export_model_file(request: Mapping[str, Any], environment: Mapping[str, str]
         Unavailable: the storage cannot be reached, or the export takes too long or needs more than
             this machine has.
     """
-    with tempfile.TemporaryDirectory(prefix="accordion-model-") as folder:
-        done = _run_export(Path(folder), request, environment)
-        answer_file = Path(folder, "answer.json")
+    parent = Path(tempfile.gettempdir())
+    remove_abandoned_folders(_FOLDER, parent, time.time())
+    with private_folder(_FOLDER, parent) as folder:
+        done = _run_export(folder, request, environment)
+        answer_file = folder / "answer.json"
         if not answer_file.exists():
             raise Unavailable(_describe_crash(done))
         answer = json.loads(answer_file.read_text())
         if "error" in answer:
             raise _ERRORS[answer["kind"]](answer["error"])
-        file = Path(folder, "model.safetensors").open("rb")  # noqa: SIM115 - read_chunks closes it
+        file = (folder / "model.safetensors").open("rb")
         size = os.fstat(file.fileno()).st_size
         return ModelFile(checkpoint=answer["checkpoint"], size_bytes=size, file=file)
 

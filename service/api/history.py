@@ -14,7 +14,7 @@ from pydantic import Field
 from service.api.callers import require_scope
 from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
-from service.api.history_schemas import CheckpointList, DecisionPage, EpochPage
+from service.api.history_schemas import MAX_PAGE_LAYERS, CheckpointList, DecisionPage, EpochPage
 from service.api.logger_schemas import LoggerList, LoggerView
 from service.api.problems import describe_problems
 from service.api.schemas import AttemptList, ScheduleView
@@ -29,7 +29,9 @@ from service.api.why_schemas import WhyView
 from service.api.why_view import why_view
 from service.domain.access import Scope
 from service.errors import Invalid
+from service.store.models import JobRow
 from service.store.repository import HistoryPage
+from service.store.stored_documents import layer_names
 
 _MOST = 2**31
 """Exclusive upper bound of epochs and steps: the columns hold 32-bit integers."""
@@ -42,7 +44,13 @@ router = APIRouter(
 class HistoryQuery(QueryParams):
     """Query parameters of a paged history."""
 
-    limit: int = Field(default=100, ge=1, le=500, description="items per page (default 100)")
+    limit: int = Field(
+        default=100,
+        ge=1,
+        le=500,
+        description="items per page (default 100); a page of a job with more than 60 layers may"
+        " have fewer",
+    )
     order: Literal["oldest", "newest"] = Field(
         default="oldest", description="which items come first (default: the oldest)"
     )
@@ -50,14 +58,18 @@ class HistoryQuery(QueryParams):
         default=None, max_length=200, description="`next_cursor` of the previous page"
     )
 
-    def page(self, num_columns: int) -> HistoryPage:
+    def limit_of(self, job: JobRow) -> int:
+        """Return how many items a page of a job holds."""
+        return min(self.limit, max(1, MAX_PAGE_LAYERS // max(1, len(layer_names(job)))))
+
+    def page(self, num_columns: int, limit: int) -> HistoryPage:
         """Select the rows to read: one more than the page holds.
 
         Raises:
             Invalid: the cursor is malformed, or belongs to another list or order.
         """
         beyond = None if self.cursor is None else self._parse_cursor(self.cursor, num_columns)
-        return HistoryPage(limit=self.limit + 1, newest_first=self.order == "newest", beyond=beyond)
+        return HistoryPage(limit=limit + 1, newest_first=self.order == "newest", beyond=beyond)
 
     def cursor_after(self, *position: int) -> str:
         """Encode the cursor of the page that follows the item at `position`."""
@@ -106,8 +118,9 @@ def get_epochs(
     """List finished epochs, each exactly once, in pages. Pass `next_cursor` as `cursor` to get the
     next page.
     """
-    rows = repository.epochs(job.id, query.page(1))
-    items, cursor = rows[: query.limit], None
+    limit = query.limit_of(job)
+    rows = repository.epochs(job.id, query.page(1, limit))
+    items, cursor = rows[:limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch)
     return EpochPage(
@@ -122,8 +135,9 @@ def get_decisions(
     """List the decisions that all workers applied, with reasons, in pages. Pass `next_cursor` as
     `cursor` to get the next page.
     """
-    rows = repository.decisions(job.id, query.page(2))
-    items, cursor = rows[: query.limit], None
+    limit = query.limit_of(job)
+    rows = repository.decisions(job.id, query.page(2, limit))
+    items, cursor = rows[:limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch, items[-1].step)
     overrides = repository.overrides(job.id) if items else []

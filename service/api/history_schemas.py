@@ -51,6 +51,10 @@ class CheckpointList(Answer):
     """The checkpoints."""
 
 
+MAX_PAGE_LAYERS = 30_000
+"""Layers of all items of a page together, each of about 200 bytes: 60 items of 500 layers."""
+
+
 class EpochPage(Answer):
     """One page of finished epochs, in the requested order."""
 

@@ -13,6 +13,8 @@ from starlette.requests import Request
 
 _MAX_KEY = 100
 """Characters of an unknown key that are compared and shown."""
+_MIN_SIMILARITY = 0.65
+"""Similarity from which a known key is suggested: warm_start is none for max_restarts (0.64)."""
 
 
 def body_type(request: Request) -> Any:
@@ -38,7 +40,7 @@ def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
 def describe_unknown(key: str, known: Sequence[str]) -> str:
     """Describe an unknown key, with the most similar known one, or all of them."""
     key = key if len(key) <= _MAX_KEY else key[:_MAX_KEY] + "..."
-    similar = get_close_matches(key, known, n=1)
+    similar = get_close_matches(key, known, n=1, cutoff=_MIN_SIMILARITY)
     if similar:
         return f"unknown key {key!r}; did you mean {similar[0]!r}?"
     if known:

@@ -208,6 +208,17 @@ class LogReader:
             yield _describe_removed_output(job)
         yield from (part.format_text() for part in parts)
 
+    def tail_frames(self, job: JobRow, num_lines: int) -> list[str]:
+        """Format the newest lines as events; if there are fewer, the first one says how much older
+        output was removed.
+        """
+        parts = self.read_tail(num_lines, up_to=job.log_number)
+        is_all = sum(len(part.lines) for part in parts) < num_lines
+        removed = job.log_bytes_removed if is_all else 0
+        if removed and not parts:
+            parts = [LogPart(number=job.log_number, dropped=0, lines=[])]
+        return [part.format_frame(0 if at else removed) for at, part in enumerate(parts)]
+
     def read_tail(self, num_lines: int, *, up_to: int) -> list[LogPart]:
         """Read the newest lines of the chunks up to a number, in order."""
         parts: list[LogPart] = []

@@ -179,7 +179,6 @@ def get_logs(
         return Response(status_code=204)
     first: list[str] = []
     if query.tail is not None and after is None:
-        parts, after = reader.read_tail(query.tail, up_to=job.log_number), job.log_number
-        first = [part.format_frame() for part in parts]
+        first, after = reader.tail_frames(job, query.tail), job.log_number
     now = reader.build_page(job)
     return stream_feed(state, caller, reader, now=now, after=after or 0, first=first)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,7 +39,8 @@ def backup(
     from service.settings import load_settings
 
     settings = load_settings()
-    contents = write_backup(settings, file, time.time())
+    with _clean_up_on_signals():
+        contents = write_backup(settings, file, time.time())
     if json:
         print_json(contents)
     else:
@@ -56,7 +61,8 @@ def restore(
     from service.settings import load_settings
 
     settings = load_settings()
-    contents = restore_backup(settings, file, time.time())
+    with _clean_up_on_signals():
+        contents = restore_backup(settings, file, time.time())
     if json:
         print_json(contents)
     else:
@@ -101,6 +107,21 @@ def move_database(
     for table, count in rows.items():
         typer.echo(f"{table:<20} {count:>10}")
     typer.echo(f"all rows arrived in {hide_password(url)}")
+
+
+@contextmanager
+def _clean_up_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it leaves no files behind."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _describe_unreadable(settings: Settings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections import UserDict
@@ -45,11 +46,12 @@ class Command(TyperCommand):
 
 def _is_output_closed() -> bool:
     """Return whether it is standard output whose reader is gone, and not another connection."""
+    poll = select.poll()
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
+        poll.register(sys.stdout, 0)
+    except OSError:  # it is no file, but an object of a caller
+        return False
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 class _Commands(UserDict[str, Any]):

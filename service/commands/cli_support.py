@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,7 +106,13 @@ def create_console() -> Console:
     """Create a console whose colors and width follow the terminal; texts are printed as they are,
     with markup and names of emoji.
     """
-    from rich.console import Console
+    from rich.console import Console as RichConsole
+
+    class Console(RichConsole):
+        """Leaves a closed pipe to the command, as for other output; rich would end with code 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "the reader of the output is gone")
 
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False, emoji=False)

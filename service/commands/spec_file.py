@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,13 @@ from service.errors import SettingsError
 _MERGE = "tag:yaml.org,2002:merge"
 """YAML's merge key `<<`, which may occur more than once."""
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_FLOAT = "tag:yaml.org,2002:float"
+_STRING = "tag:yaml.org,2002:str"
+_UNQUOTED = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int"))
+_EXPONENT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
+"""Numbers with exponents of YAML 1.2; 1.1 takes those without a point or a sign for texts."""
+_TEXTS = ("env", "labels")
+"""Sections of a spec whose values are texts: `yes` is one there, and so is 1e3."""
 
 
 def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -66,7 +74,9 @@ def set_value(spec: dict[str, Any], change: str) -> None:
                 f"--set {path}: {folder!r} is {inner!r} in the file, which has no {last!r}"
             )
         place = inner
-    place[last] = _parse_yaml(text, f"--set {path}")
+    value = _parse_yaml(text, f"--set {path}")
+    is_text = folders in [[name] for name in _TEXTS] and isinstance(value, bool | int | float)
+    place[last] = text.strip() if is_text else value
 
 
 def build_patch(spec: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -149,7 +159,8 @@ def _read_text(name: str) -> str:
         ) from error
 
 
-def _parse_yaml(text: str, name: str) -> Any:
+def _build_loader(name: str) -> Any:
+    """Build the class that loads the YAML of a spec; `name` is for error messages."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -161,6 +172,16 @@ def _parse_yaml(text: str, name: str) -> Any:
             first: [(tag, pattern) for tag, pattern in rules if tag != _TIMESTAMP]
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
+
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            _keep_texts(node, self)
+            return node
+
+        def construct_yaml_float(self, node: Any) -> float:
+            number = super().construct_yaml_float(node)
+            is_whole = _EXPONENT.match(node.value) and number.is_integer()
+            return int(number) if is_whole else number
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -175,8 +196,28 @@ def _parse_yaml(text: str, name: str) -> Any:
             )
             return node
 
+    Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
+    Loader.add_constructor(_FLOAT, Loader.construct_yaml_float)
+    return Loader
+
+
+def _keep_texts(spec: Any, loader: Any) -> None:
+    """Take the plain values of `_TEXTS` for texts; a tag that the file gives them stays."""
+    import yaml
+
+    sections = spec.value if isinstance(spec, yaml.MappingNode) else ()
+    for _, section in [pair for pair in sections if pair[0].value in _TEXTS]:
+        for _, node in section.value if isinstance(section, yaml.MappingNode) else ():
+            plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))
+            if node.tag == plain and plain in _UNQUOTED:
+                node.tag = _STRING
+
+
+def _parse_yaml(text: str, name: str) -> Any:
+    import yaml
+
     try:
-        return yaml.load(text, Loader)  # noqa: S506 -- a subclass of the safe loader
+        return yaml.load(text, _build_loader(name))  # noqa: S506 -- a subclass of the safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -38,6 +38,7 @@ WRONG_SPECS = [
         "",
         "'middle'; known are low, high",
     ),
+    ({**DIGITS, "max_restarts": 2}, "/max_restarts", "unknown key 'max_restarts'; allowed keys: "),
     ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "unknown key 'wokers'; did you mean 'workers'?"),
     (
         {**DIGITS, "checkpoint": {"frequency": 2}},

@@ -14,8 +14,10 @@ from service.app import create_app
 from service.domain.byte_sizes import format_bytes
 from service.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
 from service.store.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
+from service.store.stored_documents import layer_names
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
+from tests.api.test_jobs import walk
 from tests.api.world import DIGITS, World
 
 MAX_EVENTS = 50
@@ -170,3 +172,15 @@ def test_tokens_stay_listed_for_90_days_after_they_were_revoked_or_expired(
     world.turn_until(lambda: count(world, TokenRow) == 1)
     listed = client.get("/api/v1/tokens", params={"user": "ada"}).json()["items"]
     assert [token["id"] for token in listed] == [kept]
+
+
+@pytest.mark.parametrize("history", ["epochs", "decisions"])
+def test_a_page_of_a_model_with_many_layers_has_fewer_items(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch, history: str
+) -> None:
+    job = world.finish(world.submit(training={"epochs": 8}))
+    path = f"{JOBS}/{job.id}/{history}"
+    whole = walk(client, path, limit=500)
+    monkeypatch.setattr("service.api.history.MAX_PAGE_LAYERS", 2 * len(layer_names(job)))
+    assert client.get(path, params={"limit": 500}).json()["items"] == whole[:2]
+    assert walk(client, path, limit=500) == whole

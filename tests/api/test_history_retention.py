@@ -85,7 +85,10 @@ def test_what_follows_the_end_stays(short_client: TestClient, short: World) -> N
     assert [kind for _, kind in events_of(short, job.id)] == ["end", "archive"]
 
 
-def test_readers_are_told_what_was_removed(short_client: TestClient, short: World) -> None:
+@pytest.mark.parametrize("tail", ["", "&tail=400"])
+def test_readers_are_told_what_was_removed(
+    short_client: TestClient, short: World, tail: str
+) -> None:
     job = trim(short, short.finish(short.submit()).id)
     gap, end = frames(short_client.get(f"{JOBS}/{job.id}/events").text)
     assert gap[:2] == (job.events_removed, "gap")
@@ -95,7 +98,9 @@ def test_readers_are_told_what_was_removed(short_client: TestClient, short: Worl
     first, *_ = short_client.get(f"{JOBS}/{job.id}/logs").text.splitlines()
     assert "older output were removed" in first
     assert "ACCORDION_HISTORY_RETENTION_S" in first
-    (_, kind, chunk), last = frames(short_client.get(f"{JOBS}/{job.id}/logs?follow=true").text)
+    (_, kind, chunk), last = frames(
+        short_client.get(f"{JOBS}/{job.id}/logs?follow=true{tail}").text
+    )
     assert (kind, chunk["removed_bytes"], last[1]) == ("log", job.log_bytes_removed, "end")
 
 

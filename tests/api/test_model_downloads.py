@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from safetensors.torch import load
 from service.api import model_downloads
 from service.api.app_state import MAX_WAITING_EXPORTS
 from service.domain.jobs import Status
-from service.errors import Conflict
+from service.errors import Conflict, Unavailable
+from service.model_files import export_model_file
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import World
 from workers.checkpoint.async_save import SHARED_FILE
@@ -172,3 +176,15 @@ def test_the_model_of_a_hidden_job_is_not_found(team: Team) -> None:
     job_id = team.submit(ada)
     assert team.call(bob, "GET", f"{JOBS}/{job_id}/model").status_code == 404
     assert team.call(ADMIN, "GET", f"{JOBS}/{job_id}/model").status_code == 409
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "accordion-model-killed").mkdir()
+    (tmp_path / "accordion-model-killed" / "lock").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("", 1.0)))
+    with pytest.raises(Unavailable):
+        export_model_file({}, {})
+    assert list(tmp_path.iterdir()) == []

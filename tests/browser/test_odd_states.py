@@ -5,6 +5,7 @@ comes back.
 from __future__ import annotations
 
 import copy
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import expect
@@ -142,6 +143,18 @@ def test_a_log_stream_that_was_refused_once_comes_again(watched, steered):
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#logs")).to_contain_text("training from epoch 0")
     expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_a_page_that_is_shown_again_loads_only_the_newest_output(watched, steered):
+    page, urls = watched.page, []
+    page.on("request", lambda request: urls.append(request.url))
+    page.goto(f"/jobs/{steered}")
+    expect(page.locator("#logs")).to_contain_text("training from epoch 0")
+    with page.expect_request("**/logs?**"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    asked = [parse_qs(urlsplit(url).query) for url in urls if "/logs?" in url]
+    assert asked == [{"follow": ["true"], "tail": ["400"]}] * 2
+    assert page.locator("#logs").inner_text().count("rank 0      training from epoch 0") == 1
 
 
 def test_a_log_stream_that_broke_and_was_then_refused_goes_on_where_it_was(watched, service):

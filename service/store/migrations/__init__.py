@@ -78,7 +78,9 @@ def _upgrade(url: str) -> None:
 def alembic_config() -> Config:
     """Alembic's settings without an ini file."""
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent))
+    # The value may refer to others with %, which is also in the names of folders.
+    folder = str(Path(__file__).parent).replace("%", "%%")
+    config.set_main_option("script_location", folder)
     return config
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from service import secret_check
 from service.domain.access import FULL_ACCESS, Role
+from service.home import Home
 from service.security.secret_box import create_secret_box
 from service.settings import load_settings
 from service.store.account_rows import AccountStore
@@ -65,6 +70,48 @@ def test_a_restore_prints_the_numbers_that_the_backup_printed(
     monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "new"))
     assert read_numbers(alone("restore", tmp_path / "backup.tar.gz").out) == made
     assert read_numbers(alone("backup", tmp_path / "again.tar.gz").out) == made
+
+
+ENDED_HALFWAY = """
+import os, sys, service.backup
+from service.commands.cli_app import run_command
+
+def end(source, target, **_):
+    open(target.removeprefix("sqlite:///"), "w").close()
+    os.kill(os.getpid(), int(sys.argv[1]))
+
+service.backup.copy_database = end
+sys.exit(run_command(["backup", sys.argv[2]]))
+"""
+
+
+def end_backup(home: Path, file: Path, number: int) -> None:
+    """Begin a backup that gets a signal while it copies the database."""
+    command = [sys.executable, "-c", ENDED_HALFWAY, str(number), str(file)]
+    environment = {**os.environ, "ACCORDION_HOME": str(home)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_backup_that_is_ended_leaves_nothing(home: Path, tmp_path: Path, number: int) -> None:
+    Home(home).make()
+    before = sorted(tmp_path.rglob("*"))
+    end_backup(home, tmp_path / "backup.tar.gz", number)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
+
+
+def test_what_a_killed_backup_left_goes_with_the_next_one(
+    alone: Accordion, home: Path, tmp_path: Path
+) -> None:
+    Home(home).make()
+    file, before = tmp_path / "backup.tar.gz", sorted(home.iterdir())
+    end_backup(home, file, signal.SIGKILL)
+    assert not file.exists()
+    assert sorted(home.iterdir()) != before
+    assert alone("backup", file).code == 0
+    assert sorted(home.iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == [file.name]
 
 
 def read_numbers(printed: str) -> str:

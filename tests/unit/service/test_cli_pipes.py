@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from service.commands import cli_app, processes
+from service.commands.cli_support import create_console
 from tests.api.conftest import Live
 
 
@@ -35,6 +36,22 @@ def test_a_reader_of_the_output_may_leave_early(
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli_app.run_command([]) == cli_app.DONE
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_a_reader_of_a_table_may_leave_early(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], buffering: int
+) -> None:
+    commands = typer.Typer()
+    print_line = commands.command(cls=cli_app.Command)
+    print_line(lambda: create_console().print("a line"))
+    monkeypatch.setattr(cli_app, "app", commands)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering) as output:
         monkeypatch.setattr(sys, "stdout", output)
         assert cli_app.run_command([]) == cli_app.DONE
     assert capsys.readouterr().err == ""

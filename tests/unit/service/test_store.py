@@ -220,6 +220,13 @@ def test_values_of_old_specs_fill_their_columns_as_far_as_there_are_any(
     database.close()
 
 
+def test_the_scripts_are_found_below_a_folder_with_a_percent_sign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.store.migrations.__file__", "/opt/50%off/migrations/__init__.py")
+    assert alembic_config().get_main_option("script_location") == "/opt/50%off/migrations"
+
+
 def migrate(
     connection: Connection, revision: str, direction: Callable[..., None] = command.upgrade
 ) -> None:

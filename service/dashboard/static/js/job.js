@@ -351,7 +351,7 @@ let newestChunk = 0;
 const streams = new Map([["events", null], ["logs", null]]);
 const STREAMS = {
   events: () => followEvents(new EventSource(`${BASE}${PATH}/events?${newestEvent ? `after=${newestEvent}` : `last=${PAST_EVENTS}`}`)),
-  logs: () => followLogs(new EventSource(`${BASE}${PATH}/logs?follow=true`)),
+  logs: () => followLogs(new EventSource(`${BASE}${PATH}/logs?follow=true&tail=${MAX_LOG_LINES}`)),
 };
 
 function open(name) {
