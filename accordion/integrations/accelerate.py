@@ -136,7 +136,7 @@ class _Checkpoints:
             del self._sessions[name]
             if followed is not None:
                 followed.hook.remove()
-        return [session for reference, _ in self._sessions.values() if (session := reference())]
+        return [alive for reference, _ in self._sessions.values() if (alive := reference())]
 
     def _list_prepared(self) -> list[Any]:
         accelerator = self._accelerator()  # Accelerate has no public name for these lists

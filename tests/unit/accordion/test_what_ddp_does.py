@@ -111,10 +111,10 @@ def test_a_backward_pass_inside_autocast_gives_the_same_averages(factors):
 
 def test_a_refused_second_session_leaves_no_threads():
     ddp, _ = _trained()
-    before = len(list(THREADS.iterdir()))
+    before = set(THREADS.iterdir())
     with pytest.raises(HookError, match="a module takes one hook"):
         attach(ddp, Config())
-    assert len(list(THREADS.iterdir())) == before
+    assert set(THREADS.iterdir()) <= before
 
 
 @pytest.mark.parametrize("config", ["powersgd", None, Config])
