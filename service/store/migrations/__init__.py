@@ -35,7 +35,7 @@ def upgrade(url: str) -> None:
     parsed = make_url(url)
     try:
         if parsed.get_backend_name() == "sqlite" and parsed.database:
-            Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create_file(Path(parsed.database))
         _upgrade(url)
     except (OSError, DatabaseError, ModuleNotFoundError) as error:
         if isinstance(error, DatabaseError) and not (
@@ -51,6 +51,15 @@ def upgrade(url: str) -> None:
             f"the database {hide_password(url)} cannot be used ({reason});"
             " is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
         ) from error
+
+
+def _create_file(path: Path) -> None:
+    """Create a missing file that only its owner can read; SQLite gives the files beside it the same
+    mode.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.name != ":memory:" and not path.exists():
+        path.touch(mode=0o600)
 
 
 def _upgrade(url: str) -> None:
