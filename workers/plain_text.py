@@ -20,6 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 REPLACEMENT = "\ufffd"
 """Unicode's replacement character."""
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MAX_SHOWN = 60
 """Characters of a refused text that the message shows."""
 _MAX_VALUES = 10_000
@@ -31,6 +32,13 @@ _MAX_DEPTH = 32
 def clean_text(text: str) -> str:
     """Replace each NUL and each lone surrogate by `REPLACEMENT`."""
     return _REFUSED.sub(REPLACEMENT, text)
+
+
+def clean_for_terminal(text: str) -> str:
+    """Replace each control character but tab and line feed, with which a text could move the cursor
+    or change the title of a terminal, by `REPLACEMENT`.
+    """
+    return _CONTROL.sub(REPLACEMENT, text)
 
 
 def clean_texts(value: Any) -> Any:

@@ -88,7 +88,9 @@ class TokenRequest(Request):
     creates it.
     """
     days: float | None = Field(default=90.0, gt=0, le=3650)
-    """Days until it expires, 90 by default; null for a token that does not expire."""
+    """Days until it expires; null for a token that does not expire. Default: 90, or as long as the
+    token that creates it, if that is yours too and ends earlier.
+    """
     user: str | None = Field(default=None, max_length=63, pattern=USER_NAME)
     """User of the token; another one than your own needs the scope `admin`. Default: null, you."""
 

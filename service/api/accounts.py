@@ -32,7 +32,7 @@ from service.api.deps import (
 )
 from service.api.problems import describe_problems
 from service.api.schemas import PLAIN
-from service.domain.access import USER_NAME, Scope, describe_missing_scope
+from service.domain.access import USER_NAME, Caller, Scope, describe_missing_scope
 from service.domain.audit_actions import AuditAction
 from service.errors import Forbidden
 from service.security.tokens import DAY_S, TOKEN_ID, new_token
@@ -145,11 +145,19 @@ def add_token(body: TokenRequest, state: StateDep, caller: CallerDep) -> NewToke
         user=body.user or caller.user,
         label=body.label,
         scopes=body.scopes,
-        expires_at=None if body.days is None else state.clock() + body.days * DAY_S,
+        expires_at=_choose_expiry(body, caller, state.clock()),
     )
     row = AccountStore(state.database, state.clock).add_token(caller, token, request)
     view = TokenView.model_validate(row)
     return NewToken(**view.model_dump(), token=str(token))
+
+
+def _choose_expiry(body: TokenRequest, caller: Caller, now: float) -> float | None:
+    """Return the end that was asked for; the default ends with the caller's own token at latest."""
+    expires_at = None if body.days is None else now + body.days * DAY_S
+    is_default = "days" not in body.model_fields_set and body.user in {None, caller.user}
+    ends = [end for end in (expires_at, caller.expires_at) if end is not None]
+    return min(ends) if is_default else expires_at
 
 
 @router.delete(

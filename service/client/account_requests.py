@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from service.client.answers import raise_for_status, translate_errors
@@ -74,7 +75,7 @@ class AccountRequests(RequestSender):
         label: str,
         *,
         scopes: Sequence[str] | None = None,
-        days: float | None = 90.0,
+        days: float | EllipsisType | None = ...,
         user: str | None = None,
     ) -> NewToken:
         """Create a token. Only this result contains its text.
@@ -82,17 +83,19 @@ class AccountRequests(RequestSender):
         Args:
             label: what it is for.
             scopes: what it allows; None for all that the user's role and your token allow.
-            days: until it expires; None for a token that does not expire.
+            days: until it expires; None for a token that does not expire. By default 90, or as long
+                as your own token if that ends earlier.
             user: whose token it is; None for yours.
         """
         from service.api.account_schemas import NewToken
 
-        body = {
+        body: dict[str, Any] = {
             "label": label,
             "scopes": None if scopes is None else list(scopes),
-            "days": days,
             "user": user,
         }
+        if days is not ...:
+            body["days"] = days
         return await self._request(NewToken, "POST", "/tokens", json=body)
 
     @shared_method

@@ -120,9 +120,14 @@ def new_token(
         ),
     ] = None,
     days: Annotated[
-        float,
-        typer.Option("--days", metavar="DAYS", min=0, help="until it expires; 0 for never"),
-    ] = 90.0,
+        float | None,
+        typer.Option(
+            "--days",
+            metavar="DAYS",
+            min=0,
+            help="until it expires; 0 for never (default: 90, or as long as your own token)",
+        ),
+    ] = None,
     user: Annotated[
         str | None,
         typer.Option(
@@ -140,7 +145,8 @@ def new_token(
     Use it in ACCORDION_TOKEN, or write it to a file that ACCORDION_TOKEN_FILE names.
     """
     with connect_client(url) as client:
-        made = client.add_token(label, scopes=scopes, days=days or None, user=user)
+        until_days = ... if days is None else days or None
+        made = client.add_token(label, scopes=scopes, days=until_days, user=user)
     if json:
         print_json(made)
         return

@@ -170,7 +170,9 @@ def _print_error(error: Exception) -> int:
     """Print the error and return its exit code."""
     message, code = _describe_error(error)
     if message:
-        sys.stderr.write(f"accordion: {message}\n")
+        from workers.plain_text import clean_for_terminal
+
+        sys.stderr.write(f"accordion: {clean_for_terminal(message)}\n")
     return code
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from pydantic import BaseModel
 
 from service.commands.completion import complete_job
+from workers.plain_text import clean_for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,19 +105,20 @@ def find_job_id(client: Client, reference: str) -> str:
 
 def create_console() -> Console:
     """Create a console whose colors and width follow the terminal; texts are printed as they are,
-    with markup and names of emoji.
+    with markup and names of emoji, but without control characters.
     """
-    from rich.console import Console as RichConsole
-
-    class Console(RichConsole):
-        """Leaves a closed pipe to the command, as for other output; rich would end with code 1."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError(errno.EPIPE, "the reader of the output is gone")
+    from service.commands.clean_console import CleanConsole
 
     if sys.stdout.isatty():
-        return Console(highlight=False, markup=False, emoji=False)
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PIPE_WIDTH)
+        return CleanConsole(highlight=False, markup=False, emoji=False)
+    return CleanConsole(
+        highlight=False, markup=False, emoji=False, soft_wrap=True, width=_PIPE_WIDTH
+    )
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """Print a text that may come from another user's job, without control characters."""
+    typer.echo(clean_for_terminal(text), err=err)
 
 
 def create_table(*columns: str) -> Table:
@@ -134,8 +136,13 @@ def _report_reconnect(error: Exception) -> None:
 def print_json(data: BaseModel | dict[str, Any] | list[Any], *, indent: int | None = 2) -> None:
     """Write one JSON document to standard output."""
     plain = data.model_dump(mode="json") if isinstance(data, BaseModel) else data
-    sys.stdout.write(json.dumps(plain, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.write(escape_controls(json.dumps(plain, indent=indent, ensure_ascii=False)) + "\n")
     sys.stdout.flush()
+
+
+def escape_controls(document: str) -> str:
+    """Escape the control characters that JSON allows in texts, but terminals execute."""
+    return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
 def get_exit_code(status: str) -> int:

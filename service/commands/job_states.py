@@ -17,7 +17,14 @@ from service.commands.batch_actions import (
     act_on_batch,
     choose_batch,
 )
-from service.commands.cli_support import FAILED, JsonOption, UrlOption, connect_client, print_json
+from service.commands.cli_support import (
+    FAILED,
+    JsonOption,
+    UrlOption,
+    connect_client,
+    print_json,
+    print_line,
+)
 from service.commands.completion import complete_job, complete_label
 
 if TYPE_CHECKING:
@@ -205,7 +212,7 @@ def _act_on_each(
             changed, error = _try_to_act(act, job, alone=len(named) == 1)
             items.append(changed.model_dump(mode="json") | {"error": error})
             if error is not None:
-                typer.echo(f"accordion: {job.name} ({job.id}): {error}", err=True)
+                print_line(f"accordion: {job.name} ({job.id}): {error}", err=True)
             elif not json:
                 typer.echo(f"{changed.name} ({changed.id}) is {describe(changed)}")
     finally:

@@ -15,6 +15,7 @@ from service.commands.cli_support import (
     connect_client,
     find_to_read,
     print_json,
+    print_line,
 )
 from service.commands.model_source import resolve_warm_start
 
@@ -71,7 +72,7 @@ def submit(
         forecast = None if json else client.dry_run(spec)
         job = client.submit(spec, idempotency_key=str(uuid4()))
         if forecast is not None and forecast.would_wait:
-            typer.echo(f"accordion: {job.name} waits: {forecast.message}", err=True)
+            print_line(f"accordion: {job.name} waits: {forecast.message}", err=True)
         if json:
             print_json(job, indent=None if follow_ else 2)
         else:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar
 import typer
 from pydantic import BaseModel
 
+from service.commands.cli_support import escape_controls
+
 Item = TypeVar("Item", bound=BaseModel, covariant=True)
 PAGE_ITEMS = 200
 """Maximum number of items that the service returns at once."""
@@ -80,7 +82,7 @@ def print_json_list(found: PagedItems[Any]) -> None:
     try:
         for item in found:
             text = json.dumps(item.model_dump(mode="json"), indent=2, ensure_ascii=False)
-            indented = text.replace("\n", "\n    ")
+            indented = escape_controls(text).replace("\n", "\n    ")
             sys.stdout.write(f"{begin}\n    {indented}")
             begin = ","
     except Exception:

@@ -17,6 +17,7 @@ from service.commands.cli_support import (
     find_to_read,
     get_exit_code,
     print_json,
+    print_line,
 )
 from service.domain.jobs import Kind
 from service.domain.removed_output import describe_removed
@@ -92,7 +93,7 @@ def logs(
             _print_line(line, json=json)
             written = True
         if not written:
-            typer.echo(
+            print_line(
                 f"{found.name} ({found.id}) has written nothing: {_why_silent(found)}", err=True
             )
 
@@ -191,7 +192,7 @@ def _follow_logs(chunks: Iterator[LogChunk], *, json: bool) -> None:
 def _print_line(line: str, *, json: bool) -> None:
     """Print a line as `[source] text`, or as JSON."""
     if not json:
-        typer.echo(line)
+        print_line(line)
         return
     who, _, text = line.removeprefix("[").partition("] ")
     print_json({"who": who, "text": text}, indent=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from http.cookiejar import DefaultCookiePolicy
 from threading import Lock
 from typing import Any, TypeVar
@@ -13,12 +14,16 @@ from mlflow.entities import Metric, Param, RunInfo, RunStatus, RunTag, ViewType
 from mlflow.store.tracking.rest_store import RestStore
 from mlflow.utils import request_utils
 from mlflow.utils.rest_utils import MlflowHostCreds
+from requests import RequestException
 
 from service.domain.logger_states import RunStatus as Status
 from service.loggers.sink import Batch, SentRun, SinkSetup
 
 MAX_METRICS, MAX_PARAMS = 1000, 100
 """Most metrics and parameters that a server takes in one request."""
+_MAX_BODY_BYTES = 4 << 20
+"""Largest response of a server, decompressed; those to our requests have a few KB."""
+_CHUNK_BYTES = 1 << 16
 _KEY_TAG = "accordion.key"
 """Tag by which the run of a logger is found again, if its ID was not recorded."""
 _MAX_NAME_LENGTH = 250
@@ -36,7 +41,7 @@ class MlflowSink:
     """
 
     def __init__(self, setup: SinkSetup) -> None:
-        request_utils._cached_get_request_session = _make_session_without_cookies
+        request_utils._cached_get_request_session = _make_guarded_session
         self._spec = setup.spec
         self._guard = setup.guard
         self._file = setup.folder / f"mlflow-{setup.number}.db"
@@ -116,13 +121,35 @@ class MlflowSink:
         return f"{uri}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
 
 
-def _make_session_without_cookies(*args: Any, **kwargs: Any) -> Any:
+@lru_cache(maxsize=64)
+def _make_guarded_session(*args: Any, **kwargs: Any) -> Any:
     """Return a session of MLflow, which threads share: a cookie that a server set for one user must
-    not be sent for another.
+    not be sent for another, and no server may fill the memory that all use.
     """
     session = _make_session(*args, **kwargs)
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    for scheme in ("https://", "http://"):
+        # No retries: before one, the whole body of the refusal is read.
+        session.mount(scheme, _BoundedAdapter())
     return session
+
+
+class _BoundedAdapter(request_utils.TCPKeepAliveHTTPAdapter):  # type: ignore[misc]  # untyped
+    """Reads responses up to a size, and refuses larger ones."""
+
+    def send(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        response = super().send(request, *args, **{**kwargs, "stream": True})
+        body = bytearray()
+        for chunk in response.iter_content(_CHUNK_BYTES):
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                response.close()
+                raise RequestException(
+                    f"the response is larger than {_MAX_BODY_BYTES} bytes; is tracking_uri the"
+                    " address of an MLflow server?"
+                )
+        response._content = bytes(body)
+        return response
 
 
 def _credentials_of(setup: SinkSetup) -> MlflowHostCreds:

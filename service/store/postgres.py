@@ -51,6 +51,11 @@ def create_writer(url: str, limits: SessionLimits, **options: Any) -> Engine:
     return _create_engine(url, limits, pool_size=_NUM_WRITERS, max_overflow=0, **options)
 
 
+def find_encoding(connection: Connection) -> str:
+    """Return the encoding of the database, such as `UTF8`."""
+    return str(connection.scalar(text("SHOW server_encoding")))
+
+
 def lift_limits(connection: Connection) -> None:
     """Disable the timeouts of the open transaction, for migrations of large tables."""
     for name in _UNBOUNDED:
@@ -79,6 +84,8 @@ def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
         "jit": "off",
     }
     of_socket = {
+        # Of a database without an encoding, the driver would give bytes.
+        "client_encoding": "UTF8",
         "connect_timeout": f"{limits.connect_s:.0f}",
         "keepalives_idle": f"{limits.keepalive_s:.0f}",
         "keepalives_interval": f"{repeat_s:.0f}",

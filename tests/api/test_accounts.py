@@ -298,6 +298,16 @@ def test_a_token_that_asks_too_often_is_slowed_down(tmp_path: Path, database_url
     app.state.accordion.database.close()
 
 
+def test_a_token_that_creates_one_with_defaults_ends_no_later(team: Team) -> None:
+    for own, default in ((2.0, 2.0), (400.0, 90.0), (None, 90.0)):
+        name = f"ada-{default if own else 'forever'}"
+        limited = team.user(name, days=own)
+        for asked in ({}, {"user": name}):
+            made = team.call(limited, "POST", "/api/v1/tokens", json={"label": "x", **asked})
+            assert made.status_code == 201
+            assert made.json()["expires_at"] == at(team.clock() + default * DAY_S)
+
+
 def test_a_token_with_too_many_open_requests_is_refused_and_probes_and_admins_are_not(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:

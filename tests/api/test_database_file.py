@@ -160,3 +160,12 @@ def _add_links(database: Database, number: int) -> None:
     for _ in range(number):
         with database.write() as session:
             session.add(LoginLinkRow(digest=uuid4().hex, expires_at=1.0))
+
+
+def test_the_files_of_a_new_database_are_readable_by_their_owner_only(
+    client: TestClient, world: World
+) -> None:
+    assert client.post(JOBS, json=DIGITS).status_code == 201
+    files = list(world.settings.home.glob("accordion.db*"))
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
 import time
@@ -36,12 +37,16 @@ class Proxy:
     cookies: list[str] = field(default_factory=list)
     """Cookies of each request; empty without one."""
     is_busy: bool = False
+    is_hostile: bool = False
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
         self.cookies.append(environ.get("HTTP_COOKIE", ""))
         if self.is_busy:
             start("503 Service Unavailable", [("Retry-After", str(RETRY_AFTER_S))])
             return []
+        if self.is_hostile:
+            start("200 OK", [("Content-Encoding", "gzip"), ("Content-Type", "application/json")])
+            return [gzip.compress(bytes(32 << 20))]
         return self.app(
             environ,
             lambda status, headers, *rest: start(
@@ -188,6 +193,15 @@ def test_a_busy_server_does_not_say_how_long_a_turn_waits(
     began = time.monotonic()
     assert world.serve(job_id).state == LoggerState.FAILING
     assert time.monotonic() - began < RETRY_AFTER_S
+
+
+def test_a_server_cannot_fill_the_memory_with_its_response(
+    world: LoggerWorld, url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "is_hostile", True)
+    job_id = submit(world, url)
+    world.train_epochs(job_id, 1)
+    assert "the response is larger than 4194304 bytes" in world.serve(job_id).message
 
 
 def test_an_address_that_is_not_allowed_is_not_connected_to(world: LoggerWorld, url: str) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from service.errors import StartError
 from service.store.database import Database, hide_password
 from service.store.file_guard import is_damage
+from service.store.postgres import find_encoding
 
 _PG_LOCK = 0x4143_434F
 """Any number that nobody else uses for an advisory lock in this database."""
@@ -29,12 +30,12 @@ def upgrade(url: str) -> None:
 
     Raises:
         StartError: the database does not answer, its file cannot be made, its driver is not
-            installed, or a newer version has migrated it.
+            installed, its encoding is not UTF8, or a newer version has migrated it.
     """
     parsed = make_url(url)
     try:
         if parsed.get_backend_name() == "sqlite" and parsed.database:
-            Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create_file(Path(parsed.database))
         _upgrade(url)
     except (OSError, DatabaseError, ModuleNotFoundError) as error:
         if isinstance(error, DatabaseError) and not (
@@ -52,11 +53,21 @@ def upgrade(url: str) -> None:
         ) from error
 
 
+def _create_file(path: Path) -> None:
+    """Create a missing file that only its owner can read; SQLite gives the files beside it the same
+    mode.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.name != ":memory:" and not path.exists():
+        path.touch(mode=0o600)
+
+
 def _upgrade(url: str) -> None:
     database = Database(url)
     try:
         with database.connect_writer() as connection:
             if connection.dialect.name == "postgresql":
+                _check_encoding(find_encoding(connection), url)
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _PG_LOCK})
             found = MigrationContext.configure(connection).get_current_revision()
             if found == head():
@@ -73,6 +84,15 @@ def _upgrade(url: str) -> None:
             command.upgrade(config, "head")
     finally:
         database.close()
+
+
+def _check_encoding(encoding: str, url: str) -> None:
+    if encoding != "UTF8":
+        raise StartError(
+            f"the database {hide_password(url)} has the encoding {encoding}, which cannot hold"
+            " every text of a job; create one with the encoding UTF8 (CREATE DATABASE accordion"
+            " ENCODING 'UTF8' TEMPLATE template0), and let ACCORDION_DATABASE_URL name it"
+        )
 
 
 def alembic_config() -> Config:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
+from service.commands.clean_console import CleanConsole
+from service.commands.cli_support import create_console, create_table, print_json, print_line
 from tests.unit.service.conftest import Accordion
 
 
@@ -78,3 +82,37 @@ def test_show_tells_the_large_batch_and_no_levels_of_an_uncompressed_job(
     shown = accordion("show", job_id).out
     assert "none, policy two_level" in shown
     assert "batch      grows to 256 samples a step" in shown
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\rb"
+
+
+def test_texts_of_other_users_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    table = create_table(HOSTILE)
+    table.add_row(HOSTILE)
+    for text in (table, HOSTILE, Text(HOSTILE)):
+        create_console().print(text)
+    print_line(HOSTILE)
+    print_line(HOSTILE, err=True)
+    print_json({HOSTILE: HOSTILE})
+    said = capsys.readouterr()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", said.out + said.err)
+    assert "]0;title" in said.err
+
+
+def test_json_keeps_what_it_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"message": HOSTILE})
+    assert json.loads(capsys.readouterr().out) == {"message": HOSTILE}
+
+
+def test_own_colors_stay_on_a_terminal() -> None:
+    out = CleanConsole(file=io.StringIO(), force_terminal=True, color_system="standard")
+    out.print(Text(HOSTILE, style="red"))
+    assert out.file.getvalue().startswith("\x1b[31ma\ufffd]0;")  # type: ignore[attr-defined]
+
+
+def test_an_error_of_the_service_moves_no_cursor(
+    accordion: Accordion,
+) -> None:
+    said = accordion("show", "\x1b[2J")
+    assert (said.code, "\x1b" in said.err) == (2, False)

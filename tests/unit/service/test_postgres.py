@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from service.domain.access import FULL_ACCESS
-from service.errors import Conflict
+from service.errors import Conflict, StartError
 from service.store import job_submission
 from service.store.audit_log import append_audit
 from service.store.database import Database
@@ -24,6 +24,7 @@ from service.store.ended_sessions import end_session, is_session_ended
 from service.store.job_list import JobFilter
 from service.store.job_submission import JobSubmission
 from service.store.leases import Lease
+from service.store.migrations import upgrade
 from service.store.models import EndedSessionRow
 from service.store.postgres import SessionLimits
 from service.store.repository import Repository
@@ -188,3 +189,14 @@ def test_a_secret_is_kept_while_a_job_that_uses_it_is_stored(
 
 def test_the_server_runs_as_an_ordinary_user(postgres: Postgres) -> None:
     assert postgres.execute("SHOW data_directory")[0][0].startswith("/tmp/pg")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_that_cannot_hold_every_text_is_refused(
+    postgres: Postgres, encoding: str
+) -> None:
+    name = f"of_{encoding.lower()}"
+    postgres.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StartError, match=rf"has the encoding {encoding}.*with the encoding UTF8"):
+        upgrade(postgres.url(name))
+    postgres.drop_database(postgres.url(name))
