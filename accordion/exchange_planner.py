@@ -95,9 +95,7 @@ class ExchangePlanner:
         self._probe_s = 0.0
         """Last measured duration of a small all-reduce."""
         self._large_probe: CollectiveTiming | None = None
-        """Last measured bytes of a large all-reduce; None if the bandwidth is fitted to the
-        exchanges.
-        """
+        """Bytes of the last large all-reduce; None if the bandwidth is fitted to the exchanges."""
         self._samples: list[CollectiveTiming] = []
         """Collectives of the last window."""
         self._latency_s: float | None = None
