@@ -140,7 +140,7 @@ class BatchConfig:
 class WarmUp:
     """First steps of a run, in which all layers are at `none` or `half`.
 
-    Gradients change most at the start, where compression costs most of what is learned.
+    A low rank lags behind gradients that change fast, as they do at the start.
     `start_powerSGD_iter` of PyTorch's PowerSGD hook does the same.
 
     Raises:

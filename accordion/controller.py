@@ -59,6 +59,7 @@ _MEASURED = {
     "cost_s_by_layer",
     "exchange_wait_s",
     "step_s",
+    "beside_s",
     "link",
 }
 """Fields of a report whose numbers are floats."""
@@ -69,6 +70,7 @@ _LATER_FIELDS: Mapping[str, object] = {
     "cost_s_by_layer": {},
     "exchange_wait_s": None,
     "step_s": None,
+    "beside_s": None,
     "link": {},
 }
 """Fields that older releases did not have; at these values they do not change a report's digest."""
@@ -462,6 +464,7 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         cost_s_by_layer=report.cost_s_by_layer,
         exchange_wait_s=report.exchange_wait_s,
         step_s=report.step_s,
+        beside_s=report.beside_s,
         link=report.link,
     )
 

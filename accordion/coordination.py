@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion.bandwidth_probe import BandwidthProbe
 from accordion.errors import HookError, ReportError, StateError
 from accordion.exchange import GroupNetwork
 from accordion.ledger import OVERHEAD, Ledger
@@ -31,9 +32,6 @@ from accordion.statistics import SKETCH_SIZE, GradientSums, window_fields
 from accordion.wire import Gather, Mean, Request
 
 _NUM_PROBES = 3
-_PROBE_S = 0.03
-"""Duration that shows the bandwidth: a shaper lets about a millisecond pass without delay."""
-_MIN_PROBE_BYTES, _MAX_PROBE_BYTES = 1 << 16, 1 << 24
 _PROBED_WORKERS = 8
 """Largest group whose latency is probed again at each decision, with 2(W-1) messages, and whose
 neighbors are probed at all.
@@ -67,7 +65,7 @@ class Coordinator:
         self._device = device
         self.rank = rank
         self._probed_s: float | None = None
-        self._probe_bytes = _MIN_PROBE_BYTES
+        self._bandwidth: BandwidthProbe | None = None
         self._neighbors_s: tuple[float, ...] = ()
         """Seconds by rank in the last probe of neighbors."""
         self._fastest_s: tuple[float, ...] = ()
@@ -214,26 +212,23 @@ class Coordinator:
         self._probed_s = min(seconds)
         return self._probed_s
 
-    def probe_bandwidth(self) -> CollectiveTiming:
-        """Return the timing of an all-reduce that is large enough to show the bandwidth.
+    def probe_bandwidth(self, waited_s: float, max_bytes: int) -> CollectiveTiming | None:
+        """Return, on rank 0, the timing of an all-reduce that is large enough to show the
+        bandwidth.
 
-        Rank 0 multiplies its size by 4 until it takes `_PROBE_S` or has `_MAX_PROBE_BYTES`. The
-        next call begins with a size that should take as long.
+        The timing of an earlier call is returned if a probe would take too much of what it could
+        save: of the increase of `waited_s`, for how long rank 0's steps waited for exchanges. No
+        all-reduce has more than `max_bytes`, the bytes of all gradients. Other ranks return None.
         """
-        size = self._probe_bytes
-        while True:
-            size = self._share_number(size)
+        if self._bandwidth is None:
+            self._bandwidth = BandwidthProbe(max_bytes)
+        size = self._share_number(self._bandwidth.begin(waited_s, self._probed_s or 0.0))
+        while size:
             buffer = torch.zeros(size // 4, dtype=torch.float32, device=self._device)
             started = self._network.seconds
             self._answer_request(Mean(buffer))
-            seconds = self._network.seconds - started
-            is_enough = seconds >= _PROBE_S or size >= _MAX_PROBE_BYTES
-            if self._share_number(int(is_enough)):
-                break
-            size *= 4
-        share = _PROBE_S / max(seconds, _PROBE_S / 4)
-        self._probe_bytes = max(_MIN_PROBE_BYTES, min(_MAX_PROBE_BYTES, int(size * share)))
-        return CollectiveTiming(kind="all-reduce", name="probe", payload=size, seconds=seconds)
+            size = self._share_number(self._bandwidth.observe(self._network.seconds - started))
+        return self._bandwidth.timing if self.rank == 0 else None
 
     def probe_neighbors(self) -> tuple[float, ...]:
         """Return the seconds that `_MESSAGE_BYTES` take from the rank before to each rank.

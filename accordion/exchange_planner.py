@@ -49,8 +49,6 @@ MIN_SAVING_S = 0.0005
 """Seconds that another plan must save."""
 PROBE_NOISE_S = 0.001
 """Seconds per message by which two probes of the same link differ on busy hosts."""
-_SHORTEST_PROBE_S = 1e-6
-"""Lower limit of the time that the bytes of a large probe take."""
 SPAN_CHANGE_FACTOR = 1.25
 """Factor by which the span of a plan must change before the remembered spans of other plans are
 dropped: the link or the hosts have changed.
@@ -97,7 +95,7 @@ class ExchangePlanner:
         self._probe_s = 0.0
         """Last measured duration of a small all-reduce."""
         self._large_probe: CollectiveTiming | None = None
-        """Last measured large all-reduce; None if the bandwidth is fitted to the exchanges."""
+        """Bytes of the last large all-reduce; None if the bandwidth is fitted to the exchanges."""
         self._samples: list[CollectiveTiming] = []
         """Collectives of the last window."""
         self._latency_s: float | None = None
@@ -128,8 +126,19 @@ class ExchangePlanner:
         self._spans: dict[Plan, float] = {}
         """Last measured spans by plan, in seconds."""
 
+    @property
+    def beside_s(self) -> float | None:
+        """Seconds of a step in which it encoded beside the backward pass; None before a window
+        ends.
+        """
+        if not self._costs:
+            return None
+        encode_s = sum(cost.encode_s for cost in self._costs[: -self._plan[-1]])
+        return min(encode_s, self._costs[-1].ready_s)
+
     def set_probe(self, seconds: float, large: CollectiveTiming | None = None) -> None:
-        """Set the measured durations of a small and a large all-reduce between two steps.
+        """Set the measured durations of a small all-reduce between two steps, and of the bytes of
+        a large one.
 
         The small one shows a change of latency if all collectives of a step have about the same
         payload. The large one gives the bandwidth: payloads of compressed gradients are too small
@@ -271,11 +280,9 @@ class ExchangePlanner:
         the time of either: the model knows neither this nor what is left without it. At best, the
         gradients are complete earlier by all encoding that came before.
         """
-        plan, last_ready_s = (len(self._costs),), self._costs[-1].ready_s
+        plan, beside_s = (len(self._costs),), self.beside_s or 0.0
         if plan in self._spans:
             return None
-        encode_s = sum(cost.encode_s for cost in self._costs[: -self._plan[-1]])
-        beside_s = min(encode_s, last_ready_s)
         now_s, then_s = (predict_end(self._costs, one, link) for one in (self._plan, plan))
         least_s = span_s - now_s + then_s - beside_s
         if beside_s < MIN_SAVING * span_s or least_s > (1.0 + MIN_SAVING) * span_s:
@@ -309,8 +316,8 @@ class ExchangePlanner:
     def _fit(self, samples: Sequence[CollectiveTiming]) -> LinkModel:
         if self._large_probe is not None:
             sent = wire_bytes("all-reduce", self._large_probe.payload, self._world_size)
-            seconds = max(self._large_probe.seconds - self._probe_s, _SHORTEST_PROBE_S)
-            return fit_link(samples, self._world_size, bytes_per_s=sent / seconds)
+            speed = sent / self._large_probe.seconds
+            return fit_link(samples, self._world_size, bytes_per_s=speed)
         if separates_latency(samples):
             link = fit_link(samples, self._world_size)
             self._latency_s, self._reference_probe_s = link.latency_s, self._probe_s

@@ -160,6 +160,11 @@ class Hook:
         self._executor.raise_failure()
         return self._signals is not None
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that a step exchanges, uncompressed."""
+        return sum(parameter.nbytes for parameter in self._reduced.values())
+
     def remove(self) -> None:
         """Do nothing, because a DDP module keeps its hook for good."""
 
@@ -185,7 +190,9 @@ class Hook:
         return signals
 
     def set_probe(self, seconds: float, large: CollectiveTiming | None) -> None:
-        """Give the planner, which rank 0 has, the durations of a small and a large all-reduce."""
+        """Give the planner, which rank 0 has, the durations of a small all-reduce and of the bytes
+        of a large one.
+        """
         if self._planner is not None:
             self._planner.set_probe(seconds, large)
 
@@ -219,6 +226,7 @@ class Hook:
             "cost_s_by_layer": share_waits(waits, layers),
             "exchange_wait_s": planner.wait_s,
             "step_s": planner.step_s,
+            "beside_s": planner.beside_s,
             "link": planner.link.speed(),
         }
 

@@ -87,6 +87,10 @@ class Report:
     """
     step_s: float | None = None
     """Measured seconds of a step on rank 0; None if they were not measured."""
+    beside_s: float | None = None
+    """Measured seconds a step in which rank 0 encoded gradients beside its backward pass; None if
+    they were not measured.
+    """
     link: Mapping[str, float] = field(default_factory=dict)
     """Measured link on rank 0, as `latency_s` (seconds per message) and `bytes_per_s`; empty if it
     was not measured, without `bytes_per_s` if bytes took no measurable time.

@@ -483,10 +483,14 @@ class Session:
 
     def _probe_link(self) -> None:
         """Measure the link for the planner; all ranks together."""
-        if self.hook.can_plan:
-            large = self._coordinator.probe_bandwidth() if self._uses_costs else None
-            self.hook.set_probe(self._coordinator.probe_latency(), large)
-            self.receive_s_by_rank = self._coordinator.probe_neighbors()
+        if not self.hook.can_plan:
+            return
+        latency_s, large = self._coordinator.probe_latency(), None
+        if self._uses_costs:
+            waited_s, size = self.hook.waited_s, self.hook.gradient_bytes
+            large = self._coordinator.probe_bandwidth(waited_s, size)
+        self.hook.set_probe(latency_s, large)
+        self.receive_s_by_rank = self._coordinator.probe_neighbors()
 
     def _adopt_decision(self, decision: Decision) -> None:
         if decision.level_by_layer != self._engine.plan:

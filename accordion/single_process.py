@@ -39,6 +39,7 @@ class SingleProcessHook:
 
     waited_s = encoded_s = 0.0
     can_plan = False
+    gradient_bytes = 0
     link = None
     exchange_plan: Plan = ()
 

@@ -26,9 +26,7 @@ def _check_buckets(value: object) -> object:
 
 
 class WarmUpSpec(Strict):
-    """The first steps of a job, in which no layer is compressed, so that it learns as fast as
-    without compression while gradients change most.
-    """
+    """The first steps of a job, in which gradients change fast and no layer is compressed."""
 
     steps: Whole = Field(ge=1, le=1_000_000_000)
     """Number of steps, from the start of the job on."""

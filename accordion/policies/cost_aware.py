@@ -12,7 +12,9 @@ The waits cover encoding, decoding, and communication that the backward pass doe
 (`Report.cost_s_by_layer`). What it hides is not free where it takes a processor from the backward
 pass of some worker. No model knows how much, so it is measured: the rest of a step is the measured
 step without the predicted wait, and when a choice comes into force, its rest is compared with that
-of the choice before. An error of the prediction thus counts as a slowdown too. One window may be
+of the choice before. An error of the prediction thus counts as a slowdown too. So a choice that
+encodes nothing is tried once where the encoding beside the backward pass, if all of it slowed that
+pass down, takes longer than the choice would wait in addition. One window may be
 wrong, and circumstances change, so a choice that was left is tried again after `RETRY_REPORTS`
 reports, and when the batch, the number of workers or the link has changed.
 
@@ -78,7 +80,11 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
     measured = _measured_choice(policy_input, waits)
     rests = _add_rest(policy_input, measured, waits)
     slowdowns = _slowdowns(rests.seconds)
-    costs = {name: wait_s + slowdowns.get(name, 0.0) for name, wait_s in waits.items()}
+    trial_s = _trial_savings(policy_input, rests.seconds)
+    costs = {
+        name: max(0.0, wait_s + slowdowns.get(name, 0.0) - trial_s.get(name, 0.0))
+        for name, wait_s in waits.items()
+    }
     before, choice = state.get("choice"), min(costs, key=lambda name: costs[name])
     saving = float(policy_input.options["saving"])
     if before in costs and costs[choice] > (1.0 - saving) * costs[before]:
@@ -87,6 +93,7 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
         "choice": choice,
         "cost_s": waits,
         "rests": asdict(rests),
+        "trial_s": trial_s.get(choice),
         "last_predicted_s": state.get("cost_s", {}).get(measured),
         "last_measured_s": policy_input.exchange_wait_s,
     }
@@ -112,6 +119,11 @@ def explain_levels(policy_input: PolicyInput) -> str:
         text += f" at {format_link(policy_input.link['latency_s'], bytes_per_s)}"
     for name, seconds in _slowdowns(state.get("rests", {}).get("seconds", {})).items():
         text += f"; {name} slowed the rest of the step down by {_format_ms(seconds)}"
+    if (trial_s := state.get("trial_s")) is not None:
+        text += (
+            f"; it is tried, because encoding beside the backward pass took {_format_ms(trial_s)}"
+            " and may have slowed it down"
+        )
     predicted_s, measured_s = state["last_predicted_s"], state["last_measured_s"]
     if predicted_s is not None and measured_s is not None:
         text += f"; predicted {_format_ms(predicted_s)}, measured {_format_ms(measured_s)}"
@@ -193,6 +205,16 @@ def _slowdowns(rest_s: Mapping[str, float]) -> dict[str, float]:
         for name, seconds in rest_s.items()
         if seconds > (1.0 + NOISE) * least_s
     }
+
+
+def _trial_savings(policy_input: PolicyInput, rest_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the most by which the rest of a step may be shorter at choices that encode nothing and
+    were not measured.
+    """
+    beside_s = policy_input.beside_s
+    if not beside_s or not rest_s.keys() - set(UNCOMPRESSED_CHOICES):
+        return {}
+    return {name: beside_s for name in UNCOMPRESSED_CHOICES if name not in rest_s}
 
 
 def _sum_waits(policy_input: PolicyInput) -> dict[str, float]:

@@ -51,6 +51,8 @@ class PolicyInput:
     """Measured seconds for which a step waited for exchanges, as in the report."""
     step_s: float | None = None
     """Measured seconds of a step, as in the report."""
+    beside_s: float | None = None
+    """Measured seconds of encoding beside the backward pass, as in the report."""
     link: Mapping[str, float] = field(default_factory=dict)
     """Measured `latency_s` and `bytes_per_s`, as in the report."""
     change_by_layer: Mapping[str, float | None] = field(default_factory=dict)

@@ -128,6 +128,29 @@ def test_a_choice_that_slows_the_rest_of_the_step_is_left_again() -> None:
     assert step_of(third.state, 0.3).state["choice"] == "low"
 
 
+WHERE_NONE_WAITS_LONGER = {"waits": (0.03, 0.05, 0.02, 0.025), "beside_s": 0.02}
+
+
+@pytest.mark.parametrize(("rest_s", "kept"), [(0.27, "none"), (0.3, "low")])
+def test_no_encoding_is_tried_once_where_encoding_may_slow_the_step_down(rest_s, kept) -> None:
+    first = step_of({}, 0.3, **WHERE_NONE_WAITS_LONGER)
+    assert first.state["choice"] == "none"
+    assert "it is tried, because encoding beside the backward pass took 20 ms" in (
+        POLICY.explain_levels(first)
+    )
+    seen, choices = step_of(first.state, rest_s, **WHERE_NONE_WAITS_LONGER), []
+    for _ in range(RETRY_REPORTS - 3):
+        choices.append(seen.state["choice"])
+        rest_now = rest_s if choices[-1] == "none" else 0.3
+        seen = step_of(seen.state, rest_now, **WHERE_NONE_WAITS_LONGER)
+    assert set(choices[1:]) == {kept}
+
+
+def test_no_encoding_is_not_tried_where_it_waits_longer_than_encoding_takes() -> None:
+    waits = (0.06, 0.05, 0.02, 0.025)
+    assert step_of({}, 0.3, waits=waits, beside_s=0.02).state["choice"] == "low"
+
+
 def test_a_step_longer_than_predicted_slows_down_too() -> None:
     """Another worker may be the slower one, for which rank 0 waits."""
     first = step_of({}, 0.3)

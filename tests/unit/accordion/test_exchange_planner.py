@@ -434,7 +434,7 @@ def test_a_large_probe_gives_the_bandwidth_that_small_payloads_hide():
         kind="all-reduce",
         name="probe",
         payload=1_000_000,
-        seconds=LATE.seconds_for("all-reduce", 1_000_000),
+        seconds=LATE.seconds_for("all-reduce", 1_000_000) - LATE.seconds_for("all-reduce", 0),
     )
     training.planner.set_probe(LATE.seconds_for("all-reduce", 0), large)
     assert training.planner.link is not None
