@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from accordion.compression_engine import Engine
 from accordion.config import Config
@@ -41,7 +40,7 @@ from accordion.module_checks import (
     process_group_of,
     unwrap_module,
 )
-from accordion.optimizer_steps import OptimizerSteps, StepMode
+from accordion.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.policies import POLICIES
 from accordion.saved_states import (
     load_on_all_workers,
@@ -66,7 +65,7 @@ def attach(
     module: torch.nn.Module,
     config: Config,
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: GradScaler | None = None,
     step: StepMode = "session",
     decider: Decider | None = None,
@@ -82,7 +81,7 @@ def attach(
     Args:
         module: the module, wrapped in DistributedDataParallel.
         config: settings of compression, policy and detector.
-        optimizer: the module's optimizer.
+        optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
         step: which side takes the optimizer's step; see `accordion.optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
@@ -94,11 +93,11 @@ def attach(
     Raises:
         HookError: the module already has a hook, is not wrapped although there are peers, or uses
             an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
-            given without an optimizer; the optimizer belongs to another module; or another worker
-            got different arguments.
+            given without an optimizer; the optimizers do not hold exactly the module's trainable
+            parameters; or another worker got different arguments.
     """
-    check_attachable(module, optimizer)
-    steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
+    check_attachable(module)
+    steps = OptimizerSteps(step, module=module, optimizer=optimizer, scaler=scaler)
     layers = decided_layers(unwrap_module(module))
     network = GroupNetwork(process_group_of(module), next(module.parameters()).device)
     engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
@@ -107,7 +106,7 @@ def attach(
     session.global_batch = session.global_batch or global_batch
     session.register_hook(module, network, overlap=overlap)
     session.watch_windows(epochs)
-    steps.follow_optimizer(session.pass_boundary)
+    steps.follow_optimizers(session.pass_boundary, has_gradients=lambda: session.hook.has_gradients)
     return session
 
 
@@ -262,8 +261,8 @@ class Session:
         optimizer's step depends on the argument `step` of `attach`.
 
         Raises:
-            HookError: no gradients were exchanged since the last step, or the session follows the
-                optimizer's steps by itself.
+            HookError: no gradients were exchanged since the last step, a layer became trainable
+                after `attach`, or the session follows the optimizer's steps by itself.
             ReportError: windows are counted in steps and the learning rate is unknown.
             ReportError, ConfigError: a decision was due and failed; see `end_epoch`.
             RuntimeError: another worker is gone.
@@ -279,6 +278,7 @@ class Session:
         Raises:
             Exception: the errors of `step`.
         """
+        self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
         announced = raised_signals(self.hook.take_signals())
         self._requested -= self._in_flight

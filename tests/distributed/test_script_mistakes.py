@@ -96,6 +96,14 @@ MISTAKES = {
         ),
         "session.attach() was called twice",
     ),
+    "a layer that is unfrozen later": (
+        change(OURS, f"extra.requires_grad_(True)\n        {OURS}").replace(
+            "session.attach(",
+            "extra = nn.Linear(2, 2).requires_grad_(False)\n"
+            "getattr(model, 'module', model).extra = extra\nsession.attach(",
+        ),
+        "the layers extra.weight, extra.bias became trainable after attach()",
+    ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
         "write session.init_process_group(...) in place of torch.distributed.init_process_group",

@@ -25,9 +25,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from accordion.errors import HookError
+from accordion.optimizer_steps import Optimizers, as_sequence
 from accordion.session import Session
 from workers.errors import CodeError
 from workers.training import standalone_context as standalone
@@ -198,7 +198,7 @@ class ScriptSession:
     def attach(
         self,
         module: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         *,
         samples: int = 0,
         scaler: GradScaler | None = None,
@@ -207,10 +207,10 @@ class ScriptSession:
         """Compress the module's gradients, and resume the job; on all workers, before the first
         epoch.
 
-        Module, optimizer, scaler and everything in `kept` that has `state_dict()` and
-        `load_state_dict()`, such as a learning rate scheduler, are saved and loaded together.
-        `samples` is the number of training samples if `batches` does not read them; an epoch that
-        was stopped then starts again.
+        Module, optimizer (or a list of all), scaler and everything in `kept` that has
+        `state_dict()` and `load_state_dict()`, such as a learning rate scheduler, are saved and
+        loaded together. `samples` is the number of training samples if `batches` does not read
+        them; an epoch that was stopped then starts again.
 
         Raises:
             CodeError: the number of training samples is not known, or the session has a module
@@ -233,7 +233,9 @@ class ScriptSession:
             state = assemble_train_state(
                 self._worker_context, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
             )
-            state.optimizer = OptimizerWithExtras.of(optimizer, kept)
+            first, *others = as_sequence(optimizer)
+            named = {f"optimizer {number}": one for number, one in enumerate(others, start=2)}
+            state.optimizer = OptimizerWithExtras.of(first, {**named, **kept})
             self._state = state
             standalone.log_resume(state, start_training(state))
         self._is_epoch_unread = state.position.epoch > 0
