@@ -8,28 +8,22 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from accordion.config import Config
 from accordion.errors import ConfigError, HookError, ReportError
 
 
-def check_attachable(module: object, config: object, optimizer: Optimizer | None) -> None:
-    """Check the arguments of `attach`.
+def check_attachable(module: object, config: object) -> None:
+    """Check the module and the settings that `attach` got.
 
     Raises:
         ConfigError: the second argument is not a `Config`.
-        HookError: an argument is not supported; the message says what to change.
+        HookError: the module is not supported; the message says what to change.
     """
     if not isinstance(config, Config):
         raise ConfigError(
             f"attach() got {config!r} as its second argument; give it an accordion.Config, such as"
             " Config(method='powersgd')"
-        )
-    if optimizer is not None and not _holds_any(optimizer, module):
-        raise HookError(
-            "attach() got an optimizer with none of the module's parameters; create it from"
-            " module.parameters()"
         )
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
         raise HookError(
@@ -185,10 +179,3 @@ def _unsupported_features(module: torch.nn.Module) -> Iterator[tuple[bool, str]]
         "torch._dynamo's python_reducer is not supported; set torch._dynamo.config.optimize_ddp"
         " to another mode",
     )
-
-
-def _holds_any(optimizer: Optimizer, module: object) -> bool:
-    if not isinstance(module, torch.nn.Module):
-        return True
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for parameter in module.parameters())

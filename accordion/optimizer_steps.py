@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
-from torch import Tensor
+from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from accordion.errors import HookError
 from accordion.step_results import StepResult
+from accordion.trained_layers import TrainedLayers, parameters_of
 
 StepMode = Literal["session", "optimizer", "caller"]
 """Which side takes the optimizer's step.
@@ -25,62 +26,78 @@ StepMode = Literal["session", "optimizer", "caller"]
   `scaler.step(optimizer)`, and the session does its part just before. If a gradient was not finite
   on some worker, gradients are removed on all workers, so that the step changes nothing.
 - `caller`: as `optimizer`, for loops that call `session.step()` just before the optimizer's step.
+
+If there are several optimizers, one decision holds for the steps of all.
 """
 
-_UNSCALED_BEFORE = "unscale_() has already been called"
-"""Part of GradScaler's message for gradients that were unscaled before."""
+Optimizers = Optimizer | Sequence[Optimizer]
+"""The optimizers of one module: one, or several that each hold a part of its parameters."""
+
+_UNSCALED_BEFORE = "unscale_() "
+"""Beginning of GradScaler's messages for gradients that were unscaled before."""
 _HOOKS: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
 """Hook by which the newest session of each optimizer follows or guards its steps."""
 
 
 class OptimizerSteps:
-    """Takes the steps of an optimizer, or follows those that the training loop takes."""
+    """Takes the steps of a module's optimizers, or follows those that the training loop takes.
+
+    Raises:
+        HookError: the arguments do not fit each other, or as `TrainedLayers`.
+    """
 
     def __init__(
         self,
         mode: StepMode,
         *,
-        optimizer: Optimizer | None,
+        module: nn.Module,
+        optimizer: Optimizers | None,
         scaler: GradScaler | None,
-        parameters: Iterable[Tensor],
     ) -> None:
-        check_step_mode(mode, optimizer, scaler)
+        self.optimizers = list_optimizers(optimizer)
+        check_step_mode(mode, self.optimizers, scaler)
         self.mode: StepMode = mode
-        self.optimizer = None if optimizer is None else _unwrap_optimizer(optimizer)
+        self.layers = TrainedLayers(module, self.optimizers)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._followed = None if self.optimizer is None else _innermost(self.optimizer)
-        """The optimizer whose hooks run in every step."""
-        self._parameters = tuple(parameters)
+        self._followed = tuple(map(_innermost, self.optimizers))
+        """The optimizers whose hooks run in every step."""
+        self._parameters = tuple(module.parameters())
         self._is_stepping = False
-        """Whether the session is taking the optimizer's step at the moment."""
+        """Whether the session is taking the optimizers' steps at the moment."""
+        self._covered: set[Optimizer] = set()
+        """Optimizers for whose next step the boundary before another one's was passed."""
 
-    def follow_optimizer(self, pass_boundary: Callable[[], StepResult]) -> None:
-        """In mode `optimizer`, call `pass_boundary` before each step of the training loop; in mode
-        `session`, refuse these steps. The hook of an earlier session of the optimizer is removed.
+    def follow_optimizers(
+        self, pass_boundary: Callable[[], StepResult], *, has_gradients: Callable[[], bool]
+    ) -> None:
+        """In mode `optimizer`, call `pass_boundary` before the training loop's steps, once for all
+        optimizers; in mode `session`, refuse these steps. Hooks of earlier sessions are removed.
         """
-        if self._followed is None:
-            return
-        if (earlier := _HOOKS.pop(self._followed, None)) is not None:
-            earlier.remove()
-        if self.mode == "caller":
-            return
-        if self.mode == "session":
-            # Other optimizers may have no hooks, and the session only needs their step().
-            if isinstance(self._followed, Optimizer):
-                guard = partial(_check_loop_step, weakref.ref(self))
-                _HOOKS[self._followed] = self._followed.register_step_pre_hook(guard)
-            return
 
-        def before_step(_: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def before_step(optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             if any(callable(one) for one in (*args[1:], named.get("closure"))):
                 raise HookError(
                     "optimizer.step(closure) runs the backward pass inside the step, where a"
                     ' session cannot follow it; use accordion.attach(..., step="caller") and call'
                     " session.step() at the end of the closure"
                 )
-            self.prepare_loop_step(taken=pass_boundary().taken)
+            if optimizer not in self._covered or has_gradients():
+                self.prepare_loop_step(taken=pass_boundary().taken)
+                self._covered = set(self._followed)
+            self._covered.discard(optimizer)
 
-        _HOOKS[self._followed] = self._followed.register_step_pre_hook(before_step)
+        hooks: dict[StepMode, Any] = {
+            "session": partial(_check_loop_step, weakref.ref(self)),
+            "optimizer": before_step,
+            "caller": None,
+        }
+        for optimizer in self._followed:
+            if (earlier := _HOOKS.pop(optimizer, None)) is not None:
+                earlier.remove()
+            hook = hooks[self.mode]
+            # Other optimizers may have no hooks, and the session only needs their step().
+            if hook is not None and (self.mode == "optimizer" or isinstance(optimizer, Optimizer)):
+                _HOOKS[optimizer] = optimizer.register_step_pre_hook(hook)
 
     @property
     def step_call(self) -> str:
@@ -106,9 +123,10 @@ class OptimizerSteps:
         self._is_stepping = True
         try:
             if self.scaler is not None:
-                _step_scaler(self.scaler, self.optimizer if taken else None)
-            elif taken and self.optimizer is not None:
-                self.optimizer.step()
+                _step_scaler(self.scaler, self.optimizers if taken else ())
+            elif taken:
+                for optimizer in self.optimizers:
+                    optimizer.step()
         finally:
             self._is_stepping = False
 
@@ -143,10 +161,10 @@ class OptimizerSteps:
             parameter.grad = None
 
     def learning_rate(self) -> float | None:
-        """Return the learning rate of the optimizer's first group; None without an optimizer, or if
-        it has no rate, such as an Adafactor that chooses its steps.
+        """Return the learning rate of the first optimizer's first group; None without an optimizer,
+        or if it has no rate, such as an Adafactor that chooses its steps.
         """
-        rate = None if self.optimizer is None else self.optimizer.param_groups[0].get("lr")
+        rate = self.optimizers[0].param_groups[0].get("lr") if self.optimizers else None
         return None if rate is None else float(rate)
 
     def read_scale(self) -> float:
@@ -154,10 +172,12 @@ class OptimizerSteps:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def unscale_gradients(self) -> None:
-        """Divide the optimizer's gradients by the scale, unless the script did so to clip them."""
-        if self.scaler is not None and self.optimizer is not None:
+        """Divide the gradients by the scale, unless the script did so to clip them."""
+        if self.scaler is None:
+            return
+        for optimizer in self.optimizers:
             try:
-                self.scaler.unscale_(self.optimizer)
+                self.scaler.unscale_(optimizer)
             except RuntimeError as error:
                 if _UNSCALED_BEFORE not in str(error):
                     raise
@@ -168,13 +188,14 @@ class OptimizerSteps:
         The NaN that marks a skipped step is lost if no worker used the layer that it is written to,
         because DDP does not change the gradients of such layers.
         """
-        if self.scaler is None or self.optimizer is None:
+        if self.scaler is None:
             return
         self.unscale_gradients()
-        # torch has no public name for this state.
-        checks = self.scaler._per_optimizer_states[id(self.optimizer)]
-        for found_inf in checks["found_inf_per_device"].values():
-            found_inf.fill_(1.0)
+        for optimizer in self.optimizers:
+            # torch has no public name for this state.
+            checks = self.scaler._per_optimizer_states[id(optimizer)]
+            for found_inf in checks["found_inf_per_device"].values():
+                found_inf.fill_(1.0)
 
 
 def _check_loop_step(steps: weakref.ref[OptimizerSteps], *_: object) -> None:
@@ -184,7 +205,19 @@ def _check_loop_step(steps: weakref.ref[OptimizerSteps], *_: object) -> None:
         guarded.check_loop_step()
 
 
-def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler | None) -> None:
+def list_optimizers(optimizer: Optimizers | None) -> tuple[Optimizer, ...]:
+    """Return the optimizers inside wrappers such as Accelerate's, each once."""
+    return tuple(dict.fromkeys(map(_unwrap_optimizer, as_sequence(optimizer))))
+
+
+def as_sequence(optimizer: Optimizers | None) -> Sequence[Optimizer]:
+    """Return one optimizer or several as a sequence, with their wrappers."""
+    if optimizer is None:
+        return ()
+    return optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+
+
+def check_step_mode(mode: str, optimizers: Sequence[Optimizer], scaler: GradScaler | None) -> None:
     """Check that the mode is known and has what it needs.
 
     Raises:
@@ -192,11 +225,11 @@ def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler |
     """
     if mode not in get_args(StepMode):
         raise HookError(f"attach() got step={mode!r}; it is one of {', '.join(get_args(StepMode))}")
-    if optimizer is None and mode == "optimizer":
+    if not optimizers and mode == "optimizer":
         raise HookError(
             'attach() got step="optimizer" but no optimizer to follow; give optimizer= too'
         )
-    if optimizer is None and scaler is not None:
+    if not optimizers and scaler is not None:
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
 
 
@@ -214,10 +247,13 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _step_scaler(scaler: GradScaler, optimizer: Optimizer | None) -> None:
-    """Step optimizer and scaler; without an optimizer, only lower the scale."""
-    if optimizer is not None:
-        scaler.step(optimizer)
+def _step_scaler(scaler: GradScaler, optimizers: Sequence[Optimizer]) -> None:
+    """Step optimizers and scaler; without optimizers, only lower the scale."""
+    for optimizer in optimizers:
+        # scaler.step() refuses an optimizer of which no layer was used.
+        if any(parameter.grad is not None for parameter in parameters_of([optimizer])):
+            scaler.step(optimizer)
+    if optimizers:
         scaler.update()
         return
     # scaler.step() would check this worker's gradients, which may be finite.
@@ -225,4 +261,11 @@ def _step_scaler(scaler: GradScaler, optimizer: Optimizer | None) -> None:
     scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
 
 
-__all__ = ["OptimizerSteps", "StepMode", "check_step_mode"]
+__all__ = [
+    "OptimizerSteps",
+    "Optimizers",
+    "StepMode",
+    "as_sequence",
+    "check_step_mode",
+    "list_optimizers",
+]

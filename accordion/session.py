@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from accordion.compression_engine import Engine
 from accordion.config import Config
@@ -43,7 +42,7 @@ from accordion.module_checks import (
     process_group_of,
     unwrap_module,
 )
-from accordion.optimizer_steps import OptimizerSteps, StepMode
+from accordion.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.policies import POLICIES
 from accordion.saved_states import (
     load_on_all_workers,
@@ -65,7 +64,7 @@ from accordion.training_warnings import (
 def attach(
     module: torch.nn.Module,
     config: Config,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     *,
     scaler: GradScaler | None = None,
     step: StepMode = "session",
@@ -82,7 +81,7 @@ def attach(
     Args:
         module: the module, wrapped in DistributedDataParallel.
         config: settings of compression, policy and detector.
-        optimizer: the module's optimizer.
+        optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
         step: which side takes the optimizer's step; see `accordion.optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
@@ -94,14 +93,15 @@ def attach(
     Raises:
         ConfigError: `config` is not a `Config`.
         HookError: the module already has a hook, is not wrapped although there are peers, or uses
-            an unsupported feature; a scaler or `step="optimizer"` was given without an optimizer,
-            or with that of another module; or another worker got different arguments.
+            an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
+            given without an optimizer; the optimizers do not hold exactly the module's trainable
+            parameters; or another worker got different arguments.
     """
     module = inner_module(module)
-    check_attachable(module, config, optimizer)
+    check_attachable(module, config)
     if step == "optimizer":
         config = config.for_unchanged_loop()
-    steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
+    steps = OptimizerSteps(step, module=module, optimizer=optimizer, scaler=scaler)
     layers = decided_layers(unwrap_module(module))
     network = GroupNetwork(process_group_of(module), device_of(module))
     engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
@@ -110,7 +110,7 @@ def attach(
     session.global_batch = session.global_batch or global_batch
     session.register_hook(module, network, overlap=overlap)
     session.watch_run(epochs)
-    steps.follow_optimizer(session.pass_boundary)
+    steps.follow_optimizers(session.pass_boundary, has_gradients=lambda: session.hook.has_gradients)
     return session
 
 
@@ -266,8 +266,9 @@ class Session:
         optimizer's step depends on the argument `step` of `attach`.
 
         Raises:
-            HookError: no gradients were exchanged since the last step, the session follows the
-                optimizer's steps by itself, or the workers scale the loss differently.
+            HookError: no gradients were exchanged since the last step, a layer became trainable
+                after `attach`, the session follows the optimizer's steps by itself, or the workers
+                scale the loss differently.
             ReportError: windows are counted in steps and the learning rate is unknown.
             ReportError, ConfigError: a decision was due and failed; see `end_epoch`.
             RuntimeError: another worker is gone.
@@ -283,6 +284,7 @@ class Session:
         Raises:
             Exception: the errors of `step`.
         """
+        self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
         announced = raised_signals(self.hook.take_signals())
         self._requested -= self._in_flight
@@ -343,8 +345,7 @@ class Session:
     def gather_state_dict(self) -> dict[str, Any] | None:
         """Return the states of all workers on rank 0 and None elsewhere; every worker calls this.
 
-        It is for scripts that save on rank 0 only. The result holds the residuals of all workers;
-        with many workers, save each rank's `state_dict()` instead.
+        It holds the residuals of all workers; of many, save each rank's `state_dict()` instead.
 
         Raises:
             RuntimeError: another worker is gone.
@@ -410,9 +411,7 @@ class Session:
             )
 
     def _current_lr(self) -> float:
-        """Return the schedule's learning rate, or the optimizer's while the schedule's is not
-        known.
-        """
+        """Return the schedule's learning rate, or the optimizer's if the schedule's is unknown."""
         return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
@@ -446,8 +445,7 @@ class Session:
         return proposal if self._decider is None else self._decider(report, proposal)
 
     def _plan_exchanges(self) -> None:
-        proposal = self.hook.propose_plan()
-        if proposal is not None:
+        if (proposal := self.hook.propose_plan()) is not None:
             self._proposal = proposal
             self.request(Signal.DECISION)
 
@@ -487,8 +485,7 @@ class Session:
             return
         latency_s, large = self._coordinator.probe_latency(), None
         if self._uses_costs:
-            waited_s, size = self.hook.waited_s, self.hook.gradient_bytes
-            large = self._coordinator.probe_bandwidth(waited_s, size)
+            large = self._coordinator.probe_bandwidth(self.hook.waited_s, self.hook.gradient_bytes)
         self.hook.set_probe(latency_s, large)
         self.receive_s_by_rank = self._coordinator.probe_neighbors()
 

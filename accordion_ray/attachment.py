@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from ray.train import Checkpoint
 from torch import nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 import accordion
 from accordion.config import Config
+from accordion.optimizer_steps import Optimizers
 from accordion.session import Session
 from accordion_ray.checkpoints import load_state
 from accordion_ray.checks import check_config, check_model, check_name
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     config: Config | None = None,
     *,
     scaler: GradScaler | None = None,
@@ -56,9 +56,10 @@ def attach(
     """Compress the gradients of a Ray Train loop from now on; the loop stays as it is.
 
     Every rank calls this with equal arguments, after `ray.train.torch.prepare_model` and before the
-    first forward pass. The session follows `optimizer.step()`, or `scaler.step(optimizer)`. An
-    epoch ends with each `ray.train.report`, or after `steps_per_epoch` steps. The state that
-    `save_state` has put into a checkpoint, by default the run's newest, is loaded.
+    first forward pass. The session follows `optimizer.step()`, or `scaler.step(optimizer)`; give a
+    list if the model has several optimizers. An epoch ends with each `ray.train.report`, or after
+    `steps_per_epoch` steps. The state that `save_state` has put into a checkpoint, by default the
+    run's newest, is loaded.
 
     With `register`, rank 0 registers the run with the Accordion service of this Ray cluster as soon
     as there is one: as `name`, by default the name of the run, with `installation` if there are

@@ -18,6 +18,7 @@ from torch import nn
 from accordion.errors import OverrideError
 from accordion.level_costs import sum_waits
 from accordion.messages import Decision, Override, Report
+from accordion.optimizer_steps import list_optimizers
 from accordion.step_results import StepResult, Switch
 from accordion_ray.identity import GuestState
 from accordion_ray.records import (
@@ -136,7 +137,8 @@ class GuestRun:
             exchange_times=lambda: (session.communicate_s, session.encoded_s),
         )
         time_loading(module, self._phases)
-        attached.optimizer.register_step_post_hook(self._end_optimizer_step)
+        for optimizer in list_optimizers(attached.optimizer):
+            optimizer.register_step_post_hook(self._end_optimizer_step)
         self._phases.start_step()
         self._epoch_began = self.read_totals()
         now = self._clock.now()

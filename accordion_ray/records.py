@@ -10,10 +10,10 @@ from numbers import Real
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from torch.optim import Optimizer
 
 from accordion.config import Config
 from accordion.messages import Decision
+from accordion.optimizer_steps import Optimizers, list_optimizers
 from accordion.session import Session
 from accordion.step_results import Switch
 from accordion_ray.identity import GuestState
@@ -100,10 +100,10 @@ def _leave_out(known: Mapping[str, Any], refused: Iterable[tuple[Any, ...]]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """Session, optimizer and settings of `attach` on one rank."""
+    """Session, optimizers and settings of `attach` on one rank."""
 
     session: Session
-    optimizer: Optimizer
+    optimizer: Optimizers
     parameters: int
     """Number of trained values."""
     steps_per_epoch: int | None = None
@@ -112,8 +112,9 @@ class Attached:
     """Name of the checkpoint whose state the session has loaded; None if it has loaded none."""
 
     def rate(self) -> float:
-        """Return the optimizer's learning rate, that of its first group."""
-        return float(self.optimizer.param_groups[0]["lr"] or 0.0)  # None in some Adafactors
+        """Return the learning rate of the first optimizer's first group."""
+        rate = list_optimizers(self.optimizer)[0].param_groups[0]["lr"]
+        return float(rate or 0.0)  # None in some Adafactors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from accordion.config import Config
 from accordion.errors import HookError
 from accordion.integrations.common import distributed_module, load_state, save_state
+from accordion.optimizer_steps import Optimizers, as_sequence
 from accordion.saved_states import state_file
 from accordion.session import Session, attach
 
@@ -39,18 +39,18 @@ def attach_accelerator(
     config: Config,
     *,
     model: torch.nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     name: str = "",
     **options: Any,
 ) -> Session:
     """Compress the gradients of a model that `accelerator.prepare` returned.
 
-    The session follows `optimizer.step()`. `accelerator.save_state` adds its state to the
-    checkpoint's folder as `accordion.pt`, and `load_state` loads it, also with another number of
-    processes. Call this before `load_state`. A checkpoint without the file is loaded with a
-    warning, and one with it also without Accordion. Every process has to call
-    `accelerator.save_state`, as Accelerate requires: under `if accelerator.is_main_process:` it
-    blocks forever.
+    The session follows `optimizer.step()`; give a list if the model has several optimizers.
+    `accelerator.save_state` adds its state to the checkpoint's folder as `accordion.pt`, and
+    `load_state` loads it, also with another number of processes. Call this before `load_state`. A
+    checkpoint without the file is loaded with a warning, and one with it also without Accordion.
+    Every process has to call `accelerator.save_state`, as Accelerate requires: under
+    `if accelerator.is_main_process:` it blocks forever.
 
     If a script trains several models, give each session a `name`: its file is `accordion-NAME.pt`
     then. A session is saved and loaded until `accelerator.free_memory()` releases its model.
@@ -60,7 +60,8 @@ def attach_accelerator(
 
     Raises:
         HookError: the strategy is not DistributedDataParallel, the model is not prepared, another
-            session has the name, or `attach` refuses an argument.
+            session has the name, there are several optimizers and a GradScaler, or `attach` refuses
+            an argument.
     """
     check_strategy(accelerator)
     if accelerator.project_configuration.save_on_each_node:
@@ -72,12 +73,18 @@ def attach_accelerator(
     module = distributed_module(model, way_out="call accelerator.prepare(model, optimizer) first")
     checkpoints = _CHECKPOINTS.get(accelerator) or _Checkpoints(accelerator)
     checkpoints.check_name(name)
-    scaler = accelerator.scaler
+    scaler, optimizers = accelerator.scaler, as_sequence(optimizer)
+    if scaler is not None and len(optimizers) > 1:
+        raise HookError(
+            f"attach_accelerator() got {len(optimizers)} optimizers, but in fp16 Accelerate changes"
+            " the scale of the loss after the step of each one, so the gradients of the others"
+            " would be unscaled wrongly; use bf16, or one optimizer with groups of parameters"
+        )
     session = attach(
         module, config, optimizer=optimizer, scaler=scaler, step="optimizer", **options
     )
     session.name = name
-    checkpoints.add(session, model, optimizer)
+    checkpoints.add(session, model, *optimizers)
     return session
 
 

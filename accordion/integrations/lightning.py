@@ -169,8 +169,8 @@ def check_trainer(trainer: Any) -> None:
     if len(trainer.optimizers) != 1:
         raise HookError(
             f"configure_optimizers() gave {len(trainer.optimizers)} optimizers, but"
-            " AccordionCallback follows one; attach one session per module by hand"
-            " (accordion.attach)"
+            " AccordionCallback follows one; give one optimizer several groups of parameters, or"
+            " train in a loop of your own with accordion.attach(..., optimizer=[first, second])"
         )
 
 

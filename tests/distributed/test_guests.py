@@ -13,7 +13,7 @@ import torch.distributed as dist
 import accordion_ray
 from accordion.errors import AccordionError
 from tests.distributed.guests import CONFIG, Guest, train_worker
-from tests.distributed.small import build
+from tests.distributed.small import backward, build
 
 
 def _attach_on_some(rank, chosen):
@@ -106,6 +106,24 @@ def test_two_models_of_one_run_keep_their_residuals_apart(run_group, tmp_path: P
     for saved, resumed in run_group(2, _two_models, tmp_path):
         assert not torch.equal(*saved)
         assert all(torch.equal(a, b) for a, b in zip(saved, resumed, strict=True))
+
+
+def _two_optimizers(rank):
+    """Steps of a session whose model has two optimizers."""
+    model, _ = build()
+    weights = list(model.parameters())
+    optimizers = [torch.optim.SGD(weights[:3], lr=0.1), torch.optim.AdamW(weights[3:], lr=0.01)]
+    with train_worker(rank, 2, None):
+        session = accordion_ray.attach(model, optimizers, CONFIG, register=False)
+    for step in range(3):
+        backward(model, rank, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    return session.steps
+
+
+def test_two_optimizers_of_one_model_take_one_step_of_the_session(run_group) -> None:
+    assert run_group(2, _two_optimizers) == [3, 3]
 
 
 def _attach_twice(rank, names):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion.config import Config, DetectorConfig, Window
 from accordion.errors import HookError
 from accordion.messages import Override
+from accordion.optimizer_steps import StepMode
 from accordion.session import attach
 from tests.distributed import small
 from tests.distributed.compose import WAYS, Branches, Way, trial
@@ -197,6 +200,86 @@ def _wrapped(rank):
 
 def test_the_optimizer_inside_a_wrapper_is_followed(run_group):
     assert run_group(2, _wrapped) == [1, 1]
+
+
+def _split(rank, mode, scaled, *, bad_layer, is_split):
+    """Parameters, scale and steps after four steps with two optimizers, or with one of two groups;
+    rank 1's gradient of a layer is infinite in the third.
+    """
+    ddp, _ = small.build()
+    weights = list(ddp.parameters())
+    groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.01}]
+    parts = [[group] for group in groups] if is_split else [groups]
+    optimizers = [torch.optim.SGD(part, lr=0.05, momentum=0.9) for part in parts]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=scaled)
+    config = Config(method="powersgd", buckets_per_exchange=1)
+    session = attach(ddp, config, optimizer=optimizers, scaler=scaler, step=mode)
+    for step in range(4):
+        bad = rank == 1 and step == 2
+        layer = ddp.module.get_parameter(bad_layer)
+        handle = layer.register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+        inputs, labels = small.batch(rank, step)
+        scaler.scale(torch.nn.functional.cross_entropy(ddp(inputs), labels)).backward()
+        handle.remove()
+        if mode != "optimizer":
+            session.step()
+        if mode != "session":
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+        ddp.zero_grad()
+    return small.parameters(ddp), scaler.get_scale(), session.steps, session.skipped_steps
+
+
+@pytest.mark.parametrize("bad_layer", ["conv.weight", "conv.bias", "last.weight", "last.bias"])
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "unscaled"])
+def test_several_optimizers_step_as_one_with_their_groups(run_group, scaled, bad_layer):
+    joined = partial(_split, bad_layer=bad_layer, is_split=False)
+    split = partial(_split, bad_layer=bad_layer, is_split=True)
+    expected = run_group(2, joined, "session", scaled)
+    for mode in get_args(StepMode):
+        for one, other in zip(expected, run_group(2, split, mode, scaled), strict=True):
+            assert other[1:] == one[1:] == (2.0**11 if scaled else 1.0, 4, 1), mode
+            assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True)), mode
+
+
+def _unused_optimizer(rank):
+    """Steps taken of four in which one of three optimizers has no gradient."""
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    ways = [list(way.parameters()) for way in ddp.module.ways]
+    others = [part for name, part in ddp.module.named_parameters() if "ways" not in name]
+    optimizers = [torch.optim.SGD(part, lr=0.05) for part in (*ways, others)]
+    scaler = torch.amp.GradScaler("cpu")
+    session, taken = attach(ddp, Config(), optimizer=optimizers, scaler=scaler), 0
+    for step in range(4):
+        ddp.module.way = step % 2
+        inputs, labels = small.batch(rank, step)
+        scaler.scale(torch.nn.functional.cross_entropy(ddp(inputs), labels)).backward()
+        taken += session.step().taken
+        ddp.zero_grad()
+    return taken
+
+
+def test_an_optimizer_of_unused_layers_keeps_no_other_from_its_step(run_group):
+    assert run_group(2, _unused_optimizer) == [4, 4]
+
+
+def _by_turns(rank, steps):
+    """Steps of the session if after each backward pass the optimizers step in this order."""
+    ddp, _ = small.build()
+    weights = list(ddp.parameters())
+    optimizers = [torch.optim.SGD(part, lr=0.05) for part in (weights[::2], weights[1::2])]
+    session = attach(ddp, Config(), optimizer=optimizers, step="optimizer")
+    for step, order in enumerate(steps):
+        small.backward(ddp, rank, step)
+        for place in order:
+            optimizers[place].step()
+        ddp.zero_grad()
+    return session.steps
+
+
+def test_optimizers_may_step_in_any_order_and_not_every_time(run_group):
+    assert run_group(2, _by_turns, [(0, 1), (1, 0), (0,), (1,), (1, 0)]) == [5, 5]
 
 
 def _misuse(rank, what):

@@ -182,6 +182,30 @@ def test_the_number_of_workers_does_not_change_what_a_script_learns(run_group, t
     assert ends == pytest.approx([ends[0]] * 3, rel=1e-5)
 
 
+TWO_OPTIMIZERS = (
+    script()["train.py"]
+    .replace(
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "optimizers = [torch.optim.SGD([model.module.weight], lr=0.1, momentum=0.9),"
+        " torch.optim.AdamW([model.module.bias], lr=0.01)]",
+    )
+    .replace("attach(model, optimizer,", "attach(model, optimizers,")
+    .replace("optimizer.zero_grad", "model.zero_grad")
+)
+
+
+def test_a_stopped_script_with_two_optimizers_goes_on_with_the_states_of_both(run_group, tmp_path):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir(), halves.mkdir()
+    sources = {"train.py": TWO_OPTIMIZERS}
+    undisturbed = run_group(2, run_own_script, order_of(whole, sources))
+    order = order_of(halves, sources)
+    run_group(2, run_own_script, order, STOP_IN_EPOCH_1)
+    resumed = run_group(2, run_own_script, order, None, 2)
+    assert resumed[0].link.of("started")[0].step == 5
+    assert resumed[0].said.split()[-1] == undisturbed[0].said.split()[-1]
+
+
 def test_a_script_that_was_stopped_goes_on_where_it_was(run_group, tmp_path):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     whole.mkdir(), halves.mkdir()

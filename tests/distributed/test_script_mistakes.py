@@ -133,6 +133,14 @@ MISTAKES = {
         ).replace("list(self.rows)", "self.rows"),
         "the state of seen that session.attach() got cannot be loaded back",
     ),
+    "a layer that is unfrozen later": (
+        change(OURS, f"extra.requires_grad_(True)\n        {OURS}").replace(
+            "session.attach(",
+            "extra = nn.Linear(2, 2).requires_grad_(False)\n"
+            "getattr(model, 'module', model).extra = extra\nsession.attach(",
+        ),
+        "the layers extra.weight, extra.bias became trainable after attach()",
+    ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
         "write session.init_process_group(...) in place of torch.distributed.init_process_group",

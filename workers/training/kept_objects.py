@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch.optim import Optimizer
 
+from accordion.optimizer_steps import Optimizers, as_sequence
 from workers.errors import CodeError
 from workers.training.snapshot import map_tensors
 
@@ -31,25 +32,29 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerWithExtras:
-    """An optimizer whose saved state includes other objects, such as a learning rate scheduler."""
+    """An optimizer whose saved state includes other objects, such as a learning rate scheduler or
+    the other optimizers of its model.
+    """
 
     optimizer: Optimizer
     others: Mapping[str, Stateful]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, others: Mapping[str, Stateful]) -> Optimizer:
-        """Return a stand-in for the optimizer that saves and loads `others` with it.
+    def of(cls, optimizers: Optimizers, kept: Mapping[str, Stateful]) -> Optimizer:
+        """Return a stand-in for the first optimizer that saves and loads all others with it.
 
         Raises:
             CodeError: one of them cannot be saved and loaded back.
         """
-        for name, other in others.items():
+        first, *others = as_sequence(optimizers)
+        named = {f"optimizer {number}": one for number, one in enumerate(others, start=2)}
+        for name, other in kept.items():
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise CodeError(
                     f"session.attach({name}=...) got a {type(other).__name__}, which has no"
                     " state_dict() and load_state_dict(); give an object that has both"
                 )
-        whole = cls(optimizer, others)
+        whole = cls(first, {**named, **kept})
         whole.state_dict()
         return cast("Optimizer", whole)
 

@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from accordion.errors import HookError
+from accordion.optimizer_steps import Optimizers
 from accordion.session import Session
 from accordion.step_signals import Signal
 from workers.errors import CodeError
@@ -121,9 +121,8 @@ class ScriptSession:
     @property
     def step_and_epoch(self) -> tuple[int | None, int | None]:
         """Step and epoch; None before `attach`."""
-        return (
-            (self._state.session.steps, self._state.position.epoch) if self._state else (None, None)
-        )
+        state = self._state
+        return (state.session.steps, state.position.epoch) if state else (None, None)
 
     @property
     def epoch(self) -> int:
@@ -138,11 +137,8 @@ class ScriptSession:
     @property
     def global_batch(self) -> int:
         """Samples per step, over all workers."""
-        return (
-            self._state.session.global_batch
-            if self._state
-            else self._worker_context.launch.spec.training.global_batch
-        )
+        spec = self._worker_context.launch.spec
+        return self._state.session.global_batch if self._state else spec.training.global_batch
 
     @property
     def state(self) -> TrainState:
@@ -202,18 +198,17 @@ class ScriptSession:
     def attach(
         self,
         module: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         *,
         samples: int = 0,
         scaler: GradScaler | None = None,
         **kept: Stateful,
     ) -> Session:
-        """Compress the module's gradients, and resume the job; on all workers, before the first
-        epoch.
+        """Compress the module's gradients, and resume the job; on all workers, before any epoch.
 
-        Module, optimizer, scaler and everything in `kept` that has `state_dict()` and
-        `load_state_dict()`, such as a learning rate scheduler, are saved and loaded together; of
-        `kept`, rank 0's states, which must be tensors and plain values.
+        Module, optimizer (or a list of all), scaler and everything in `kept` that has
+        `state_dict()` and `load_state_dict()`, such as a learning rate scheduler, are saved and
+        loaded together; of `kept`, rank 0's states, which must be tensors and plain values.
         `samples` is the number of training samples if `batches` does not read them; an epoch that
         was stopped then starts again.
 
@@ -279,8 +274,7 @@ class ScriptSession:
         evaluate; `end_epoch` needs no metrics otherwise.
         """
         state, epoch = self.state, self.state.position.epoch
-        is_last = epoch + 1 == self._num_epochs
-        return is_evaluation_due(state.spec, epoch, is_last=is_last)
+        return is_evaluation_due(state.spec, epoch, is_last=epoch + 1 == self._num_epochs)
 
     def backward(self, loss: Tensor) -> None:
         """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number.

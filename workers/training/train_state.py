@@ -19,6 +19,7 @@ from accordion.controller import Controller
 from accordion.level_costs import sum_waits
 from accordion.messages import Decision, Override, Report
 from accordion.module_checks import unwrap_module
+from accordion.optimizer_steps import Optimizers, as_sequence
 from accordion.session import Session, attach
 from workers.checkpoint.async_save import SaveStatus
 from workers.contract import Bytes, JobSpec, Position
@@ -271,7 +272,7 @@ def assemble_train_state(
     parts: tuple[Task, Data, Data],
     *,
     ddp: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     scaler: GradScaler | None = None,
 ) -> TrainState:
     """Build the state before the first step from given parts: the task, its training data and its
@@ -296,7 +297,7 @@ def assemble_train_state(
         data=data,
         held_out=held_out,
         ddp=ddp,
-        optimizer=optimizer,
+        optimizer=as_sequence(optimizer)[0],
         session=session,
         schedule=build_schedule(spec.training),
         scaling=build_scaling(spec),

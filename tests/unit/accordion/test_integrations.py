@@ -207,26 +207,33 @@ def test_the_state_of_another_step_than_the_trainers_is_warned_of(tmp_path):
         callback.on_train_begin(arguments, state, None)
 
 
-def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None, log_every=50):
+def lightning_fit(
+    callback, *others, trainer=None, module=None, epochs=1, skipped=None, log_every=50
+):
     """Train on one device for epochs of four batches; leave the batch `skipped` out."""
     lightning = importlib.import_module("accordion.integrations.lightning").import_lightning()
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.layer = torch.nn.Linear(8, 8)
+            self.backbone, self.layer = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
 
         def training_step(self, batch, index):
-            return None if index == skipped else self.layer(batch).sum()
+            return None if index == skipped else self.layer(self.backbone(batch)).sum()
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            trained = [one for one in self.parameters() if one.requires_grad]
+            return torch.optim.SGD(trained, lr=0.1)
 
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     trainer = trainer or lightning.Trainer(
-        accelerator="cpu", devices=1, callbacks=[callback], log_every_n_steps=log_every, **quiet
+        accelerator="cpu",
+        devices=1,
+        callbacks=[callback, *others],
+        log_every_n_steps=log_every,
+        **quiet,
     )
     trainer.fit_loop.max_epochs = epochs
     with warnings.catch_warnings():
@@ -269,6 +276,15 @@ def test_a_trainer_of_lightning_that_goes_on_keeps_the_state():
     assert (first.steps, callback.session.steps, callback.session.epoch) == (4, 12, 2)
 
 
+def test_a_backbone_that_lightning_unfreezes_is_named_with_the_way_out():
+    lightning = importlib.import_module("accordion.integrations.lightning").import_lightning()
+    unfreezing = lightning.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+    callback = lightning_callback()
+    with pytest.raises(HookError, match=r"layers backbone\.weight, backbone\.bias became"):
+        lightning_fit(callback, unfreezing, epochs=2)
+    assert callback.session.steps == 4
+
+
 def test_another_trainer_of_lightning_trains_a_module_again():
     module = lightning_fit(lightning_callback()).lightning_module
     callback = lightning_callback()
@@ -302,6 +318,28 @@ def test_checkpoints_of_accelerate_can_be_read_with_and_without_accordion(tmp_pa
     assert session.steps == 7
     accelerator._load_model_state_pre_hook.clear()
     accelerator.load_state(str(tmp_path / "after"))
+
+
+def test_two_optimizers_of_accelerate_take_one_step_of_the_session():
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 8)
+    parts = [torch.optim.SGD([part], lr=0.5) for part in model.parameters()]
+    model, *optimizers = accelerator.prepare(model, *parts)
+    config = Config(detector=DetectorConfig(window=Window(steps=2)))
+    session = attach_accelerator(accelerator, config, model=model, optimizer=optimizers)
+    model(torch.ones(2, 8)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert session.steps == 1
+
+
+def test_two_optimizers_of_accelerate_and_a_scaler_are_refused():
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu")
+    model = torch.nn.Linear(8, 8)
+    optimizers = [torch.optim.SGD([part], lr=0.5) for part in model.parameters()]
+    with pytest.raises(HookError, match="use bf16, or one optimizer with groups"):
+        attach_accelerator(accelerator, Config(), model=model, optimizer=optimizers)
 
 
 def prepared_session(accelerator, *, size=8, **named):

@@ -283,6 +283,89 @@ def test_a_step_with_missing_gradients_names_the_likely_causes():
         session.step()
 
 
+def test_trainable_layers_without_an_optimizer_are_refused_by_name():
+    ddp = DistributedDataParallel(nn.Linear(6, 6))
+    muon = torch.optim.Muon([ddp.module.weight], lr=0.1)
+    with pytest.raises(HookError, match=r"trainable layers bias; give it all optimizers"):
+        attach(ddp, Config(), optimizer=muon)
+    attach(ddp, Config(), optimizer=[muon, torch.optim.AdamW([ddp.module.bias], lr=0.1)])
+
+
+def test_one_optimizer_of_two_modules_is_refused_with_the_way_out():
+    encoder, decoder = (DistributedDataParallel(nn.Linear(6, size)) for size in (4, 6))
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+    with pytest.raises(HookError, match=r"\(6, 6\), \(6,\).*an optimizer and a session of its own"):
+        attach(encoder, Config(), optimizer=optimizer)
+
+
+def _half_frozen() -> nn.Sequential:
+    """A model whose layer 1 trains and whose layer 0 is frozen."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[0].requires_grad_(requires_grad=False)
+    return model
+
+
+def _unfreeze(model: nn.Sequential) -> nn.Linear:
+    return model[0].requires_grad_(requires_grad=True)
+
+
+def _add(model: nn.Sequential) -> nn.Linear:
+    model.append(nn.Linear(6, 6))
+    return model[2]
+
+
+KINDS = {"plain": {}, "unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}
+LATER = {"unfrozen": (_unfreeze, "0.weight, 0.bias"), "added": (_add, "2.weight, 2.bias")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", LATER)
+@pytest.mark.parametrize("is_held", [True, False], ids=["in the optimizer", "without one"])
+def test_a_layer_that_trains_after_attach_is_refused_at_the_next_step(kind, change, is_held):
+    ddp = DistributedDataParallel(_half_frozen(), **KINDS[kind])
+    optimizer = torch.optim.SGD(ddp.module[1].parameters(), lr=0.1)
+    session = attach(ddp, Config(), optimizer=optimizer if is_held else None)
+    _train(ddp, session)
+    begin, layers = LATER[change]
+    optimizer.add_param_group({"params": list(begin(ddp.module).parameters())})
+    with pytest.raises(HookError, match=f"layers {layers} became trainable.*wrap the model again"):
+        _train(ddp, session)
+
+
+@pytest.mark.parametrize("kind", ["unused", "static"])
+@pytest.mark.parametrize("change", LATER)
+def test_a_layer_that_trains_after_wrapping_is_refused_at_attach(kind, change):
+    ddp = DistributedDataParallel(_half_frozen(), **KINDS[kind])
+    begin, layers = LATER[change]
+    begin(ddp.module)
+    with pytest.raises(HookError, match=f"layers {layers} became trainable after the model was"):
+        attach(ddp, Config())
+
+
+def test_a_layer_that_was_added_after_wrapping_is_refused_as_unequal_on_the_workers():
+    ddp = DistributedDataParallel(_half_frozen())
+    _add(ddp.module)
+    with pytest.raises(HookError, match=r"layers 2\.weight, 2\.bias became trainable"):
+        attach(ddp, Config())
+
+
+def test_a_layer_that_was_unfrozen_between_wrapping_and_attach_is_exchanged():
+    ddp = DistributedDataParallel(_half_frozen())
+    _unfreeze(ddp.module)
+    session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    _train(ddp, session)
+    assert {layer.name for layer in session.layers} == {"0.weight", "1.weight"}
+
+
+def test_a_trained_layer_may_be_frozen_for_some_steps_and_trained_again():
+    ddp = DistributedDataParallel(nn.Linear(6, 6), find_unused_parameters=True)
+    session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    for is_trained in (True, False, True):
+        ddp.module.weight.requires_grad_(is_trained)
+        _train(ddp, session)
+    assert session.steps == 3
+
+
 def test_every_row_of_the_readmes_table_names_a_test_that_is_there():
     section = README.read_text().split("## What is supported")[1].split("\n## ")[0]
     rows = re.findall(r"\| `(test_\w+\.py)` (.+) \|$", section, flags=re.MULTILINE)
