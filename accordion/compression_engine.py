@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -146,9 +146,7 @@ class Engine:
             names, method = owners[index]
             self.ledger.count(names, request, method)
 
-        # Inside a backward pass, the script's autocast would round factors to 16 bits.
-        is_cast = torch.is_autocast_enabled(device.type)
-        with torch.autocast(device.type, enabled=False) if is_cast else nullcontext():
+        with _without_autocast(device.type):
             results = run_flows(flows, network, count)
         self.apply_updates(stacks)
         if raised is None:
@@ -461,6 +459,12 @@ class Engine:
         for part, value in zip(warm, values, strict=True):
             part.copy_(value)
         return warm
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Leave the script's autocast, which would round factors to 16 bits inside a backward pass."""
+    is_cast = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if is_cast else nullcontext()
 
 
 def _mark_nonfinite_(buffer: Tensor, signals: Tensor) -> None:

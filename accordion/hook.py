@@ -99,8 +99,7 @@ class Hook:
         buckets_per_exchange: BucketsPerExchange,
     ) -> None:
         register_exit_delay()
-        # Before the group and its threads, which a refused hook would leave behind.
-        self._register(module)
+        self._register(module)  # before the group and threads, which a refused hook would leave
         device = device_of(module)
         self._exchange_network, self._executor = _choose_executor(
             module.process_group, device, overlap=overlap
