@@ -25,7 +25,7 @@ class Milestones(Strict):
     """Attempt of its records; 0 if it has none."""
     generation: int
     started: GroupStart | None = None
-    """None if no worker group of this generation began to train."""
+    """Start of the generation's worker group; None if none began to train."""
     epochs: tuple[int, ...] = ()
     """Epochs whose end was recorded."""
     saved_step: int = 0
