@@ -20,7 +20,7 @@ from service.security.guards import PROBES
 _TOKEN_PART = 10
 _USER_PART = 5
 _RESERVED_PART = 20
-_MIN_ALLOWED = 20
+MIN_ALLOWED = 20
 """Smallest limit of a token or user: some open pages of one browser."""
 _RETRY_AFTER_S = 5
 
@@ -80,7 +80,7 @@ class OpenRequests:
         if not limit:
             return
         for holder in holders:
-            allowed = max(_MIN_ALLOWED, limit // holder.part)
+            allowed = max(MIN_ALLOWED, limit // holder.part)
             if self._num_by_key[holder.key] >= allowed:
                 raise TooManyRequests(
                     f"{holder.name} has {allowed} open requests, and may not have more at once;"

@@ -10,7 +10,13 @@ from playwright.sync_api import Browser, expect
 from service.dashboard.report_page import build_report
 from tests.browser.conftest import Watched
 from tests.browser.live_service import LiveService
-from tests.unit.service.report_samples import make_epoch, make_event, make_source
+from tests.unit.service.report_samples import (
+    make_decision,
+    make_epoch,
+    make_event,
+    make_schedule,
+    make_source,
+)
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "workers", "regimes", "levels")
 
@@ -86,4 +92,25 @@ def test_a_change_of_an_unknown_cause_leaves_the_charts(browser: Browser, tmp_pa
     page.goto(file.as_uri())
     expect(page.locator("#levels .main-svg").first).to_be_visible()
     assert faults == []
+    page.close()
+
+
+@pytest.mark.parametrize("chart", ["metrics", "change", "regimes", "levels"])
+def test_names_of_metrics_and_layers_are_no_markup_in_charts(
+    browser: Browser, tmp_path: Path, chart: str
+) -> None:
+    name = '<a href="https://other.host">&lt;b></a>'
+    of_layer = {"regime_by_layer": {name: "stable"}, "level_by_layer": {name: "high"}}
+    metrics = {name: 0.5, f"{name}2": 9.0}
+    epochs = [make_epoch(number, metrics=metrics, **of_layer) for number in range(2)]
+    decisions = [make_decision(0, change_by_layer={name: 0.1})]
+    schedule = make_schedule([name])
+    source = make_source(2, epochs=epochs, decisions=decisions, schedule=schedule)
+    file = tmp_path / "report.html"
+    file.write_bytes(b"".join(build_report(source).pieces))
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    expect(page.locator(f"#{chart} .main-svg").first).to_be_visible()
+    assert name in "".join(page.locator(f"#{chart} text").all_text_contents())
+    assert page.locator(f"#{chart} a").count() == 0
     page.close()

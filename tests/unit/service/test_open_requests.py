@@ -67,7 +67,7 @@ def test_downloads_without_a_token_take_no_place_of_logins() -> None:
         assert hold(places, requests, [None] * 9, "/login/code") == 9
 
 
-def test_a_few_pages_of_a_browser_are_open_however_few_connections_there_are() -> None:
+def test_a_few_pages_of_a_browser_stay_open_with_few_connections() -> None:
     requests = OpenRequests(OpenConnections(limit=50))
     with ExitStack() as places:
         assert hold(places, requests, [user("ada", "a")] * 100) == 20

@@ -286,7 +286,7 @@ def test_output_beside_very_many_or_large_secrets_is_left_out(num_values: int, l
 
 
 @pytest.mark.parametrize("begin", range(1985, 2010, 3))
-def test_a_long_text_is_cut_and_no_part_of_a_secret_is_left_at_its_end(begin: int) -> None:
+def test_a_text_is_cut_without_leaving_a_part_of_a_secret_at_its_end(begin: int) -> None:
     mask = TextMask({"env": {"KEY": "s3cret-value"}})
     texts = {"lines": ["x" * begin + "s3cret-value" + "x" * 9000], "short": "s3cret-value!"}
     masked = mask.apply_to_texts(texts)

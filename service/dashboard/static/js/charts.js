@@ -1,6 +1,6 @@
 // The charts of a job's page, drawn by Plotly from the epochs and decisions; x is always the epoch, counted from 0.
 /* global Plotly */
-import { measured } from "./format.js";
+import { measured, safe } from "./format.js";
 import { drawn } from "./marks.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
@@ -34,6 +34,10 @@ function layout(extra = {}) {
   };
 }
 
+// Names of metrics and layers are texts of users.
+const safeText = (value) => (typeof value === "string" ? safe(value) : value);
+const safely = (trace) => ({ ...trace, name: safeText(trace.name), y: trace.y.map(safeText) });
+
 function draw(id, traces, extra, said, marked, style) {
   const node = document.getElementById(id);
   const caption = document.getElementById(`${id}-said`);
@@ -44,7 +48,7 @@ function draw(id, traces, extra, said, marked, style) {
   const xaxis = range[1] < FEW_EPOCHS ? { dtick: 1, ...extra.xaxis } : extra.xaxis;
   const own = layout({ ...extra, xaxis, ...drawn(marked, { node, range, colour, ...style }) });
   if (marked.marks.length) own.xaxis.ticklabelstandoff = SIGNS_PX;
-  Plotly.react(node, traces, own, CONFIG);
+  Plotly.react(node, traces.map(safely), own, CONFIG);
 }
 
 const line = (name, epochs, pick, series, more = {}) => ({
@@ -167,7 +171,7 @@ export function drawMaps({ epochs, decisions, layers, marked }) {
     const change = decision?.change_by_layer[layer];
     const by = decision?.override_by_layer[layer] ? " by override" : "";
     const moved = Number.isFinite(change) ? `<br>change ${change.toFixed(3)}` : "";
-    return `${layer}, epoch ${row.epoch}<br>${row.regime_by_layer[layer] ?? "no regime"}, level ${level ?? "dense"}${by}${moved}`;
+    return `${safe(layer)}, epoch ${row.epoch}<br>${row.regime_by_layer[layer] ?? "no regime"}, level ${safe(level ?? "dense")}${by}${moved}`;
   };
   const texts = grid(tell);
   const regime = (layer, row) => ({ stable: 0, critical: 1 })[row.regime_by_layer[layer]] ?? null;

@@ -12,6 +12,9 @@ export const element = (tag, attributes = {}, ...children) => {
   return node;
 };
 
+// Plotly reads tags and entities in all its texts, and makes links of some.
+export const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
 export const cell = (className, ...children) => element("td", { className }, ...children);
 
 export const labelled = (label, ...children) => element("td", { className: "num", "data-label": label }, ...children);

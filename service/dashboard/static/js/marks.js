@@ -1,5 +1,6 @@
 // Positions and drawing of a job's changes in its charts.
 import { summary, wordsOf } from "./changes.js";
+import { safe } from "./format.js";
 
 const COLOURS = { resize: "text", recovery: "bad", restart: "wait", override: "series-4", several: "text" };
 const DASHES = { resize: "dash", recovery: "solid", restart: "dashdot", override: "dot" };
@@ -47,8 +48,6 @@ export function marksOf({ changes, decisions, epochs }) {
     .sort((a, b) => a.x - b.x);
   return { marks: known, spans: spans(changes, decisions, place, (epochs.at(-1)?.epoch ?? -1) + 0.5), said: summary(changes) };
 }
-
-const safe = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 
 function wrapped(text) {
   const lines = [""];
