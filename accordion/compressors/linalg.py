@@ -28,7 +28,7 @@ def orthonormalize_(p_BNR: Tensor) -> None:
         _orthogonalize_(p_BNR)
 
 
-def multiply(p_BNR: Tensor, q_BRM: Tensor, out_BNM: Tensor) -> None:
+def multiply_factors(p_BNR: Tensor, q_BRM: Tensor, out_BNM: Tensor) -> None:
     """Write P·Q."""
     with _single_threaded(p_BNR.device):
         torch.bmm(p_BNR, q_BRM, out=out_BNM)

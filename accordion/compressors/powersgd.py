@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from accordion.compressors.linalg import multiply, orthonormalize_, singular_vectors
+from accordion.compressors.linalg import multiply_factors, orthonormalize_, singular_vectors
 from accordion.messages import OptionValue
 from accordion.wire import Context, Flow, Mean
 
@@ -78,7 +78,7 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM)
     owed_BNM.baddbmm_(p_BNR, sent_BRM, alpha=-1)
     new_BRM = yield Mean(sent_BRM)
-    multiply(p_BNR, new_BRM, context.update)
+    multiply_factors(p_BNR, new_BRM, context.update)
     _update_factor_(q_BRM, new_BRM)
 
 
@@ -91,7 +91,7 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR)
     owed_BNM.baddbmm_(sent_BNR, q_BRM, alpha=-1)
     p_BNR = yield Mean(sent_BNR)
-    multiply(p_BNR, q_BRM, context.update)
+    multiply_factors(p_BNR, q_BRM, context.update)
     _update_factor_(p_BRN, p_BNR.mT)
 
 
@@ -104,7 +104,7 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     torch.bmm(p_BRN, owed_BNM, out=sent_BRM)
     owed_BNM.baddbmm_(p_BRN.mT, sent_BRM, alpha=-1)
     new_BRM = yield Mean(sent_BRM)
-    multiply(p_BRN.mT, new_BRM, context.update)
+    multiply_factors(p_BRN.mT, new_BRM, context.update)
     _update_factor_(q_BRM, new_BRM)
 
 

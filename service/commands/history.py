@@ -181,11 +181,8 @@ def _summarize_job(job: JobView) -> list[str]:
         value_at(job.spec, place, "?")
         for place in ("task.name", "compression.method", "policy.name", "training.precision")
     )
-    levels, batch = job.spec.get("compression"), job.spec.get("batch")
-    if isinstance(levels, dict) and (levels.get("low") or levels.get("high")):
-        method += f" {format_level(levels.get('low'))} / {format_level(levels.get('high'))}"
-        if warm_up := levels.get("warm_up"):
-            method += f" ({warm_up['level']} in the first {warm_up['steps']} steps)"
+    method += _format_levels(job.spec.get("compression"))
+    batch = job.spec.get("batch")
     lines = [
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
@@ -215,6 +212,18 @@ def _summarize_job(job: JobView) -> list[str]:
             f"bytes      {format_sent_bytes(now.bytes)}",
         ]
     return lines
+
+
+def _format_levels(compression: object) -> str:
+    """Return the levels and the warm-up as a text to append to the method."""
+    if not isinstance(compression, dict):
+        return ""
+    low, high = compression.get("low"), compression.get("high")
+    levels = f" {format_level(low)} / {format_level(high)}" if low or high else ""
+    warm_up = compression.get("warm_up")
+    if warm_up:
+        levels += f" ({warm_up['level']} in the first {warm_up['steps']} steps)"
+    return levels
 
 
 def _summarize_removed(job: JobView) -> list[str]:
