@@ -23,6 +23,8 @@ _EXPONENT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 """Numbers with exponents of YAML 1.2; 1.1 takes those without a point or a sign for texts."""
 _TEXTS = ("env", "labels")
 """Sections of a spec whose values are texts: `yes` is one there, and so is 1e3."""
+_TEXT_DEPTH = 2
+"""Keys that lead to such a value: the section and its name."""
 
 
 def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def parse_spec(text: str, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=partial(build_unique_mapping, name=name))
     except (ValueError, RecursionError):
-        value = _parse_yaml(text, name)
+        value = _parse_yaml(text, name, ())
     if not isinstance(value, dict):
         raise SettingsError(
             f"{name} holds {_describe_type(value)}; a spec is a mapping such as"
@@ -74,9 +76,7 @@ def set_value(spec: dict[str, Any], change: str) -> None:
                 f"--set {path}: {folder!r} is {inner!r} in the file, which has no {last!r}"
             )
         place = inner
-    value = _parse_yaml(text, f"--set {path}")
-    is_text = folders in [[name] for name in _TEXTS] and isinstance(value, bool | int | float)
-    place[last] = text.strip() if is_text else value
+    place[last] = _parse_yaml(text, f"--set {path}", path.split("."))
 
 
 def build_patch(spec: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def _read_text(name: str) -> str:
         ) from error
 
 
-def _build_loader(name: str) -> Any:
-    """Build the class that loads the YAML of a spec; `name` is for error messages."""
+def _build_loader(name: str, place: Sequence[str]) -> Any:
+    """Build the class that loads what stands at a place of a spec; `name` is for error messages."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -174,9 +174,7 @@ def _build_loader(name: str) -> Any:
         }
 
         def get_single_node(self) -> Any:
-            node = super().get_single_node()
-            _keep_texts(node, self)
-            return node
+            return _keep_texts(super().get_single_node(), place, self)
 
         def construct_yaml_float(self, node: Any) -> float:
             number = super().construct_yaml_float(node)
@@ -201,23 +199,34 @@ def _build_loader(name: str) -> Any:
     return Loader
 
 
-def _keep_texts(spec: Any, loader: Any) -> None:
-    """Take the plain values of `_TEXTS` for texts; a tag that the file gives them stays."""
+def _keep_texts(node: Any, place: Sequence[str], loader: Any) -> Any:
+    """Return a node of a spec with texts in place of plain values in `_TEXTS`. Nodes are copied,
+    since an alias may stand for one elsewhere.
+    """
     import yaml
 
-    sections = spec.value if isinstance(spec, yaml.MappingNode) else ()
-    for _, section in [pair for pair in sections if pair[0].value in _TEXTS]:
-        for _, node in section.value if isinstance(section, yaml.MappingNode) else ():
-            plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))
-            if node.tag == plain and plain in _UNQUOTED:
-                node.tag = _STRING
+    if place and (place[0] not in _TEXTS or len(place) > _TEXT_DEPTH):
+        return node
+    if isinstance(node, yaml.MappingNode):
+        pairs = [
+            (key, _keep_texts(value, place if key.tag == _MERGE else (*place, key.value), loader))
+            for key, value in node.value
+        ]
+        return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
+    if isinstance(node, yaml.ScalarNode) and len(place) == _TEXT_DEPTH:
+        plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))
+        if node.tag == plain and plain in _UNQUOTED:
+            return yaml.ScalarNode(_STRING, node.value)
+    return node
 
 
-def _parse_yaml(text: str, name: str) -> Any:
+def _parse_yaml(text: str, name: str, place: Sequence[str]) -> Any:
+    """Parse what stands at a place of a spec, such as `("env", "NAME")`; all of it at `()`."""
     import yaml
 
     try:
-        return yaml.load(text, _build_loader(name))  # noqa: S506 -- a subclass of the safe loader
+        loader = _build_loader(name, place)
+        return yaml.load(text, loader)  # noqa: S506 -- a subclass of the safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -43,3 +43,25 @@ def test_other_values_keep_their_type() -> None:
         "env": {"A": None, "B": {"secret": "x"}},
         "task": {"env": {"A": True}},
     }
+
+
+@pytest.mark.parametrize("section", ["env", "labels"])
+def test_texts_of_a_section_are_texts_however_it_is_given(section: str) -> None:
+    spec: dict[str, Any] = {}
+    set_value(spec, f"{section}={{A: yes, B: 1e3}}")
+    text = f"{section}: {{<<: {{A: yes}}, B: 1e3}}"
+    assert spec == parse_spec(text, "job.yaml") == {section: {"A": "yes", "B": "1e3"}}
+
+
+def test_an_alias_of_a_text_is_a_number_elsewhere() -> None:
+    text = "training: {seed: &seed 7}\nlabels: &all {seed: *seed}\ntask: {options: *all}"
+    assert parse_spec(text, "job.yaml") == {
+        "training": {"seed": 7},
+        "labels": {"seed": "7"},
+        "task": {"options": {"seed": 7}},
+    }
+
+
+@pytest.mark.parametrize("text", ["{A: {}}", "{A: []}", "{<<: {}}", "[]", "7"])
+def test_what_is_no_text_is_left_for_the_service_to_refuse(text: str) -> None:
+    assert parse_spec(f"env: {text}", "job.yaml").keys() == {"env"}
