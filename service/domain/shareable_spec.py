@@ -51,15 +51,27 @@ class TextMask:
         return _replace_texts(value, masked)
 
     def _apply_to_all(self, texts: Sequence[str]) -> list[str]:
-        if self._mask is None:
+        if self._mask is None or not texts:
             return [MASK] * len(texts)
-        # A value or a URL that begins before the end of what is shown may end far behind it.
         read = 2 * _MAX_LENGTH + self._mask.longest
         # Python searches long texts in linear time, and short ones not always.
         joined = _SEPARATOR.join(text[:read].replace("\0", "") for text in texts)
-        return [
-            hide_in_urls(text)[:_MAX_LENGTH] for text in self._mask.apply(joined).split(_SEPARATOR)
-        ]
+        masked = self._mask.apply(joined).split(_SEPARATOR)
+        longest = self._mask.longest
+        known = (
+            found if len(text) <= read else _drop_cut_end(found, longest)
+            for text, found in zip(texts, masked, strict=True)
+        )
+        return [hide_in_urls(text)[:_MAX_LENGTH] for text in known]
+
+
+def _drop_cut_end(masked: str, longest: int) -> str:
+    """Return a text that was cut, without what may be the beginning of a value of the `longest`
+    length, or of the login in a URL.
+    """
+    *words, last = re.split(r"(\s+)", masked[: len(masked) - longest])
+    scheme, mark, _ = last.partition("://")
+    return "".join((*words, f"{scheme}{mark}{MASK}" if mark else last))
 
 
 def hide_secrets(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -295,6 +295,19 @@ def test_a_text_is_cut_without_leaving_a_part_of_a_secret_at_its_end(begin: int)
     assert len(masked["lines"][0]) <= 2000
 
 
+@pytest.mark.parametrize("secret", ["s3cret" * 200, "s3cret-value"])
+@pytest.mark.parametrize("between", ["", " "])
+def test_a_secret_at_which_a_long_text_is_cut_stays_hidden(secret: str, between: str) -> None:
+    masked = TextMask({"env": {"KEY": secret}}).apply(between.join([secret] * 1000))
+    assert not set("s3") & set(masked)
+
+
+def test_a_login_at_which_a_long_text_is_cut_stays_hidden() -> None:
+    token = "s3cret" * 200
+    line = f"{token} {token} {token} at https://me:{'word' * 1000}@host/"
+    assert TextMask({"env": {"KEY": token}}).apply(line) == "*** *** *** at https://***"
+
+
 def test_numbers_that_are_not_finite_do_not_break_the_charts() -> None:
     decision = make_decision(0, change_by_layer={"fc1": float("inf"), "fc2": float("nan")})
     [drawn] = data_of(render(make_source(1, decisions=[decision])))["decisions"]
