@@ -24,6 +24,8 @@ class _Trained:
 
     trained_s: float
     at: float
+    is_stored: bool
+    """Whether an earlier process has stored this, perhaps long before `at`."""
 
 
 class TimeLimits:
@@ -46,7 +48,10 @@ class TimeLimits:
         self._ends = StoredTimes(clock=clock, monotonic=monotonic, agreed_s=AGREED_S)
         self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._first_seen: dict[tuple[str, int], _Trained] = {}
-        """What each attempt had trained when this process first saw it, by job id and number."""
+        """What each attempt had trained when this process first saw it, or at its first report if
+        the attempt is older than this process; by job id and number.
+        """
+        self._has_looked = False
 
     def queue_due(self, token: int) -> None:
         """Queue the jobs whose `start_at` has come."""
@@ -92,15 +97,19 @@ class TimeLimits:
             trained_s = job.trained_s + (trained_seconds(job, attempt) if attempt else 0.0)
             if self._has_trained(job, trained_s):
                 self._writes.time_out(job, token, is_total=False, grace_s=self._grace_s)
+        self._has_looked = True
 
     def _has_trained(self, job: JobRow, trained_s: float) -> bool:
         """Whether a job has reached its limit, by the clocks of its workers and by this one's: no
-        attempt can train for longer than has passed since it was first seen.
+        attempt can train for longer than has passed since its time was first known.
         """
         limit_s, now, key = training_limit(job), self._monotonic(), (job.id, job.attempt)
         first = self._first_seen.get(key)
-        if first is None or trained_s < first.trained_s:
-            first = self._first_seen[key] = _Trained(trained_s=trained_s, at=now)
+        is_new = first is not None and first.is_stored and trained_s != first.trained_s
+        if first is None or trained_s < first.trained_s or is_new:
+            is_stored = first is None and not self._has_looked
+            first = _Trained(trained_s=trained_s, at=now, is_stored=is_stored)
+            self._first_seen[key] = first
         if trained_s < limit_s:
             return False
         if first.trained_s >= limit_s:

@@ -202,3 +202,14 @@ def test_a_clock_that_is_ahead_for_a_moment_stops_no_job(
     world.clock.jump(-40 * DAY_S)
     world.turn(8)
     assert world.job(job_id).status == Status.RUNNING
+
+
+def test_a_limit_counts_what_a_job_trained_while_no_scheduler_ran(world: World) -> None:
+    job_id = world.submit(training={"epochs": 4000}, limits={"training_seconds": HOUR_S})
+    world.train(job_id)
+    world.turn(8)
+    world.kill_scheduler()
+    world.clock.now += 2 * HOUR_S
+    world.turn(8)
+    world.clock.now += AGREED_S
+    world.turn_until(lambda: world.job(job_id).reason == Reason.TIMED_OUT, limit=40)
