@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 
 def up(settings: Settings, say: Say) -> None:
-    """Run everything until SIGINT, SIGTERM or SIGHUP.
+    """Run everything until SIGINT, SIGTERM or, unless it is ignored, SIGHUP.
 
     Raises:
         StartError: another one runs on this home directory, the port is taken, or a part does not
@@ -187,7 +187,9 @@ def _catch_signals() -> Iterator[Signals]:
     def note(_number: int, _frame: FrameType | None) -> None:
         signals.stop = True
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield signals

@@ -111,12 +111,18 @@ def move_database(
 
 @contextmanager
 def _clean_up_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it leaves no files behind."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it leaves no files behind. One
+    that is ignored, as SIGHUP under nohup, stays so.
+    """
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -19,6 +20,7 @@ from service.home import Home
 from service.security.secret_box import create_secret_box
 from service.settings import load_settings
 from service.store.account_rows import AccountStore
+from service.store.copying import copy_database
 from service.store.database import Database
 from service.store.job_submission import JobSubmission
 from service.store.migrations import upgrade
@@ -99,6 +101,22 @@ def test_a_backup_that_is_ended_leaves_nothing(home: Path, tmp_path: Path, numbe
     before = sorted(tmp_path.rglob("*"))
     end_backup(home, tmp_path / "backup.tar.gz", number)
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
+
+
+@pytest.mark.usefixtures("home")
+def test_a_backup_under_nohup_outlives_its_terminal(
+    alone: Accordion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang_up(*given: Any, **more: Any) -> dict[str, int]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return copy_database(*given, **more)
+
+    monkeypatch.setattr("service.backup.copy_database", hang_up)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert alone("backup", tmp_path / "backup.tar.gz").code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_a_killed_backup_left_goes_with_the_next_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -140,6 +141,33 @@ def test_up_goes_on_while_its_record_cannot_be_written(
     monkeypatch.setattr("service.up.list_unready", lambda _: "")
     up(Settings(home=home.path, port=0), print)
     assert writes.count(writes[-1]) == 2
+
+
+HANGS_UP_THE_FIRST_TIME = """
+import os, pathlib, signal, time
+ran = pathlib.Path({home!r}, "ran")
+if not ran.exists():
+    ran.touch()
+    os.kill(os.getppid(), signal.SIGHUP)
+    raise SystemExit
+ran.with_name("ran again").touch()
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+"""
+
+
+def test_up_under_nohup_outlives_its_terminal(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, "-c", HANGS_UP_THE_FIRST_TIME.format(home=str(home.path)))
+    log, environment = home.logs / "api.log", dict(os.environ)
+    api = Program(name="api", command=command, environment=environment, log=log)
+    monkeypatch.setattr("service.up.build_programs", lambda _: [api])
+    monkeypatch.setattr("service.up.list_unready", lambda _: "")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        up(Settings(home=home.path, port=0), print)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (home.path / "ran again").exists()
 
 
 def a_place(home: Home, **more) -> LocalInstance:
