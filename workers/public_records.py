@@ -49,11 +49,18 @@ class Bytes(Strict):
 
 
 def add_dense_wire(counts: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """Return counts of `Bytes` with `dense_wire`, which records of earlier versions lack: that of
-    a group of this size.
+    """Return counts of `Bytes` with those that records of earlier versions lack: `dense_wire` is
+    that of a group of this size.
     """
     dense_wire = 2 * (world_size - 1) * counts.get("dense", 0) // world_size if world_size else 0
-    return {"dense_wire": dense_wire, **counts}
+    return {"dense_wire": dense_wire, "control_wire": 0, **counts}
+
+
+def complete_bytes(record: Any) -> Any:
+    """Return the document of a record with the bytes that those of earlier versions lack."""
+    if not isinstance(record, dict) or not isinstance(record.get("bytes"), dict):
+        return record
+    return {**record, "bytes": add_dense_wire(record["bytes"], record.get("world_size", 0))}
 
 
 class WithBytes(Strict):
@@ -62,9 +69,7 @@ class WithBytes(Strict):
     @model_validator(mode="before")
     @classmethod
     def _complete_bytes(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("bytes"), dict):
-            return data
-        return {**data, "bytes": add_dense_wire(data["bytes"], data.get("world_size", 0))}
+        return complete_bytes(data)
 
 
 class EpochRecord(WithBytes, Reported):

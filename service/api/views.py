@@ -60,7 +60,7 @@ from service.store.stored_spec import (
     stored_spec,
 )
 from workers.contract import JobSpec
-from workers.public_records import add_dense_wire
+from workers.public_records import add_dense_wire, complete_bytes
 
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""
@@ -195,6 +195,7 @@ def _decision_of(row: DecisionRow) -> Decision | None:
 def event_document(row: EventRow) -> dict[str, Any]:
     """Build the JSON of one event; as stored if this version does not know its type."""
     fields = {name: getattr(row, name) for name in EventView.model_fields}
+    fields["data"] = complete_bytes(row.data)
     try:
         return EventView.model_validate(fields).model_dump(mode="json")
     except ValidationError as error:
