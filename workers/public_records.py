@@ -50,9 +50,14 @@ class Bytes(Strict):
 
 def add_dense_wire(counts: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """Return counts of `Bytes` with those that records of earlier versions lack: `dense_wire` is
-    that of a group of this size.
+    that of a group of this size. A single worker sends nothing: there it is as much larger than
+    `dense` as `wire`, which an earlier group sent, than `payload`.
     """
-    dense_wire = 2 * (world_size - 1) * counts.get("dense", 0) // world_size if world_size else 0
+    payload, wire, dense = (counts.get(name, 0) for name in ("payload", "wire", "dense"))
+    if world_size > 1:
+        dense_wire = 2 * (world_size - 1) * dense // world_size
+    else:
+        dense_wire = wire * dense // payload if payload else 0
     return {"dense_wire": dense_wire, "control_wire": 0, **counts}
 
 

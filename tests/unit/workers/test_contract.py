@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from accordion.config import BatchConfig, WarmUp
 from workers.contract import EndRecord, EpochRecord, JobSpec, Record
+from workers.public_records import add_dense_wire
 from workers.training.sampler import micro_batches
 from workers.workers_spec import WorkersSpec
 
@@ -284,3 +285,11 @@ def test_the_schema_of_memory_has_the_bounds_that_are_checked() -> None:
     assert "'minimum': 300000000" in memory
     assert f"'maximum': {2**50}" in memory
     assert "'ge'" not in memory
+
+
+@pytest.mark.parametrize(("size", "wire", "dense_wire"), [(4, 15, 150), (1, 15, 150), (1, 0, 0)])
+def test_old_bytes_compare_also_if_only_one_worker_is_left(
+    size: int, wire: int, dense_wire: int
+) -> None:
+    old = {"payload": 10, "wire": wire, "dense": 100, "fp16": 50}
+    assert add_dense_wire(old, size)["dense_wire"] == dense_wire
