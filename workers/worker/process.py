@@ -190,7 +190,9 @@ class Worker:
                 _wait_for_gpu()
             self._check_storage()
             self._parts = _load_task(self._launch)
-            # The end of each group collects garbage; what is loaded by now stays for good.
+            # The end of each group collects garbage; what is loaded by now stays for good, also
+            # what would be garbage.
+            gc.collect()
             gc.freeze()
         return False
 
