@@ -58,11 +58,11 @@ from workers.training.script_checks import (
     check_backward,
     check_epoch_trained,
     check_trained,
+    explain_second_batch,
     log_extra_epochs,
     log_missing_epochs,
     log_replaced_epochs,
     log_unread_epoch,
-    second_batch,
 )
 from workers.training.script_runner import SampleCount, ScriptExit, ScriptTask
 from workers.training.train_state import TrainState, assemble_train_state
@@ -300,7 +300,7 @@ class ScriptSession:
         )
         batch, own = self._current_batch()
         if self._has_read_on:
-            raise second_batch(state)
+            raise explain_second_batch(state)
         if own:
             state.add_loss(loss, own, again=self._has_backward)
         self._has_backward, self._thread, self._generators = True, threading.get_ident(), None
