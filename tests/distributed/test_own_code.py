@@ -344,6 +344,14 @@ def test_a_script_imports_its_neighbours_and_never_replaces_what_is_installed(ru
     assert "torch/__init__.py would never be imported: 'torch' is" in error.error
 
 
+def test_a_script_begins_in_the_folder_of_its_code_in_each_group(run_group, tmp_path):
+    moves = script("import os; print('in', os.getcwd()); os.chdir('/')")
+    for name in ("first", "second"):
+        (folder := tmp_path / name).mkdir()
+        said = run_group(1, run_own_script, order_of(folder, moves))[0].said
+        assert "accordion-code-" in said.splitlines()[0]
+
+
 STORED = SCRIPT.replace('("gloo")', '("gloo", storage=STORAGE, job=JOB)').replace(
     "epochs(99)", "epochs(4)"
 )

@@ -172,13 +172,14 @@ RANDOM = (
 DRAWS = "loss = loss * (1 + random.random() + numpy.random.random())"
 
 
+@pytest.mark.parametrize("step", [2, 3, 5])
 def test_a_stopped_script_draws_the_numbers_of_an_undisturbed_one(
-    run_group: Any, tmp_path: Any
+    run_group: Any, tmp_path: Any, step: int
 ) -> None:
     text = RANDOM.replace("SEEDS", "(torch.manual_seed, random.seed, numpy.random.seed)")
     (whole := tmp_path / "whole").mkdir()
     undisturbed = end_of(run_group, whole, text.replace("BODY", DRAWS))
-    end_of(run_group, tmp_path, text.replace("BODY", f"{DRAWS}\n        {stop_in(5)}"))
+    end_of(run_group, tmp_path, text.replace("BODY", f"{DRAWS}\n        {stop_in(step)}"))
     assert end_of(run_group, tmp_path, text.replace("BODY", DRAWS), 2) == undisturbed
 
 

@@ -174,7 +174,7 @@ def read_manifest(storage: Storage, name: str, job_id: str | None) -> Manifest:
         raise CheckpointError(
             f"checkpoint {name} was never finished; the one before it is used"
         ) from error
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"checkpoint {name} has a damaged manifest; the one before it is used"
         ) from error
@@ -194,6 +194,7 @@ def _parse_manifest(text: bytes) -> Manifest:
     """Return the manifest without the entry of its own checksum.
 
     Raises:
+        KeyError: it has no table of files.
         ValueError: it is not a manifest, or does not match its checksum.
     """
     content = json.loads(text)

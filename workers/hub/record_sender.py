@@ -131,8 +131,8 @@ class RecordSender:
 
     def _fetch_confirmed(self) -> Cursor | None:
         """Return the newest confirmed record that the actor knows; None if it did not answer, or
-        a newer worker group runs the job. With a limit, all records of the journal are kept in
-        mind, so the actor is not asked.
+        a newer worker group runs the job. With a limit, all records of the journal are held in
+        memory, so the actor is not asked.
         """
         if self._limit is not None:
             return Cursor()

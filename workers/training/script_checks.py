@@ -31,8 +31,8 @@ def check_backward(state: TrainState, *, has_run: bool) -> None:
         )
 
 
-def second_batch(state: TrainState) -> CodeError:
-    """Return what a script should write that read another batch before its step."""
+def explain_second_batch(state: TrainState) -> CodeError:
+    """Return the error of a script that reads another batch before its step."""
     return CodeError(
         "session.backward(loss) was called for another batch of session.batches() in step"
         f" {state.session.steps}; call session.step() after each backward(), because a batch has"
@@ -138,10 +138,10 @@ __all__ = [
     "check_backward",
     "check_epoch_trained",
     "check_trained",
+    "explain_second_batch",
     "explain_second_group",
     "log_extra_epochs",
     "log_missing_epochs",
     "log_replaced_epochs",
     "log_unread_epoch",
-    "second_batch",
 ]

@@ -7,7 +7,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -121,9 +121,10 @@ def _run_to_end(context: WorkerContext) -> None:
     """
     from workers.training.script_session import session
 
-    file, arguments = _locate_script(context.launch)
+    folder, file, arguments = _locate_script(context.launch)
     try:
-        with _set_command_line([str(file), *arguments]):
+        # The script of an earlier group may have changed the directory of this process.
+        with chdir(folder), _set_command_line([str(file), *arguments]):
             runpy.run_path(str(file), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0) and session.leaving is None:
@@ -137,8 +138,10 @@ def _run_to_end(context: WorkerContext) -> None:
     session.close()
 
 
-def _locate_script(launch: Launch) -> tuple[Path, list[str]]:
-    """Return the script's file, with its neighbours importable, and its command line."""
+def _locate_script(launch: Launch) -> tuple[Path, Path, list[str]]:
+    """Return the folder of the uploaded code, the script's file, with its neighbours importable,
+    and its command line.
+    """
     folder = install_code(launch)
     options = launch.spec.task.options
     if folder is None or not (folder / str(options["file"])).is_file():
@@ -156,7 +159,7 @@ def _locate_script(launch: Launch) -> tuple[Path, list[str]]:
         str(path.relative_to(file.parent)) for path in file.parent.rglob("*") if path.is_file()
     ]
     append_to_path(file.parent, neighbours)
-    return file, shlex.split(str(options["args"]))
+    return folder, file, shlex.split(str(options["args"]))
 
 
 @contextmanager

@@ -58,11 +58,11 @@ from workers.training.script_checks import (
     check_backward,
     check_epoch_trained,
     check_trained,
+    explain_second_batch,
     log_extra_epochs,
     log_missing_epochs,
     log_replaced_epochs,
     log_unread_epoch,
-    second_batch,
 )
 from workers.training.script_runner import SampleCount, ScriptExit, ScriptTask
 from workers.training.train_state import TrainState, assemble_train_state
@@ -92,7 +92,7 @@ class ScriptSession:
         self._has_read_on = False
         """Whether a batch was asked for since that call."""
         self._generators: dict[str, Any] | None = None
-        """Generators as of a stop within an epoch, until training has gone on."""
+        """Generators as of a stop within an epoch, until that epoch goes on or ends."""
         self._is_epoch_unread = False
         """Whether the script has not read in which epoch, after the first one, it resumed."""
         self.failure: BaseException | None = None
@@ -300,7 +300,7 @@ class ScriptSession:
         )
         batch, own = self._current_batch()
         if self._has_read_on:
-            raise second_batch(state)
+            raise explain_second_batch(state)
         if own:
             state.add_loss(loss, own, again=self._has_backward)
         self._has_backward, self._thread, self._generators = True, threading.get_ident(), None
@@ -385,6 +385,7 @@ class ScriptSession:
         check_trained(state)
         self._leave_if_trained()
         check_epoch_trained(state)
+        self._generators = None
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
@@ -495,6 +496,5 @@ class ScriptSession:
 
 session = ScriptSession()
 """The session of this process."""
-
 
 __all__ = ["Batches", "ScriptExit", "ScriptSession", "session"]

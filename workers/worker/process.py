@@ -190,7 +190,9 @@ class Worker:
                 _wait_for_gpu()
             self._check_storage()
             self._parts = _load_task(self._launch)
-            # The end of each group collects garbage; what is loaded by now stays for good.
+            # The end of each group collects garbage, but not among what is frozen: that stays for
+            # good, so its own garbage goes first.
+            gc.collect()
             gc.freeze()
         return False
 

@@ -144,6 +144,14 @@ def test_a_damaged_manifest_is_refused(tmp_path, text):
         read_manifest(LocalStorage(tmp_path), manifest.name, "job-1")
 
 
+def test_a_manifest_without_a_table_of_files_is_refused(tmp_path):
+    written = write(tmp_path, 2)
+    text = written.model_dump_json(exclude={"files"}, exclude_none=True)
+    (tmp_path / written.name / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match="damaged manifest"):
+        read_manifest(LocalStorage(tmp_path), written.name, "job-1")
+
+
 def test_a_manifest_with_a_flipped_bit_says_what_was_written_or_is_refused(tmp_path):
     written = write(tmp_path, 2, objective=0.25)
     file, storage = tmp_path / written.name / "manifest.json", LocalStorage(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -75,13 +76,32 @@ def test_only_an_error_of_the_jobs_storage_stays_one_of_the_storage(monkeypatch,
     assert isinstance(run(of_user.value, monkeypatch), TaskRaised)
 
 
-def test_what_a_process_has_loaded_is_no_garbage_to_look_through(monkeypatch, tmp_path):
+@pytest.fixture
+def prepare(monkeypatch, tmp_path):
+    """Prepare a worker process, as if in this one."""
     monkeypatch.setattr(worker, "ship_logs", lambda *_: nullcontext())
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
     launch = Launch(job_id="a", attempt=1, workers=2, storage=str(tmp_path), spec=spec)
+    yield worker.Worker(launch.model_dump_json()).prepare
+    gc.unfreeze()
+
+
+def test_what_a_process_has_loaded_is_no_garbage_to_look_through(prepare):
     before = gc.get_freeze_count()
-    try:
-        worker.Worker(launch.model_dump_json()).prepare()
-        assert gc.get_freeze_count() > before
-    finally:
-        gc.unfreeze()
+    prepare()
+    assert gc.get_freeze_count() > before
+
+
+def test_garbage_that_loading_leaves_behind_is_freed(prepare, monkeypatch):
+    garbage = []
+
+    def load(_: Launch) -> None:
+        class Cyclic:
+            """Refers to itself, as all classes do."""
+
+        garbage.append(weakref.ref(Cyclic))
+
+    monkeypatch.setattr(worker, "_load_task", load)
+    prepare()
+    gc.collect()
+    assert garbage[0]() is None
