@@ -5,13 +5,12 @@ process's.
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +71,15 @@ def test_a_class_of_ones_own_gets_its_options_in_a_folder_of_this_process(tmp_pa
     assert (name, options, mode) == ("Tiny", "{'depth': 3}", "0o40700")
 
 
+@pytest.mark.usefixtures("process_of_a_worker")
 def test_a_process_works_in_the_folder_of_its_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"train.py": "", "vocab.txt": "one two"}
     given = launch(tmp_path, {"task": {"name": "script"}}, packed(tmp_path, files))
-    monkeypatch.setattr(process, "ship_logs", lambda *_: nullcontext())
     with process_of_its_own():
         process.Worker(given.model_dump_json()).prepare()
         assert Path("vocab.txt").read_text() == "one two"
     assert Path.cwd() != tmp_path
-    gc.unfreeze()
 
 
 def test_folders_of_processes_that_were_ended_by_force_are_removed_and_no_others(

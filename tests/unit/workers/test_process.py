@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import nullcontext
 
 import pytest
 from torch.distributed import DistBackendError
@@ -77,13 +76,11 @@ def test_only_an_error_of_the_jobs_storage_stays_one_of_the_storage(monkeypatch,
 
 
 @pytest.fixture
-def prepare(monkeypatch, tmp_path):
+def prepare(process_of_a_worker, tmp_path):
     """Prepare a worker process, as if in this one."""
-    monkeypatch.setattr(worker, "ship_logs", lambda *_: nullcontext())
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
     launch = Launch(job_id="a", attempt=1, workers=2, storage=str(tmp_path), spec=spec)
-    yield worker.Worker(launch.model_dump_json()).prepare
-    gc.unfreeze()
+    return worker.Worker(launch.model_dump_json()).prepare
 
 
 def test_what_a_process_has_loaded_is_no_garbage_to_look_through(prepare):
