@@ -3,8 +3,8 @@ stdlib only.
 
 Rank 0 asks `begin` and `observe` for the size of the next all-reduce, 0 for none, and all workers
 make it. On a busy host a single all-reduce may wait for a processor for longer than its bytes take,
-so the fastest of a few counts, bytes must make a difference to it, and the median of the last
-three probes is what is believed.
+so the fastest of a few counts, a larger size must take longer, and the median of the last three
+probes is used.
 """
 
 from __future__ import annotations

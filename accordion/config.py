@@ -225,11 +225,17 @@ class Config:
 
     def __post_init__(self) -> None:
         self.ladder()
+        if not isinstance(self.policy_options, Mapping):
+            raise ConfigError(
+                f"policy_options is {self.policy_options!r}; give options by name, or {{}}"
+            )
         check_policy(self.policy, self.policy_options)
         if not isinstance(self.detector, DetectorConfig):
             raise ConfigError(f"detector is {self.detector!r}; give DetectorConfig(...)")
         if not isinstance(self.batch, BatchConfig | None):
             raise ConfigError(f"batch is {self.batch!r}; give BatchConfig(low=..., high=...)")
+        if not isinstance(self.warm_up, WarmUp | None):
+            raise ConfigError(f"warm_up is {self.warm_up!r}; give WarmUp(steps=500)")
         by_layer = self.by_layer if isinstance(self.by_layer, Mapping) else {"": None}
         if not all(isinstance(plan, LayerPlan) for plan in by_layer.values()):
             raise ConfigError(f"by_layer is {self.by_layer!r}; give {{glob: LayerPlan(...)}}")

@@ -203,6 +203,8 @@ class ExchangePlanner:
         if self._observed < WINDOW_STEPS:
             return None
         self._observed = 0
+        if self._before_trial == plan:  # the trial was proposed and never came into force
+            self._before_trial = None
         proposal, before_trial = self._evaluate(), self._before_trial
         self._before_trial = None
         if proposal is None or (self._held < self._hold_steps and before_trial is None):

@@ -206,15 +206,31 @@ def _check_loop_step(steps: weakref.ref[OptimizerSteps], *_: object) -> None:
 
 
 def list_optimizers(optimizer: Optimizers | None) -> tuple[Optimizer, ...]:
-    """Return the optimizers inside wrappers such as Accelerate's, each once."""
+    """Return the optimizers inside wrappers such as Accelerate's, each once.
+
+    Raises:
+        HookError: as `as_sequence`.
+    """
     return tuple(dict.fromkeys(map(_unwrap_optimizer, as_sequence(optimizer))))
 
 
 def as_sequence(optimizer: Optimizers | None) -> Sequence[Optimizer]:
-    """Return one optimizer or several as a sequence, with their wrappers."""
+    """Return one optimizer or several as a sequence, with their wrappers.
+
+    Raises:
+        HookError: it is neither an optimizer nor a sequence of some.
+    """
     if optimizer is None:
         return ()
-    return optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    others = [one for one in given if not isinstance(getattr(one, "param_groups", None), list)]
+    if others or not given:
+        found = f"a {type(others[0]).__name__}" if others else "an empty list"
+        raise HookError(
+            f"attach() got {found} as its optimizer; give it an optimizer, or a list of all if"
+            " there are several, as optimizer=[first, second]"
+        )
+    return given
 
 
 def check_step_mode(mode: str, optimizers: Sequence[Optimizer], scaler: GradScaler | None) -> None:

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from accordion.config import Config, format_layers
-from accordion.ledger import OVERHEAD, Ledger
-from accordion.link_model import wire_bytes
+from accordion.ledger import Ledger
 from accordion.messages import Decision, Level
 
 SKIPPED_IN_A_ROW = 10
@@ -90,13 +89,12 @@ class RunWatcher:
 
     def __init__(self, config: Config, *, world_size: int, epochs: int | None) -> None:
         self._config = config
-        self._world_size = world_size
         self._steps = self._epochs = 0
         self._was_compared = False
         """Whether two windows were compared."""
         self._levels: Mapping[str, Level] = {}
         self._counted: tuple[int, int, int] = (0, 0, 0)
-        """Step, wire bytes and dense bytes when `_levels` came into force."""
+        """Step, wire bytes and dense wire bytes when `_levels` came into force."""
         self._gain_is_known = world_size == 1
         first = _first_change(config)
         if first is not None and epochs is not None and epochs <= first:
@@ -124,18 +122,16 @@ class RunWatcher:
             _warn(_too_short_sentence(self._config, what, self._epochs))
 
     def _observe_bytes(self, levels: Mapping[str, Level], ledger: Ledger) -> None:
-        control = ledger.by_layer[OVERHEAD].wire if OVERHEAD in ledger.by_layer else 0
-        sent, dense = ledger.total.wire - control, ledger.total.dense
+        sent, dense = ledger.total.wire - ledger.control_wire, ledger.total.dense_wire
         if levels != self._levels:
             self._levels, self._counted = levels, (self._steps, sent, dense)
         since, sent_before, dense_before = self._counted
-        if self._steps - since < STEPS_BEFORE_GAIN:
+        methods = {level.method for level in levels.values()} - {"none", "half"}
+        if self._steps - since < STEPS_BEFORE_GAIN or not methods:
             return
         self._gain_is_known = True
-        methods = {level.method for level in levels.values()} - {"none", "half"}
-        without = wire_bytes("all-reduce", dense - dense_before, self._world_size)
-        share = (sent - sent_before) / max(1.0, without)
-        if methods and share > _LARGEST_SHARE:
+        share = (sent - sent_before) / max(1, dense - dense_before)
+        if share > _LARGEST_SHARE:
             _warn(_small_gain_sentence(share, ", ".join(sorted(methods))))
 
 
@@ -161,8 +157,8 @@ def _needs_epochs(config: Config) -> bool:
 
 def _no_epoch_sentence(config: Config, steps: int) -> str:
     sentence = (
-        f"{steps:,} steps were taken and no epoch has ended, so levels stay as they are: call"
-        " session.end_epoch() after each epoch"
+        f"{steps:,} steps were taken and no epoch has ended, so levels stay as they are until one"
+        " does: unless an integration ends epochs, call session.end_epoch() after each epoch"
     )
     if config.policy in _POLICIES_BY_EPOCH or config.detector.statistic == "paper":
         return sentence

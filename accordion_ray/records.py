@@ -113,7 +113,7 @@ class Attached:
 
     def rate(self) -> float:
         """Return the learning rate of the first optimizer's first group."""
-        rate = list_optimizers(self.optimizer)[0].param_groups[0]["lr"]
+        rate = list_optimizers(self.optimizer)[0].param_groups[0].get("lr")
         return float(rate or 0.0)  # None in some Adafactors
 
 

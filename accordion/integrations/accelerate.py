@@ -103,7 +103,7 @@ class _Checkpoints:
         """Check that a file can have the name, and that no other session has it.
 
         Raises:
-            HookError: it is not so.
+            HookError: the name has other characters, or another session has it.
         """
         if re.fullmatch(r"[A-Za-z0-9_-]*", name) is None:
             raise HookError(

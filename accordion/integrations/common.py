@@ -26,9 +26,10 @@ class EpochReports:
     ) -> None:
         self._session = session
         self._optimizer = optimizer
-        self._by_steps = config.detector.window_in_force.steps is not None
+        has_rate = optimizer.param_groups[0].get("lr") is not None
+        self._by_steps = has_rate and config.detector.window_in_force.steps is not None
         session.epoch = epoch
-        # Windows counted in steps read the optimizer's rate at each window instead.
+        # Windows counted in steps read the optimizer's rate at each window instead, if it has one.
         session.lr = None if self._by_steps else self._rate()
 
     def begin(self, epoch: int) -> None:
@@ -42,7 +43,7 @@ class EpochReports:
             session.lr = None
 
     def _rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"] or 0.0)  # None in some Adafactors
+        return float(self._optimizer.param_groups[0].get("lr") or 0.0)  # None in some Adafactors
 
 
 def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Module:

@@ -46,9 +46,8 @@ class AccordionCallback(_Callback):
     checkpoint.
 
     `fit(ckpt_path=...)` restores the state, also with another number of processes, or warns if the
-    checkpoint has none. Another `fit` of
-    the same trainer continues with the state of the one before; a new trainer starts from the
-    beginning. `options` are those of `accordion.attach`.
+    checkpoint has none. Another `fit` of the same trainer continues with the state of the one
+    before; a new trainer starts from the beginning. `options` are those of `accordion.attach`.
 
     `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if
     there is not exactly one optimizer. `on_before_optimizer_step` raises it under DDP if no

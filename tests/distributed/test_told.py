@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accordion.compression_engine import Engine
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import Config, DetectorConfig, WarmUp, Window
 from accordion.errors import HookError, OverrideError, ReportError
 from accordion.messages import Override
 from accordion.session import attach
@@ -117,7 +117,7 @@ def _without_epochs(rank, steps, window, policy):
 def test_a_loop_that_ends_no_epoch_is_told_once_that_levels_stay(run_group, policy):
     ((told,),) = run_group(1, _without_epochs, 12, Window(epochs=1), policy)
     assert "5 steps were taken and no epoch has ended, so levels stay as they are" in told
-    assert "call session.end_epoch() after each epoch" in told
+    assert "unless an integration ends epochs, call session.end_epoch() after each epoch" in told
 
 
 @pytest.mark.parametrize(
@@ -289,6 +289,25 @@ def test_a_model_too_small_to_gain_is_told_what_is_saved(run_group):
     assert other == []
     assert run_group(2, _gain, "powersgd", 1) == [[], []]
     assert run_group(2, _gain, "none", 0) == [[], []]
+
+
+def _gain_after_warm_up(rank):
+    def train():
+        ddp, optimizer = small.build()
+        factors = {"rank": 64}
+        config = Config(low=factors, high=factors, warm_up=WarmUp(steps=8))
+        session = attach(ddp, config, optimizer=optimizer)
+        small.train(session, ddp, rank, range(14))
+        return session
+
+    with patch("accordion.training_warnings.STEPS_BEFORE_GAIN", 5):
+        return _warnings_of(train)
+
+
+def test_a_warm_up_does_not_hide_that_compression_saves_little(run_group):
+    (told,), other = run_group(2, _gain_after_warm_up)
+    assert "compression sends" in told
+    assert other == []
 
 
 def _exchange_fails(rank):

@@ -44,6 +44,8 @@ def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
         (lambda: Config(batch=(512, 4096)), r"batch is \(512, 4096\); give .*BatchConfig\("),
         (lambda: Config(by_layer={"fc*": "topk"}), r"by_layer is .*'topk'.*LayerPlan\(\.\.\.\)"),
         (lambda: Config(by_layer=["fc"]), r"by_layer is \['fc'\]; give .*LayerPlan\(\.\.\.\)"),
+        (lambda: Config(warm_up=500), r"warm_up is 500; give .*WarmUp\(steps=500\)"),
+        (lambda: Config(policy_options=3), r"policy_options is 3; give .*\{\}"),
     ],
 )
 def test_a_setting_of_another_type_is_refused_where_it_is_written(create, sentence) -> None:

@@ -172,6 +172,16 @@ def test_a_trial_during_which_levels_change_ends_with_the_plan_before_it():
     assert "levels or the link changed" in training.proposals[-1].reason
 
 
+def test_a_trial_that_never_came_into_force_does_not_end():
+    """At the end of a warm-up, the proposal before it is dropped."""
+    training = Training(FAST, **ENCODING, slowed_s=0.004)
+    training.train(ONE_LOOK - 1)
+    assert training.planner.observe_step(training.step()).is_trial
+    training.planner.restart_window()
+    training.train(ONE_LOOK)
+    assert [proposal.is_trial for proposal in training.proposals] == [True]
+
+
 @pytest.mark.parametrize(
     ("link", "encode_s"),
     [(LinkModel(world_size=2, latency_s=1e-5, bytes_per_s=4e6), 0.009), (FAST, 0.0005)],

@@ -169,6 +169,17 @@ def test_each_pass_through_a_dataset_without_length_is_an_epoch(tmp_path):
     assert (callback.session.steps, callback.session.epoch) == (6, 2)
 
 
+def test_an_optimizer_without_a_rate_trains_where_a_framework_ends_epochs():
+    model, optimizer, session, config = small_session(Window(steps=2))
+    optimizer.param_groups[0]["lr"] = None  # as of an Adafactor that chooses its steps
+    epochs = EpochReports(session, config, optimizer, epoch=0)
+    for epoch in (0, 1):
+        epochs.begin(epoch)
+        model(torch.ones(2, 8)).sum().backward()
+        session.pass_boundary()
+    assert (session.steps, session.epoch) == (2, 1)
+
+
 @pytest.mark.parametrize("given", [None, True, "True", "checkpoint-1"])
 def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(
     tmp_path, monkeypatch, given

@@ -140,3 +140,19 @@ def test_an_optimizer_that_is_not_one_of_torch_steps_with_a_session() -> None:
     model(torch.ones(2, 4)).sum().backward()
     assert session.step().taken
     assert optimizer.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda model: [], "an empty list"),
+        (lambda model: model.parameters(), "a generator"),
+        (lambda model: list(model.parameters()), "a Parameter"),
+        (lambda model: torch.optim.SGD, "a type"),
+    ],
+    ids=["no optimizer", "a generator", "parameters", "a class"],
+)
+def test_what_is_no_optimizer_is_refused_with_the_way_out(make, got) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(HookError, match=f"attach.. got {got}.*optimizer=.first, second."):
+        attach(model, Config(), optimizer=make(model))
