@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.distributed.code_jobs import launch, packed, process_of_its_own
 from workers.contract import Launch
 from workers.user_code.install import install_code
