@@ -48,12 +48,12 @@ class DetectorConfig:
     the session of an unchanged loop where an epoch ends.
     """
     lr_drop: float = 0.5
-    """Fraction of the learning rate at the last check; a next rate at or below it makes layers
-    critical.
+    """Fraction of the rate before; a learning rate that drops to it or below makes layers critical.
 
-    The next rate must also be lower than the rate at the last check. The paper reacts to any drop,
-    which is 1.0; cosine and linear decay drop the rate every epoch, so no layer would ever reach
-    the high level.
+    A drop is sudden: the rate falls more than twice as far as between any two reports since the
+    last drop. So linear, cosine and exponential decay are no drops, not even close to zero. The
+    paper reacts to any drop, which is 1.0: with such a decay, no layer would ever reach the high
+    level.
     """
 
     statistic: StatisticKind = "mean"

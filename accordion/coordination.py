@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -29,6 +30,7 @@ from accordion.messages import (
     to_json,
 )
 from accordion.statistics import SKETCH_SIZE, GradientSums, window_fields
+from accordion.training_warnings import warn_of_wait
 from accordion.wire import Gather, Mean, Request
 
 _NUM_PROBES = 3
@@ -72,6 +74,10 @@ class Coordinator:
         """Seconds by rank in the faster one of the last two probes of neighbors."""
         self.world_size = network.world_size
 
+    def warn_of_wait(self, call: str) -> AbstractContextManager[None]:
+        """Warn of a long wait for the other workers in a call of the script that all make."""
+        return warn_of_wait(call, rank=self.rank) if self.world_size > 1 else nullcontext()
+
     def require_equal(self, settings: object) -> None:
         """Check that all workers have the same settings, compared by their `repr`.
 
@@ -81,7 +87,9 @@ class Coordinator:
             HookError: the settings of this worker differ from another's; raised on both.
         """
         own = hashlib.sha256(repr(settings).encode()).hexdigest()
-        others = [rank for rank, digest in enumerate(self.gather_texts(own)) if digest != own]
+        with self.warn_of_wait("attach"):
+            digests = self.gather_texts(own)
+        others = [rank for rank, digest in enumerate(digests) if digest != own]
         if others:
             raise HookError(
                 f"attach() got different settings or layers on rank {others[0]} and rank"
@@ -98,9 +106,9 @@ class Coordinator:
             StateError: some worker could not load its state or loaded another step's; raised on
                 all.
         """
-        accounts = [
-            json.loads(text) for text in self.gather_texts(json.dumps(loaded), counted=False)
-        ]
+        with self.warn_of_wait("load_state_dict"):
+            texts = self.gather_texts(json.dumps(loaded), counted=False)
+        accounts = [json.loads(text) for text in texts]
         for rank, account in enumerate(accounts):
             if "error" in account:
                 raise StateError(f"rank {rank} could not load its state: {account['error']}")
@@ -162,7 +170,8 @@ class Coordinator:
     def gather_on_rank_0(self, payload: bytes) -> list[bytearray] | None:
         """Return the payloads of all workers on rank 0, received one by one; None on others."""
         own = bytearray(payload)
-        sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
+        with self.warn_of_wait("gather_state_dict"):
+            sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
         self._ledger.count_gather_on_rank_0(sizes)
         if self.rank != 0:
             for piece in _split_payload(own):

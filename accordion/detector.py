@@ -8,6 +8,11 @@
 rule: a learning-rate drop counts by its size, because cosine decay lowers the rate in every epoch
 and no layer would ever be stable; and a window in which the batch or world size changed is not
 compared, because its statistic has a different noise.
+
+The size of a drop is relative, so a decay to zero would end in drops: its last steps halve the rate
+although they are no larger than those before. Neither the rate nor its fraction of the largest one
+tells them from a step decay, whose steps become small too. What does is that a step decay is
+sudden: its fall is far larger than any between two reports since the last drop.
 """
 
 from __future__ import annotations
@@ -20,6 +25,12 @@ from accordion.config import BatchConfig, DetectorConfig
 from accordion.errors import ReportError
 from accordion.messages import BatchLevel, DecisionCause, Regime, Report
 
+_GRADUAL_FALL = 2.0
+"""Fall of the rate up to which it continues a gradual decay, relative to the largest since a drop.
+
+Equal falls (linear decay) and shrinking ones (exponential decay, the end of cosine decay) stay
+below it, also if reports come at uneven times; after a constant rate, every fall is above it.
+"""
 _WHOLE = "*"
 """Name of the whole model where it is judged as one layer."""
 
@@ -33,7 +44,11 @@ class DetectorState:
     statistic_by_layer: Mapping[str, float] = field(default_factory=dict)
     """Finite statistics of the last closed window; a missing layer cannot be compared."""
     lr: float | None = None
-    """Learning rate in force since the last check; None before the first report."""
+    """Rate that the last report announced, or, until the window of a drop closes, the rate before
+    the drop; None before the first report.
+    """
+    lr_fall: float = 0.0
+    """Largest fall of the rate from one report to the next since the last drop."""
     global_batch: int | None = None
     """Global batch size in the last report; None before the first report."""
     world_size: int | None = None
@@ -114,9 +129,9 @@ def update_detector(
     """Return the state after a report, and the result.
 
     A window that closes is compared with the previous one. The first window, and one in which the
-    batch or world size changed, is only a reference for the next. A learning rate that falls far
-    enough makes every layer critical at once, even in the middle of a window, and again when that
-    window closes: the regime lasts for at least one whole window.
+    batch or world size changed, is only a reference for the next. A learning rate that drops makes
+    every layer critical at once, even in the middle of a window, and again when that window closes:
+    the regime lasts for at least one whole window.
 
     Raises:
         ReportError: the layers differ from the model's, the statistic is not the configured one, or
@@ -134,6 +149,9 @@ def update_detector(
     if _rate_dropped(asked, report, config):
         after = replace(after, regime_by_layer=dict.fromkeys(after.regime_by_layer, "critical"))
         result = replace(result, cause="lr_drop", reason=_drop_reason(asked, report, config))
+    else:
+        largest = max(asked.lr_fall, _rate_fall(asked, report))
+        after = replace(after, lr=report.next_lr, lr_fall=largest)
     return after, result
 
 
@@ -174,17 +192,20 @@ def _with_conditions(state: DetectorState, report: Report) -> DetectorState:
 
 
 def _rate_dropped(state: DetectorState, report: Report, config: DetectorConfig) -> bool:
-    return (
-        state.lr is not None
-        and report.next_lr < state.lr
-        and report.next_lr <= config.lr_drop * state.lr
-    )
+    """Return whether the rate falls far enough, and suddenly unless any fall counts."""
+    fall = _rate_fall(state, report)
+    is_sudden = config.lr_drop == 1.0 or fall > _GRADUAL_FALL * state.lr_fall
+    return fall > 0.0 and is_sudden and report.next_lr <= config.lr_drop * (state.lr or 0.0)
+
+
+def _rate_fall(state: DetectorState, report: Report) -> float:
+    return max(0.0, (state.lr or 0.0) - report.next_lr)
 
 
 def _drop_reason(state: DetectorState, report: Report, config: DetectorConfig) -> str:
     return (
-        f"learning rate falls from {state.lr:g} at the last check to {report.next_lr:g} "
-        f"(limit {config.lr_drop:g} of it): {_all_layers(state)} critical"
+        f"learning rate drops from {state.lr:g} to {report.next_lr:g} (limit"
+        f" {config.lr_drop:g} of it): {_all_layers(state)} critical"
     )
 
 
@@ -192,7 +213,9 @@ def _close_window(
     state: DetectorState, report: Report, statistics: Mapping[str, float], *, config: DetectorConfig
 ) -> tuple[DetectorState, DetectorResult]:
     finite = {layer: value for layer, value in statistics.items() if math.isfinite(value)}
-    closed = replace(state, statistic_by_layer=finite, lr=report.next_lr, skip_window=False)
+    closed = replace(
+        state, statistic_by_layer=finite, lr=report.next_lr, lr_fall=0.0, skip_window=False
+    )
     if state.skip_window:
         closed = replace(closed, regime_by_layer=_broken_critical(state.regime_by_layer, finite))
         return closed, _uncompared_result(closed, "skip", _skip_reason(report))

@@ -57,7 +57,6 @@ from accordion.training_warnings import (
     SKIPPED_IN_A_ROW,
     RunWatcher,
     warn_of_skipped_steps,
-    warn_of_wait,
 )
 
 
@@ -317,7 +316,8 @@ class Session:
             ConfigError: on rank 0, the policy chooses an unknown level.
             RuntimeError: another worker is gone.
         """
-        switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
+        with self._coordinator.warn_of_wait("end_epoch"):
+            switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
         if self._watcher is not None:
             self._watcher.observe_epoch(switch.decision)
         self.epoch += 1
@@ -350,8 +350,7 @@ class Session:
         Raises:
             RuntimeError: another worker is gone.
         """
-        with warn_of_wait("gather_state_dict", rank=self.rank):
-            payloads = self._coordinator.gather_on_rank_0(serialize_state(self.state_dict()))
+        payloads = self._coordinator.gather_on_rank_0(serialize_state(self.state_dict()))
         return None if payloads is None else merge_states(payloads)
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ def warn_of_skipped_steps(
     if layers:
         where = f"the gradients of {format_layers(layers)} are not finite"
     elif too_large:
-        where = f"the gradients of {format_layers(too_large)} are beyond the range of method half"
+        where = f"the gradients of {format_layers(too_large)} are too large for their method"
         advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
     else:
         where = "a gradient on another worker is not finite"

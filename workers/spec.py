@@ -233,8 +233,8 @@ class PolicySpec(Strict):
     window: WindowSpec = WindowSpec(epochs=2)
     """How often regimes are checked; every 2 epochs by default."""
     lr_drop: Number = Field(default=_LIBRARY.detector.lr_drop, ge=0, le=1)
-    """A drop of the learning rate to this fraction or less of the rate at the last check makes all
-    layers critical.
+    """A sudden drop of the learning rate to this fraction of it or less makes all layers critical;
+    a gradual decay does not, unless it is 1, which means any drop.
     """
     statistic: StatisticKind = _LIBRARY.detector.statistic
     """Statistic of the gradient; `paper`, for comparison only, needs a window in epochs."""

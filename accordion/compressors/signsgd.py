@@ -31,6 +31,7 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     scale_B1, packed_BY = _split_payload(payload, layers, packed_bytes)
     sums_B1 = _pack_signs(owed_BL, packed_BY, context)
     scale_B1.copy_(sums_B1.div_(max(length, 1)))
+    context.check_finite(scale_B1.amax())
     _take_off(owed_BL, scale_B1.to(owed_BL.dtype), context)
     payloads = yield Gather(payload, equal=True)
     for place, sent in enumerate(payloads):

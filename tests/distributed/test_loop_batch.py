@@ -98,9 +98,7 @@ def test_the_detector_reads_the_schedules_rate_and_skips_the_window_of_a_new_bat
         "lr_drop",
         "window",
     ]
-    assert decisions[4].reason.startswith(
-        "learning rate falls from 0.05 at the last check to 0.005"
-    )
+    assert decisions[4].reason.startswith("learning rate drops from 0.05 to 0.005")
 
 
 def test_every_rank_acknowledges_the_batch_with_its_plan(grown):

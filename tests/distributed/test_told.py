@@ -243,9 +243,17 @@ def test_a_step_on_local_gradients_is_told_that_there_is_nothing_to_compress(run
         assert "LocalSGD" in sentence
 
 
-def _gather_late(rank, folder):
-    """Rank 1 joins once rank 0 has warned; return what each is told."""
-    _, session = small.start("powersgd")
+CALLS = {
+    "attach": lambda ddp, _: attach(ddp, Config()),
+    "end_epoch": lambda _, session: session.end_epoch(lr=0.1, next_lr=0.1),
+    "load_state_dict": lambda _, session: session.load_state_dict(session.state_dict()),
+    "gather_state_dict": lambda _, session: session.gather_state_dict(),
+}
+
+
+def _call_late(rank, folder, call):
+    """Rank 1 makes a call once rank 0 has warned; return what each is told."""
+    ddp, session = (small.build()[0], None) if call == "attach" else small.start("powersgd")
     told, store = [], dist.FileStore(f"{folder}/store", 2)
 
     def keep(text, *_, **__):
@@ -258,14 +266,15 @@ def _gather_late(rank, folder):
         patch("accordion.training_warnings.WAIT_WARNING_S", 0.01 if rank == 0 else 60.0),
         patch("warnings.warn", keep),
     ):
-        session.gather_state_dict()
+        CALLS[call](ddp, session)
     return told
 
 
-def test_a_state_that_one_rank_gathers_alone_is_warned_of_after_a_while(run_group, tmp_path):
-    (told,), others = run_group(2, _gather_late, str(tmp_path))
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_one_rank_makes_alone_is_warned_of_after_a_while(run_group, tmp_path, call):
+    (told,), others = run_group(2, _call_late, str(tmp_path), call)
     assert others == []
-    assert "rank 0 has waited 0.01 s in gather_state_dict() for the other workers" in told
+    assert f"rank 0 has waited 0.01 s in {call}() for the other workers" in told
     assert "call it on every worker" in told
 
 

@@ -61,8 +61,7 @@ def test_a_dropped_rate_returns_to_the_small_batch_only_where_it_may_shrink() ->
     assert levels(controller(batch=GROWS), reports) == ["low", "high", "high"]
     ours = controller(batch=FREE)
     assert [ours.decide(item) for item in reports][-1].reason.endswith(
-        "global batch becomes 64: learning rate falls from 0.1 at the last check to 0.01 (limit 0.5"
-        " of it)"
+        "global batch becomes 64: learning rate drops from 0.1 to 0.01 (limit 0.5 of it)"
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.config import DetectorConfig
-from accordion.detector import init_detector, update_detector
+from accordion.detector import DetectorState, init_detector, update_detector
 from accordion.errors import ReportError
 from accordion.messages import Report
 from tests.unit.accordion.reports import NAMES, histories, regimes_of, replay, report
@@ -123,12 +124,49 @@ def test_a_rate_divided_by_ten_is_critical_for_one_whole_window() -> None:
     assert regimes == ["critical"] * 5 + ["stable"] + ["critical"] * 5 + ["stable"]
 
 
-def test_cosine_decay_does_not_stay_critical_for_ever() -> None:
-    rates = [0.05 * (1 + math.cos(math.pi * epoch / 100)) for epoch in range(101)]
-    windows = [1.0 if epoch % 10 == 9 else None for epoch in range(100)]
+SHAPES = {
+    "cosine": lambda part: (1 + math.cos(math.pi * part)) / 2,
+    "linear": lambda part: 1 - part,
+    "exponential": lambda part: 0.01**part,
+}
+
+
+@pytest.mark.parametrize("window", [1, 10])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_gradual_decay_of_the_rate_is_no_drop_down_to_zero(shape, window) -> None:
+    epochs = 10 * window
+    rates = [0.1 * SHAPES[shape](epoch / epochs) for epoch in range(epochs + 1)]
+    windows = [1.0 if epoch % window == window - 1 else None for epoch in range(epochs)]
     regimes = regimes_of(windows, lr=lambda e: rates[e], next_lr=lambda e: rates[e + 1])
-    assert set(regimes[19:75]) == {"stable"}
-    assert regimes.count("stable") > 50
+    first = 2 * window - 1
+    assert regimes == ["critical"] * first + ["stable"] * (epochs - first)
+
+
+def test_a_gradual_decay_whose_reports_come_at_uneven_times_is_no_drop() -> None:
+    rates = [1.0, 0.9, 0.9, 0.7, 0.65, 0.4, 0.4, 0.2, 0.15, 0.15, 0.0]
+    regimes = regimes_of([1.0] * 10, lr=lambda e: rates[e], next_lr=lambda e: rates[e + 1])
+    assert regimes == ["critical"] + ["stable"] * 9
+
+
+@pytest.mark.parametrize(("factor", "gradual"), [(0.1, 1.0), (0.5, 1.0), (0.1, 0.95)])
+def test_each_step_of_the_rate_is_a_drop_however_low_it_is(factor, gradual) -> None:
+    rates = [0.1 * factor ** (epoch // 3) * gradual**epoch for epoch in range(13)]
+    regimes = regimes_of([1.0] * 12, lr=lambda e: rates[e], next_lr=lambda e: rates[e + 1])
+    assert regimes == ["critical", "stable", "critical", *["stable", "stable", "critical"] * 3]
+
+
+def test_a_rate_that_falls_to_a_tenth_in_every_window_is_a_drop_each_time() -> None:
+    rates = [0.1**epoch for epoch in range(6)]
+    regimes = regimes_of([1.0] * 5, lr=lambda e: rates[e], next_lr=lambda e: rates[e + 1])
+    assert regimes == ["critical"] * 5
+
+
+def test_a_decay_goes_on_after_a_resume_without_a_drop() -> None:
+    made = [report(e, 1.0, lr=0.1 - 0.01 * e, next_lr=0.09 - 0.01 * e) for e in range(10)]
+    state, _ = replay(made[:6])[-1]
+    saved = DetectorState(**json.loads(json.dumps(asdict(state))))
+    assert replay(made[6:], state=saved) == replay(made)[6:]
+    assert [result.cause for _, result in replay(made[6:], state=saved)] == ["window"] * 4
 
 
 def test_a_rate_that_rises_or_stays_at_zero_is_no_drop() -> None:

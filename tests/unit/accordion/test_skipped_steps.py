@@ -9,7 +9,7 @@ import torch
 from torch.amp import GradScaler
 
 from accordion.compression_engine import DENSE, Engine
-from accordion.compressors import level_of
+from accordion.compressors import COMPRESSORS, ladder_of, level_of
 from accordion.training_warnings import TrainingWarning
 from tests.unit.accordion.alone import alone
 from tests.unit.accordion.lockstep import Cluster, draw_gradients
@@ -54,6 +54,15 @@ def test_half_without_a_scaler_skips_a_gradient_beyond_16_bits_and_names_its_lay
     named = pytest.warns(TrainingWarning, match=r"weights\.0.*half.*bf16")
     with alone({"w": (2, 2)}, half) as (ddp, session), named:
         train()
+
+
+@pytest.mark.parametrize("size", [1e30, 1e35, 1e38])
+@pytest.mark.parametrize("method", sorted(COMPRESSORS))
+def test_a_huge_gradient_never_leaves_a_parameter_that_is_not_finite(method, size):
+    with alone({"w": (300, 300)}, ladder_of(method)[0]) as (ddp, session):
+        (size * ddp()).backward()
+        taken = session.step().taken
+        assert not taken or ddp.module.weights[0].grad.isfinite().all()
 
 
 def _kept(engine: Engine, layer: str) -> list[torch.Tensor]:
