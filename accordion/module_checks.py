@@ -9,17 +9,21 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.attach_refusal import check_not_refused
 from accordion.config import Config
 from accordion.errors import ConfigError, HookError, ReportError
 
 
-def check_attachable(module: object, config: object) -> None:
+def check_attachable(module: object, config: object, decider: object) -> None:
     """Check the module and the settings that `attach` got.
 
     Raises:
         ConfigError: the second argument is not a `Config`.
-        HookError: the module is not supported; the message says what to change.
+        HookError: the module is not supported, or the process refuses sessions that decide by
+            themselves; the message says what to change.
     """
+    if decider is None:
+        check_not_refused()
     if not isinstance(config, Config):
         raise ConfigError(
             f"attach() got {config!r} as its second argument; give it an accordion.Config, such as"

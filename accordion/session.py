@@ -94,10 +94,10 @@ def attach(
         HookError: the module already has a hook, is not wrapped although there are peers, or uses
             an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
             given without an optimizer; the optimizers do not hold exactly the module's trainable
-            parameters; or another worker got different arguments.
+            parameters; another worker got different arguments; or a job runs the script.
     """
     module = inner_module(module)
-    check_attachable(module, config)
+    check_attachable(module, config, decider)
     if step == "optimizer":
         config = config.for_unchanged_loop()
     steps = OptimizerSteps(step, module=module, optimizer=optimizer, scaler=scaler)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 import accordion
+from accordion.attach_refusal import check_not_refused
 from accordion.config import Config
 from accordion.optimizer_steps import Optimizers
 from accordion.session import Session
@@ -76,6 +77,7 @@ def attach(
         HookError: as `accordion.attach`.
         StateError: the checkpoint's state is of another model.
     """
+    check_not_refused()
     run, config = current_run(), (config or Config()).for_unchanged_loop()
     check_model(model, world_size=run.world_size)
     check_config(config, steps_per_epoch, global_batch=global_batch)

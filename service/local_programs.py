@@ -23,7 +23,7 @@ _OBJECT_STORE_BYTES = 200_000_000
 MAX_LOG_BYTES = 20_000_000
 """A larger log is renamed at the next start; one old file is kept."""
 
-RAY_TEMP_NAME = "ray"
+_RAY_TEMP_NAME = "ray"
 STOP_ORDER = ("scheduler", "api", "ray")
 """Order of stopping. The scheduler is first: it releases its lease, and records no false failures.
 """
@@ -58,6 +58,8 @@ _PIP_INDEX = ("ACCORDION_PIP_EXTRA_INDEX_URL", "ACCORDION_PIP_INDEX_URL")
 _RAY_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "token",
+    # Without Ray's dashboard, a helper of Ray Train warns of that every few seconds.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "Failed to query Ray Train Controller actor state",
     # Without it Ray puts the machine's outward address in place of 127.0.0.1, and listens there.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # The time in which other nodes could take over what runs here; there are none.
@@ -76,6 +78,7 @@ _RAY_ENVIRONMENT = {
 }
 _DRIVER_NEEDS = (
     "RAY_AUTH_MODE",
+    "RAY_DEDUP_LOGS_SKIP_REGEX",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
     "RAY_ROTATION_BACKUP_COUNT",
     "RAY_ROTATION_MAX_BYTES",
@@ -109,7 +112,7 @@ class LocalInstance:
         """Temporary directory passed to Ray: one level below a private folder, since Ray makes it
         world-writable.
         """
-        return self.ray_dir / RAY_TEMP_NAME
+        return self.ray_dir / _RAY_TEMP_NAME
 
     @property
     def url(self) -> str:
@@ -204,7 +207,7 @@ def _ray_command(instance: LocalInstance) -> tuple[str, ...]:
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
         *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
         *_dashboard_flags(instance),
-        *("--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
+        *("--no-monitor", "--disable-usage-stats"),
     )
 
 
@@ -246,6 +249,11 @@ def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
     )
     ray = driver_environment(instance.home, instance.ray_address)
     return {**seen, **_address_variables(instance), **ray}
+
+
+def ray_log_folder(ray_dir: str) -> Path:
+    """Return the folder in which Ray keeps the logs of the newest session, by `Running.ray_dir`."""
+    return Path(ray_dir) / _RAY_TEMP_NAME / "session_latest" / "logs"
 
 
 def driver_environment(home: Home, ray_address: str) -> dict[str, str]:

@@ -26,11 +26,11 @@ from service.errors import StartError
 from service.home import Home, Running
 from service.local_programs import (
     LOOPBACK,
-    RAY_TEMP_NAME,
     STOP_ORDER,
     LocalInstance,
     build_programs,
     free_port,
+    ray_log_folder,
 )
 from service.security.guards import access_of
 from service.settings import Settings
@@ -306,15 +306,15 @@ def _clean_up(home: Home) -> None:
     """Remove what this run or a killed one before it left behind."""
     last = home.last()
     if last is not None and Path(last.ray_dir).name.startswith(FOLDER_PREFIX):
-        _keep_ray_logs(Path(last.ray_dir), home)
+        _keep_ray_logs(last.ray_dir, home)
     home.clear()
     for parent in {_RAY_FOLDERS, _temp_root()}:
         remove_abandoned_folders(FOLDER_PREFIX, parent, time.time())
 
 
-def _keep_ray_logs(ray_dir: Path, home: Home) -> None:
+def _keep_ray_logs(ray_dir: str, home: Home) -> None:
     """Keep Ray's logs of the last run, to find out why it ended."""
-    written, kept = ray_dir / RAY_TEMP_NAME / "session_latest" / "logs", home.logs / "ray-session"
+    written, kept = ray_log_folder(ray_dir), home.logs / "ray-session"
     if written.exists():
         shutil.rmtree(kept, ignore_errors=True)
         with suppress(OSError):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from accordion.attach_refusal import check_not_refused
 from accordion.config import Config
 from accordion.errors import HookError
 from accordion.integrations.common import distributed_module, load_state, save_state
@@ -63,6 +64,7 @@ def attach_accelerator(
             session has the name, there are several optimizers and a GradScaler, or `attach` refuses
             an argument.
     """
+    check_not_refused()
     check_strategy(accelerator)
     if accelerator.project_configuration.save_on_each_node:
         raise HookError(

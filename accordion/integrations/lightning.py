@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.attach_refusal import check_not_refused
 from accordion.config import Config
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations.common import EpochReports, training_metrics
@@ -66,6 +67,7 @@ class AccordionCallback(_Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Attach to the model that the strategy has wrapped by now."""
+        check_not_refused()
         check_trainer(trainer)
         [optimizer] = trainer.optimizers
         self._keep_state(trainer)

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from accordion.attach_refusal import check_not_refused
 from accordion.config import Config
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations.accelerate import check_strategy
@@ -63,6 +64,7 @@ class AccordionCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Attach to the model that the trainer has wrapped by now."""
+        check_not_refused()
         trainer = self._trainer
         check_strategy(trainer.accelerator)
         if self.session is not None:

@@ -94,14 +94,33 @@ def logs(
             written = True
         if not written:
             print_line(
-                f"{found.name} ({found.id}) has written nothing: {_why_silent(found)}", err=True
+                f"{found.name} ({found.id}) has written nothing: {_why_silent(found, url)}",
+                err=True,
             )
 
 
-def _why_silent(job: JobView) -> str:
-    if job.kind == Kind.GUEST:
-        return "it is a guest run; its output is where its script was started"
-    return f"{job.status}, {job.message}"
+def _why_silent(job: JobView, url: str) -> str:
+    if job.kind != Kind.GUEST:
+        return f"{job.status}, {job.message}"
+    ray_job = (job.ray_run and job.ray_run.ray_job_id) or "*"
+    return (
+        "it is a guest run; its workers print to the terminal of its script, and to files"
+        f" worker-*-{ray_job}-*.out and .err in {_find_ray_logs(url)}"
+    )
+
+
+def _find_ray_logs(url: str) -> str:
+    """Describe where Ray keeps the output of the workers; for `accordion up`, by its path."""
+    from service.connection import is_same_service, service_url
+    from service.home import Home
+    from service.local_programs import ray_log_folder
+    from service.settings import load_settings
+
+    settings = load_settings()
+    running = Home(settings.home).running()
+    if running is not None and is_same_service(service_url(settings, url), running):
+        return str(ray_log_folder(running.ray_dir))
+    return "session_latest/logs of Ray's directory (/tmp/ray by default) on their nodes"
 
 
 def check_may_watch(client: Client) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from accordion import Config, attach
 from tests.distributed.code_jobs import Result, run_own_script
 from tests.distributed.test_own_code import (
     SCRIPT,
@@ -16,6 +18,7 @@ from tests.distributed.test_own_code import (
     order_of,
     stored,
 )
+from workers.contract import Launch
 from workers.errors import TaskRaised
 from workers.public_records import EpochRecord
 
@@ -43,7 +46,38 @@ def loop_over(epochs: str) -> str:
     return change("session.epochs(99)", epochs).replace(END, f"    session.end_epoch()\n{END}")
 
 
+def attach_itself(call: str) -> str:
+    """The script of a good job with `accordion.attach` and an ordinary loop of two steps."""
+    return (
+        change(OURS, "loss.backward()\n        optimizer.step()")
+        .replace("session.attach(model, optimizer, seen=seen)", call)
+        .replace("session.epochs(99)", "range(1)")
+        .replace("in batches:", "in [[0, 1], [2, 3]]:")
+    )
+
+
+LIBRARY = "__import__('accordion').attach"
+CONFIG = "__import__('accordion').Config(), optimizer, step='optimizer'"
+
 MISTAKES = {
+    "an attach of the library": (
+        attach_itself(f"{LIBRARY}(model, {CONFIG})"),
+        "attach() was called in a job of the Accordion service",
+    ),
+    "an attach of the library in a thread": (
+        attach_itself(
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            f"ThreadPoolExecutor(1).submit({LIBRARY}, model, {CONFIG}).result()"
+        ),
+        "write session.attach(model, optimizer)",
+    ),
+    "an attach of the library beside the session's": (
+        change(
+            "for epoch in",
+            f"{LIBRARY}(nn.Linear(2, 2), __import__('accordion').Config())\nfor epoch in",
+        ),
+        "write session.attach(model, optimizer)",
+    ),
     "an ordinary backward": (
         change("session.backward(loss)", "loss.backward()"),
         "write session.backward(loss) in place of loss.backward()",
@@ -159,6 +193,32 @@ def test_a_mistake_ends_the_script_with_what_to_write(
     with pytest.raises(TaskRaised) as caught:
         run_group(1, run_own_script, order_of(tmp_path, {"train.py": source}))
     assert sentence in caught.value.error
+
+
+def test_an_attach_of_the_library_is_refused_before_any_training(
+    run_group: Any, tmp_path: Any
+) -> None:
+    source, _ = MISTAKES["an attach of the library"]
+    with pytest.raises(TaskRaised) as caught:
+        run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}))
+    line = next(n for n, text in enumerate(source.splitlines(), 1) if LIBRARY in text)
+    assert (caught.value.step, caught.value.epoch) == (None, None)
+    assert caught.value.error.endswith(f"(train.py:{line})")
+
+
+def attach_after_scripts(rank: int, refused: Launch, completed: Launch) -> int:
+    """Run two jobs, and attach to a module of this process itself; return its number of layers."""
+    with pytest.raises(TaskRaised):
+        run_own_script(rank, refused)
+    run_own_script(rank, completed)
+    return len(attach(nn.Linear(8, 8), Config()).layers)
+
+
+def test_a_process_that_has_run_scripts_may_attach(run_group: Any, tmp_path: Any) -> None:
+    (folder := tmp_path / "completed").mkdir()
+    refused = order_of(tmp_path, {"train.py": MISTAKES["an attach of the library"][0]})
+    completed = order_of(folder, {"train.py": TRAINED})
+    assert run_group(1, attach_after_scripts, refused, completed) == [1]
 
 
 def test_a_backward_that_two_workers_forget_is_told_with_its_line(

@@ -16,6 +16,14 @@ from workers.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
+OTHER_ATTACH = (
+    "attach() was called in a job of the Accordion service, which saves and records only what"
+    " workers.session trains; write session.attach(model, optimizer), with session.backward(loss)"
+    " and session.step() in the loop, as workers/README.md shows, or start the script with"
+    " torchrun, outside of a job; loops inside a Trainer (Transformers, Lightning) cannot be jobs"
+)
+"""What a script of a job should write that calls `accordion.attach` or an integration."""
+
 
 def check_backward(state: TrainState, *, has_run: bool) -> None:
     """Check, at a step, that its gradients come from `session.backward`; only that weighs and
@@ -135,6 +143,7 @@ def log_missing_epochs(state: TrainState) -> None:
 
 
 __all__ = [
+    "OTHER_ATTACH",
     "check_backward",
     "check_epoch_trained",
     "check_trained",

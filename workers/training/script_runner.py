@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor, nn
 
+from accordion.attach_refusal import refuse_attach
 from workers.contract import Launch
 from workers.error_kinds import is_peer_loss
 from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
-from workers.training.script_checks import explain_second_group
+from workers.training.script_checks import OTHER_ATTACH, explain_second_group
 from workers.user_code.install import append_to_path, install_code
 
 if TYPE_CHECKING:
@@ -124,7 +125,11 @@ def _run_to_end(context: WorkerContext) -> None:
     folder, file, arguments = _locate_script(context.launch)
     try:
         # The script of an earlier group may have changed the directory of this process.
-        with chdir(folder), _set_command_line([str(file), *arguments]):
+        with (
+            chdir(folder),
+            refuse_attach(OTHER_ATTACH),
+            _set_command_line([str(file), *arguments]),
+        ):
             runpy.run_path(str(file), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0) and session.leaving is None:

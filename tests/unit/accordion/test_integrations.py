@@ -17,6 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion import Config, DetectorConfig, Window, attach
+from accordion.attach_refusal import refuse_attach
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations import common
 from accordion.integrations.accelerate import attach_accelerator
@@ -72,6 +73,35 @@ def test_accelerate_is_refused_where_every_node_saves_for_itself():
         attach_accelerator(
             accelerator(on_each_node=True), Config(), model=torch.nn.Linear(8, 8), optimizer=None
         )
+
+
+def attach_to_sharded(name: str) -> None:
+    """Attach in a framework that shards the model."""
+    module, sharded = importlib.import_module(f"accordion.integrations.{name}"), accelerator("FSDP")
+    if name == "accelerate":
+        module.attach_accelerator(sharded, Config(), model=torch.nn.Linear(8, 8), optimizer=None)
+    elif name == "transformers":
+        trainer = SimpleNamespace(accelerator=sharded)
+        module.AccordionCallback(trainer, Config()).on_train_begin(None, None, None)
+    else:
+        trainer = lightning_trainer("FSDPStrategy")
+        module.AccordionCallback(Config()).on_train_start(trainer, None)
+
+
+@pytest.mark.parametrize("name", ["accelerate", "transformers", "lightning"])
+def test_an_integration_in_a_process_that_refuses_attach_says_so_first(name):
+    with refuse_attach("not here"), pytest.raises(HookError, match="not here"):
+        attach_to_sharded(name)
+
+
+def test_attach_is_refused_in_a_block_and_in_those_around_it_only():
+    model = torch.nn.Linear(8, 8)
+    with refuse_attach("outer"):
+        with refuse_attach("inner"), pytest.raises(HookError, match="inner"):
+            attach(model, Config())
+        with pytest.raises(HookError, match="outer"):
+            attach(model, Config())
+    attach(model, Config())
 
 
 @pytest.mark.parametrize("name", ["transformers", "lightning"])

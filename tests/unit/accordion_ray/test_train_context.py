@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from torch import nn
 
+from accordion.attach_refusal import refuse_attach
+from accordion.errors import HookError
 from accordion.training_warnings import TrainingWarning
-from accordion_ray import train_context
+from accordion_ray import attach, train_context
 from accordion_ray.errors import AttachError
 from accordion_ray.train_context import (
     check_not_in_job,
@@ -60,6 +63,12 @@ def test_a_call_outside_of_ray_train_names_the_way_out() -> None:
 def test_a_call_in_a_job_of_the_service_names_the_way_out() -> None:
     with pytest.raises(AttachError, match=r"in a job of the Accordion service.*workers\.session"):
         check_not_in_job(SimpleNamespace(get_synchronization_actor=lambda: None))
+
+
+def test_a_call_in_a_process_that_refuses_attach_says_so_first() -> None:
+    """A job on the engine of plain actors has no Ray Train."""
+    with refuse_attach("not here"), pytest.raises(HookError, match="not here"):
+        attach(nn.Linear(8, 8), [])
 
 
 def test_another_release_of_ray_is_warned_of() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from service.home import Home, Running
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 from workers.contract import EndRecord
@@ -58,3 +59,24 @@ def test_guest_is_watched_until_its_script_ends(accordion: Accordion, service: L
     assert said.code == 0
     assert [f"epoch   {n}  loss" in said.out for n in (0, 1, 2)] == [True] * 3
     assert "SUCCEEDED: its script ended" in said.out
+
+
+OUTPUT_OF_NONE = ("--attempt", "7")
+"""A guest run of the scripted cluster has output, and a real one has none."""
+
+
+def test_logs_of_a_guest_run_say_where_its_workers_print(accordion: Accordion, guest: str) -> None:
+    said = accordion("logs", guest, *OUTPUT_OF_NONE)
+    assert "terminal of its script" in said.err
+    assert "worker-*-01000000-*.out and .err in session_latest/logs of Ray's directory" in said.err
+
+
+def test_logs_of_a_guest_run_beside_accordion_up_name_the_folder(
+    accordion: Accordion, guest: str, service: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Running(
+        pid=1, url=service.url, ray_address="", ray_dir="/tmp/accordion-up-1", pids={}
+    )
+    monkeypatch.setattr(Home, "running", lambda _: running)
+    said = accordion("logs", guest, *OUTPUT_OF_NONE)
+    assert "-*.out and .err in /tmp/accordion-up-1/ray/session_latest/logs" in said.err

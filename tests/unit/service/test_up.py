@@ -263,6 +263,7 @@ def test_drivers_get_no_settings_of_the_head_process(home: Home) -> None:
         "RAY_ADDRESS",
         "RAY_AUTH_MODE",
         "RAY_AUTH_TOKEN_PATH",
+        "RAY_DEDUP_LOGS_SKIP_REGEX",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
         "RAY_ROTATION_BACKUP_COUNT",
         "RAY_ROTATION_MAX_BYTES",
