@@ -11,7 +11,7 @@ from torch.distributed import DistBackendError
 from workers.checkpoint.storage import LocalStorage
 from workers.contract import JobSpec, Launch
 from workers.errors import TaskRaised
-from workers.training import loop
+from workers.training import loop, train_state
 from workers.training.context import NoLink, WorkerContext
 from workers.worker import process as worker
 
@@ -92,13 +92,13 @@ def test_what_a_process_has_loaded_is_no_garbage_to_look_through(prepare):
 def test_garbage_that_loading_leaves_behind_is_freed(prepare, monkeypatch):
     garbage = []
 
-    def load(_: Launch) -> None:
+    def load(_: JobSpec) -> None:
         class Cyclic:
             """Refers to itself, as all classes do."""
 
         garbage.append(weakref.ref(Cyclic))
 
-    monkeypatch.setattr(worker, "_load_task", load)
+    monkeypatch.setattr(train_state, "load_task_data", load)
     prepare()
     gc.collect()
     assert garbage[0]() is None
