@@ -33,7 +33,7 @@ class BadDigits(DigitsMlp):
         if self._way == "exit while loading":
             os._exit(3)
         data = super().train_data()
-        return UnequalData(data) if self._way == "unequal batches" else data
+        return UnequalData(data) if self._way == "unequal data" else data
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """Called for each micro-batch."""

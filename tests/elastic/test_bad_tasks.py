@@ -33,7 +33,7 @@ JOBS = {
     "crash": bad("crash"),
     "interrupt": bad("interrupt"),
     "killed": bad("killed", workers=2),
-    "unequal batches": bad("unequal batches", workers=2, max_failures=3),
+    "unequal data": bad("unequal data", workers=2, max_failures=3),
     "hang": bad("hang", workers=2, limits={"step_seconds": IDLE_S}),
 }
 
@@ -80,11 +80,11 @@ def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job
     assert deaths.count(True) == MAX_DEATHS
 
 
-def test_ranks_with_unequal_numbers_of_batches_end_the_job_at_once(jobs: dict[str, Life]) -> None:
-    life = jobs["unequal batches"]
+def test_ranks_with_unequal_numbers_of_samples_end_the_job_at_once(jobs: dict[str, Life]) -> None:
+    life = jobs["unequal data"]
     end = life.end()
     assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
-    assert "rank 1 left its loop after step 2 (epoch 0), and rank 0 waits" in end.message
+    assert "rank 0 has 256 training samples" in end.message
     assert len(life.all(FailureRecord)) == 1
 
 
