@@ -183,6 +183,7 @@ def _build_loader(name: str, place: Sequence[str]) -> Any:
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
+            node.value = [(_as_name(key), value) for key, value in node.value]
             keys = [
                 key
                 for key, _ in node.value
@@ -197,6 +198,15 @@ def _build_loader(name: str, place: Sequence[str]) -> Any:
     Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
     Loader.add_constructor(_FLOAT, Loader.construct_yaml_float)
     return Loader
+
+
+def _as_name(key: Any) -> Any:
+    """Return the key of a mapping as a text, since JSON has no others: `OFF` is no boolean there.
+    An alias may stand for the same node elsewhere, so it is copied.
+    """
+    import yaml
+
+    return yaml.ScalarNode(_STRING, key.value, key.start_mark) if key.tag in _UNQUOTED else key
 
 
 def _keep_texts(node: Any, place: Sequence[str], loader: Any) -> Any:

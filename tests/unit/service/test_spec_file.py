@@ -53,6 +53,12 @@ def test_texts_of_a_section_are_texts_however_it_is_given(section: str) -> None:
     assert spec == parse_spec(text, "job.yaml") == {section: {"A": "yes", "B": "1e3"}}
 
 
+@pytest.mark.parametrize("name", ["OFF", "y", "No", "010", "1e3"])
+def test_names_are_texts_as_they_are_written(name: str) -> None:
+    spec = parse_spec(f"env: {{{name}: a}}\ntask: {{options: {{{name}: 1}}}}", "job.yaml")
+    assert spec == {"env": {name: "a"}, "task": {"options": {name: 1}}}
+
+
 def test_an_alias_of_a_text_is_a_number_elsewhere() -> None:
     text = "training: {seed: &seed 7}\nlabels: &all {seed: *seed}\ntask: {options: *all}"
     assert parse_spec(text, "job.yaml") == {
