@@ -260,8 +260,8 @@ WRONG = [
         id="twice",
     ),
     pytest.param(
-        "task: {name: a, options: {no: 1, false: 2}}",
-        "gives False more than once",
+        "task: {name: a, options: {no: 1, 'no': 2}}",
+        "gives 'no' more than once",
         id="twice in other words",
     ),
     pytest.param(
