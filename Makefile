@@ -91,7 +91,7 @@ test-elastic: $(TEST_STAMP)
 
 test-gpu: $(TEST_STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'
-	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --confcutdir tests/gpu tests/gpu $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from accordion.errors import StateError
+from accordion.wire import copy_to_device
 
 SKETCH_SIZE = 1024
 """Floats in a layer's sketch; smaller layers are stored exactly."""
@@ -156,7 +157,8 @@ class GradientSums:
     def _add_energies(self, layers: Sequence[str], values: Tensor, column: int) -> None:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
         rows = [self._rows[layer] for layer in layers]
-        places = torch.tensor(rows, dtype=torch.int64, device=norms.device)
+        places = torch.tensor(rows, dtype=torch.int64, device="cpu")
+        places = copy_to_device(places, norms.device)
         self._step_energies[places, column] += norms.square().to(self._step_energies)
 
 

@@ -4,12 +4,10 @@ shared Ray head.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from hypothesis import settings
 from service.store.migrations import upgrade
 from tests.pooled_databases import PooledDatabases
 from tests.postgres import Postgres, find_program, run_postgres
-from tests.process_end import ended_sessions, keep_crash_trace
+from tests.process_end import end_with_parent, ended_sessions, keep_crash_trace
 
 # in CI all runs try the same examples: what chance finds is for us, not for whoever submits
 # something else.
@@ -116,8 +114,6 @@ os.environ["RAY_AUTH_MODE"] = RAY_ENV["RAY_AUTH_MODE"]
 RAY_AUTH_TOKEN = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 # Ray reads the mode when it is imported, and test modules that are collected before the cluster
 # starts import it.
-_PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h: the child gets a signal when its parent dies."""
 
 
 CRASHES = os.environ.get("ACCORDION_CRASHES")
@@ -441,11 +437,6 @@ def _ray_command(port: int, folder: str) -> list[str]:
     command += ["--min-worker-port=0", "--max-worker-port=0"]
     command += ["--num-cpus=8", "--include-dashboard=false", "--disable-usage-stats"]
     return [*command, "--object-store-memory=100000000", f"--temp-dir={folder}"]
-
-
-def end_with_parent() -> None:
-    """Have this process end with its parent: a killed test session leaves nothing behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_up(head: subprocess.Popen[bytes], port: int, log: Path, deadline: float) -> bool:

@@ -1,10 +1,14 @@
-"""How a test process ends: a crash leaves its stacks, and Ray's destructors do not run."""
+"""How a test process ends: with its parent; a crash leaves its stacks, and Ray's destructors do
+not run.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +20,19 @@ ended_sessions: list[pytest.Session] = []
 """The session of this process once its tests have ended; its exit status is final when the process
 ends.
 """
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h: the child gets a signal when its parent dies."""
 _files: list[TextIO] = []
 """Kept open: the handler writes to the descriptor."""
 _uncaught: list[BaseException] = []
 """Exceptions that left pytest after the tests: in the summary of a plugin, or while it was
 unconfigured.
 """
+
+
+def end_with_parent() -> None:
+    """Have this process end with its parent: a killed test session leaves nothing behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def keep_crash_trace(folder: Path) -> None:

@@ -25,7 +25,7 @@ from accordion.compressors.packing import (
     split_blocks,
     unpack_codes,
 )
-from accordion.wire import Context, Flow, Gather
+from accordion.wire import Context, Flow, Gather, copy_to_device
 
 _NORM_BYTES = 4
 _LEAST_NORM = 2.0**-100
@@ -133,13 +133,16 @@ def _draw_noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
         -(1 << 63), None, generator=draw
     )
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
+    drawn = copy_to_device(drawn, update.device)
     noise = context.scratch.take("noise", (size + block_size(update.device),), update.dtype)
     offset = float(torch.rand((), generator=draw, dtype=torch.float64, device="cpu")) - 0.5
     noise[: size // 2].copy_(drawn).add_(offset)
     noise[size // 2 : size].copy_(drawn.bitwise_not_()).sub_(offset)
     noise[:size].add_(0.5).mul_(0.5**_NOISE_BITS).add_(0.5 + lift)
-    for place in range(size, len(noise), size):
-        noise[place : place + size].copy_(noise[: len(noise) - place][:size])
+    filled = size
+    while filled < len(noise):  # a few long copies: on a GPU each call costs as much as a block
+        noise[filled : 2 * filled].copy_(noise[: min(filled, len(noise) - filled)])
+        filled *= 2
     return noise, _random_starts(size, draw)
 
 

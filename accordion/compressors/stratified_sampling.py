@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from accordion.wire import Scratch
+from accordion.wire import Scratch, copy_to_device
 
 
 def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: Scratch) -> Tensor:
@@ -44,4 +44,5 @@ def _fill_uniform_(values: Tensor, draw: torch.Generator) -> None:
     if values.device.type == "cpu":
         values.uniform_(generator=draw)
     else:
-        values.copy_(torch.rand(values.shape, generator=draw, dtype=values.dtype, device="cpu"))
+        drawn = torch.rand(values.shape, generator=draw, dtype=values.dtype, device="cpu")
+        values.copy_(copy_to_device(drawn, values.device))

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import end_with_parent
+from tests.process_end import end_with_parent
 
 MOST_PROCESSES = 4
 PEER_TIMEOUT = timedelta(seconds=60)

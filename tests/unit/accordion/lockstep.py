@@ -179,9 +179,12 @@ class UnlikeThreads(Cluster):
 def draw_gradients(
     shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int
 ) -> list[dict[str, torch.Tensor]]:
-    draw = torch.Generator().manual_seed(seed)
+    draw, device = torch.Generator("cpu").manual_seed(seed), torch.get_default_device()
     return [
-        {n: torch.randn(shape, generator=draw) for n, shape in shapes.items()}
+        {
+            n: torch.randn(shape, generator=draw, device="cpu").to(device)
+            for n, shape in shapes.items()
+        }
         for _ in range(world_size)
     ]
 
