@@ -175,15 +175,13 @@ class Coordinator:
         self._ledger.count_gather_on_rank_0(sizes)
         if self.rank != 0:
             for piece in _split_payload(own):
-                self._network.send_to_rank_0(piece.to(self._device))
+                self._network.send_to_rank_0(piece)
             return None
         payloads = [own]
         for rank, size in enumerate(sizes[1:], start=1):
             payloads.append(bytearray(size))
             for piece in _split_payload(payloads[-1]):
-                received = torch.empty_like(piece, device=self._device)
-                self._network.receive_(received, rank)
-                piece.copy_(received)
+                self._network.receive_(piece, rank)
         return payloads
 
     def average_tensor(self, buffer: Tensor) -> Tensor:

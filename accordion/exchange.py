@@ -111,6 +111,7 @@ class GroupNetwork:
         self._scratch = Scratch(device)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
+        self._message_device = _message_device(group, device)
         self._direct: DirectCollectives | None = None
         """Direct messages; None if the backend's own collectives are used."""
         if group is not None and self.world_size > 1 and _is_gloo_on_cpu(group, device):
@@ -205,12 +206,14 @@ class GroupNetwork:
         return seconds
 
     def send_to_rank_0(self, tensor: Tensor) -> None:
-        """Send a tensor to the group's rank 0."""
-        dist.send(tensor, group=self._group, group_dst=0)
+        """Send a tensor on the CPU to the group's rank 0."""
+        dist.send(tensor.to(self._message_device), group=self._group, group_dst=0)
 
     def receive_(self, tensor: Tensor, rank: int) -> None:
-        """Fill a tensor with one of equal size that the group's `rank` sends."""
-        dist.recv(tensor, group=self._group, group_src=rank)
+        """Fill a tensor on the CPU with one of equal size that the group's `rank` sends."""
+        received = torch.empty_like(tensor, device=self._message_device)
+        dist.recv(received, group=self._group, group_src=rank)
+        tensor.copy_(received)
 
     def _piggybacked_means(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
         """Return the means to send as part of a gather: all of them if they are small, else none.
@@ -303,6 +306,14 @@ class GroupNetwork:
 
 def _is_gloo_on_cpu(group: dist.ProcessGroup, device: torch.device) -> bool:
     return device.type == "cpu" and backend_name(group, device) == "gloo"
+
+
+def _message_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
+    """Return where a message between two workers has to be: gloo's cannot be on a GPU, although its
+    collectives can, and a send from there ends the process.
+    """
+    is_gloo = group is not None and backend_name(group, device) == "gloo"
+    return torch.device("cpu") if is_gloo else device
 
 
 def _as_gather(mean: Mean) -> Gather:
