@@ -37,7 +37,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -48,6 +48,7 @@ help:
 	@echo "make format  format the code"
 	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
+	@echo "make bench-gpu      time encode and decode, the statistic and a step on one card, 2 minutes"
 	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
@@ -108,6 +109,9 @@ openapi: $(TEST_STAMP)
 
 bench-library: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)
+
+bench-gpu: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.gpu $(BENCH_ARGS)
 
 bench-network: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.network $(BENCH_ARGS)

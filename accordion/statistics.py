@@ -196,13 +196,12 @@ class SketchHash:
             flat = flat.to(torch.float32)
         tiles = _num_tiles(flat.numel())
         if tiles:
-            self._add_rows_(total_S, self._sum_tiles(flat, tiles).mul_(self._signs_RS), scale=scale)
+            self._sum_tiles(flat, tiles).mul_(self._signs_RS)
             flat = flat[tiles * _TILE :]
         rows, entries = divmod(flat.numel(), SKETCH_SIZE)
         if rows:
-            whole_RS = flat[: rows * SKETCH_SIZE].view(rows, SKETCH_SIZE)
-            signed_RS = torch.mul(whole_RS, self._rest_signs_RS[:rows], out=self._signed_RS[:rows])
-            self._add_rows_(total_S, signed_RS, scale=scale)
+            self._sign_rest(flat[: rows * SKETCH_SIZE].view(rows, SKETCH_SIZE), add=tiles > 0)
+        self._add_rows_(total_S, self._signed_RS[: _ROWS if tiles else rows], scale=scale)
         if entries:
             total_S[:entries].addcmul_(
                 flat[-entries:], self._rest_signs_RS[rows, :entries], value=scale
@@ -217,6 +216,16 @@ class SketchHash:
         sums_G1E = self._signed_RS.view(segments, 1, _SEGMENT)
         torch.bmm(self._tile_signs_G1T[..., :tiles], segments_GTE, out=sums_G1E)
         return self._signed_RS
+
+    def _sign_rest(self, whole_RS: Tensor, *, add: bool) -> None:
+        """Write the whole rows after the last tile with their signs, or add them to the tiles'."""
+        signs_RS, signed_RS = (
+            part[: len(whole_RS)] for part in (self._rest_signs_RS, self._signed_RS)
+        )
+        if add:
+            signed_RS.addcmul_(whole_RS, signs_RS)
+        else:
+            torch.mul(whole_RS, signs_RS, out=signed_RS)
 
     def _add_rows_(self, total_S: Tensor, signed_RS: Tensor, *, scale: float) -> None:
         """Add rows of entries to the sketch; each row adds one entry to every column."""

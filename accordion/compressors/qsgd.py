@@ -134,7 +134,8 @@ def _draw_noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
     )
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
     drawn = copy_to_device(drawn, update.device)
-    noise = context.scratch.take("noise", (size + block_size(update.device),), update.dtype)
+    longest = min(block_size(update.device), update.numel())
+    noise = context.scratch.take("noise", (size + longest,), update.dtype)
     offset = float(torch.rand((), generator=draw, dtype=torch.float64, device="cpu")) - 0.5
     noise[: size // 2].copy_(drawn).add_(offset)
     noise[size // 2 : size].copy_(drawn.bitwise_not_()).sub_(offset)

@@ -8,7 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from accordion.wire import Scratch, copy_to_device
+from accordion.wire import Scratch
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIXING = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
+"""Step, shifts and factors of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), signed."""
 
 
 def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: Scratch) -> Tensor:
@@ -40,9 +44,31 @@ def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: 
 
 
 def _fill_uniform_(values: Tensor, draw: torch.Generator) -> None:
-    """Fill with uniform draws from [0, 1); a CPU generator cannot fill another device's memory."""
+    """Fill with uniform draws from [0, 1); on other devices than a CPU with hashes of the indices.
+
+    There a CPU generator would take longer than all else, and the device's own numbers would depend
+    on its model.
+    """
     if values.device.type == "cpu":
         values.uniform_(generator=draw)
     else:
-        drawn = torch.rand(values.shape, generator=draw, dtype=values.dtype, device="cpu")
-        values.copy_(copy_to_device(drawn, values.device))
+        key = torch.empty((), dtype=torch.int64, device="cpu").random_(
+            -(1 << 63), None, generator=draw
+        )
+        hash_uniform_(values, int(key))
+
+
+def hash_uniform_(values: Tensor, key: int) -> None:
+    """Fill an fp64 tensor with the first numbers of splitmix64, as fractions; the same on every
+    device.
+    """
+    state = torch.arange(values.numel(), dtype=torch.int64, device=values.device)
+    state.mul_(_GOLDEN).add_(key)
+    for shift, factor in _MIXING:
+        state.bitwise_xor_(_shift_right(state, shift)).mul_(factor)
+    values.view(-1).copy_(_shift_right(state, 64 - 53)).mul_(2.0**-53)
+
+
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """Shift as if the numbers had no sign."""
+    return words.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accordion.compressors import level_of
-from accordion.compressors.stratified_sampling import draw_positions
+from accordion.compressors.stratified_sampling import draw_positions, hash_uniform_
 from accordion.statistics import seeded_generator
 from accordion.wire import Mean, Scratch
 from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of
@@ -118,3 +118,10 @@ def test_a_layer_without_entries_asks_for_nothing():
 
 def test_no_step_after_the_first_allocates_beyond_64_kilobytes():
     assert_keeps_its_memory(Alone("randomk", {"density": 0.1}), torch.ones(1, 1_000_000))
+
+
+def test_the_numbers_of_other_devices_are_those_of_splitmix64():
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # of the seed 0
+    values = torch.empty(3, dtype=torch.float64)
+    hash_uniform_(values, 0x9E3779B97F4A7C15 - (1 << 64))
+    assert values.tolist() == [(word >> 11) / 2**53 for word in published]
