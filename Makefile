@@ -105,7 +105,7 @@ format: $(TEST_STAMP)
 	$(BIN)/ruff check --fix
 
 openapi: $(TEST_STAMP)
-	$(BIN)/python -m service.openapi
+	$(BIN)/python -m service.api.openapi
 
 bench-library: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)

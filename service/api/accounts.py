@@ -8,7 +8,21 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BeforeValidator, Field
 
-from service.api.account_schemas import (
+from service.api.callers import CallerDep, require_scope
+from service.api.deps import (
+    NO_QUERY,
+    WRITES_ROWS,
+    QueryParams,
+    QueryTime,
+    StateDep,
+    to_seconds,
+)
+from service.api.problems import describe_problems
+from service.domain.access import USER_NAME, Caller, Scope, describe_missing_scope
+from service.domain.audit_actions import AuditAction
+from service.domain.tokens import DAY_S, TOKEN_ID, new_token
+from service.errors import Forbidden
+from service.schemas.accounts import (
     AuditEntry,
     AuditPage,
     CallerView,
@@ -21,21 +35,7 @@ from service.api.account_schemas import (
     UserRequest,
     UserView,
 )
-from service.api.callers import CallerDep, require_scope
-from service.api.deps import (
-    NO_QUERY,
-    WRITES_ROWS,
-    QueryParams,
-    QueryTime,
-    StateDep,
-    to_seconds,
-)
-from service.api.problems import describe_problems
-from service.api.schemas import PLAIN
-from service.domain.access import USER_NAME, Caller, Scope, describe_missing_scope
-from service.domain.audit_actions import AuditAction
-from service.errors import Forbidden
-from service.security.tokens import DAY_S, TOKEN_ID, new_token
+from service.schemas.jobs import PLAIN
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.audit_log import AuditFilter, read_audit
 from service.store.audit_subjects import read_subject_names

@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.api.history_schemas import GapView
-from service.api.schemas import EventView, Problem
+from service.schemas.history import GapView
+from service.schemas.jobs import EventView, Problem
 
 SECURITY_SCHEME = "token"
 """Name of the only security scheme."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter, WouldBlock
 
+from service.access.oidc_provider import OidcProvider
 from service.api.feeds import FeedHub
+from service.api.http_connections import OpenConnections
+from service.api.request_times import RequestTimes
 from service.errors import Unavailable
-from service.http_connections import OpenConnections
-from service.request_times import RequestTimes
-from service.security.oidc_provider import OidcProvider
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.store.database import Database
 from service.store.repository import Repository
 

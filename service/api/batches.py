@@ -11,14 +11,6 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.api.app_state import AppState
-from service.api.batch_schemas import (
-    MAX_BATCH_S,
-    MAX_JOBS,
-    BatchItem,
-    BatchRequest,
-    BatchView,
-    JobAction,
-)
 from service.api.callers import CallerDep, check_scope, require_scope
 from service.api.cursors import format_cursor, parse_cursor
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
@@ -28,6 +20,14 @@ from service.domain.access import Caller, Scope
 from service.domain.job_status import ENDED, UNFINISHED
 from service.domain.jobs import Desired, Kind, Status
 from service.errors import ApiError, Conflict, DatabaseReplaced
+from service.schemas.batches import (
+    MAX_BATCH_S,
+    MAX_JOBS,
+    BatchItem,
+    BatchRequest,
+    BatchView,
+    JobAction,
+)
 from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import CheckJob, JobLifecycle, ListingChange

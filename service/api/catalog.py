@@ -11,18 +11,8 @@ from accordion.compressors import COMPRESSORS
 from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.callers import CallerDep, require_scope
-from service.api.cluster_schemas import (
-    ClusterView,
-    Named,
-    NamedList,
-    QueueEntry,
-    QueueView,
-    TaskList,
-    TaskView,
-)
 from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
-from service.api.views import cluster_view
 from service.domain.access import Scope
 from service.domain.autoscaler_record import read_autoscaler_record
 from service.domain.cluster_snapshot import (
@@ -33,9 +23,19 @@ from service.domain.cluster_snapshot import (
 from service.domain.jobs import Reason
 from service.domain.wait_causes import WAITS_FOR_SECRET, WaitCause, explain_queue
 from service.domain.waiting_message import format_waiting_message
-from service.queue_inputs import QueueReader, is_contending
+from service.job_inputs.queue import QueueReader, is_contending
+from service.schemas.cluster import (
+    ClusterView,
+    Named,
+    NamedList,
+    QueueEntry,
+    QueueView,
+    TaskList,
+    TaskView,
+)
 from service.store.models import JobRow
 from service.store.stored_spec import resource_request
+from service.views.jobs import cluster_view
 from workers.spec_types import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 

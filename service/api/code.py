@@ -15,11 +15,11 @@ from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES, StateDep
 from service.api.problems import describe_problems
-from service.api.schemas import CodeView
-from service.code_store import Code, CodeStore
 from service.domain.access import Caller, Scope
 from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
+from service.job_inputs.code_store import Code, CodeStore
+from service.schemas.jobs import CodeView
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec
 from workers.spec_patterns import SHA256_PATTERN

@@ -14,11 +14,11 @@ from service.api.callers import require_scope
 from service.api.deps import NO_QUERY, StateDep
 from service.api.problems import describe_problems
 from service.api.process_metrics import ProcessMetrics
-from service.api.schemas import CheckResult, Ready
 from service.domain.access import Scope
 from service.errors import Unavailable
-from service.metrics import metrics_response
+from service.schemas.jobs import CheckResult, Ready
 from service.store.migrations import current, head
+from service.views.metrics import metrics_response
 
 router = APIRouter(tags=["health"], dependencies=[NO_QUERY])
 _HEAD = head()

@@ -14,24 +14,24 @@ from pydantic import Field
 from service.api.callers import require_scope
 from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
-from service.api.history_schemas import MAX_PAGE_LAYERS, CheckpointList, DecisionPage, EpochPage
-from service.api.logger_schemas import LoggerList, LoggerView
 from service.api.problems import describe_problems
-from service.api.schemas import AttemptList, ScheduleView
-from service.api.views import (
+from service.domain.access import Scope
+from service.errors import Invalid
+from service.schemas.history import MAX_PAGE_LAYERS, CheckpointList, DecisionPage, EpochPage
+from service.schemas.jobs import AttemptList, ScheduleView
+from service.schemas.loggers import LoggerList, LoggerView
+from service.schemas.why import WhyView
+from service.store.models import JobRow
+from service.store.repository import HistoryPage
+from service.store.stored_documents import layer_names
+from service.views.jobs import (
     attempt_view,
     checkpoint_views,
     decision_views,
     epoch_views,
     schedule_view,
 )
-from service.api.why_schemas import WhyView
-from service.api.why_view import why_view
-from service.domain.access import Scope
-from service.errors import Invalid
-from service.store.models import JobRow
-from service.store.repository import HistoryPage
-from service.store.stored_documents import layer_names
+from service.views.why import why_view
 
 _MOST = 2**31
 """Exclusive upper bound of epochs and steps: the columns hold 32-bit integers."""

@@ -27,10 +27,7 @@ from service.api.deps import (
 from service.api.logger_checks import check_loggers
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
-from service.api.schemas import PLAIN, CloneRequest, JobPage, JobView
-from service.api.spec_schemas import DryRun
 from service.api.user_secrets import check_secrets
-from service.api.views import job_view
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
 from service.domain.autoscaler_record import read_autoscaler_record
@@ -45,14 +42,17 @@ from service.domain.resources import ResourceRequest, sort_custom
 from service.domain.wait_causes import list_preempted
 from service.domain.waiting_message import format_start, format_waiting_message
 from service.errors import ApiError, Conflict, Invalid
-from service.pip_index import check_packages
-from service.queue_inputs import QueueReader
+from service.job_inputs.pip_index import check_packages
+from service.job_inputs.queue import QueueReader
+from service.schemas.jobs import PLAIN, CloneRequest, JobPage, JobView
+from service.schemas.specs import DryRun
 from service.store.idempotency import Idempotency, body_hash
 from service.store.job_list import JobFilter
 from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import stored_spec
+from service.views.jobs import job_view
 from workers.contract import JobSpec
 from workers.node_selectors import read_selector
 from workers.spec_types import MAX_PRIORITY

@@ -13,15 +13,15 @@ from hmac import compare_digest
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from fastapi import APIRouter, Request
 
-from service.api.account_schemas import NewToken, TokenView
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
-from service.api.login_schemas import CodeExchange, LoginCodeRequest, LoginCodeView
 from service.api.problems import describe_problems
 from service.domain.access import FULL_ACCESS, Caller, Scope, describe_missing_scope
+from service.domain.tokens import DAY_S, digest_of, new_link_secret, new_token
 from service.errors import Forbidden, Unauthorized
-from service.security.tokens import DAY_S, digest_of, new_link_secret, new_token
+from service.schemas.accounts import NewToken, TokenView
+from service.schemas.login import CodeExchange, LoginCodeRequest, LoginCodeView
 from service.store.account_rows import AccountStore, RequestedToken
 from service.store.login_codes import CODE_LIFETIME_S, add_login_code, use_login_code
 from service.store.models import LoginCodeRow

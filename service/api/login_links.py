@@ -9,10 +9,10 @@ from fastapi import APIRouter
 
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
-from service.api.login_schemas import LoginLinkRequest, LoginLinkView
 from service.api.problems import describe_problems
 from service.domain.access import Scope
-from service.security.tokens import digest_of, new_link_secret
+from service.domain.tokens import digest_of, new_link_secret
+from service.schemas.login import LoginLinkRequest, LoginLinkView
 from service.store.login_links import add_login_link
 
 router = APIRouter(prefix="/login-links", tags=["login"], dependencies=[NO_QUERY])

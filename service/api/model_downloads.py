@@ -14,15 +14,15 @@ from pydantic import Field
 from service.api.app_state import MAX_WAITING_EXPORTS, AppState, hold_place
 from service.api.callers import require_scope
 from service.api.deps import JobDep, QueryParams, StateDep
+from service.api.model_files import export_model_file
 from service.api.problems import describe_problems
-from service.api.schemas import PLAIN
-from service.checkpoint_choice import choose_checkpoints
-from service.child_processes import inherit_environment
 from service.domain.access import Scope
 from service.domain.file_names import name_file
 from service.domain.jobs import Kind
 from service.errors import Conflict, Unavailable
-from service.model_files import export_model_file
+from service.job_inputs.checkpoints import choose_checkpoints
+from service.process.child_processes import inherit_environment
+from service.schemas.jobs import PLAIN
 from service.store.models import JobRow
 from service.store.stored_spec import spec_of
 

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Path
 from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
-from service.api.node_schemas import CordonRequest, NodeFailureView, NodeList, NodeStatus
 from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
 from service.domain.cluster_snapshot import find_available_nodes, name_of_node
@@ -23,6 +22,7 @@ from service.domain.node_avoidance import (
     find_states,
 )
 from service.errors import NotFound
+from service.schemas.nodes import CordonRequest, NodeFailureView, NodeList, NodeStatus
 from service.store.models import NodeFailureRow
 from service.store.node_rows import NodeStore
 

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Path, Response
 from service.api.callers import CallerDep, require_scope
 from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep, StateDep
-from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.problems import describe_problems
-from service.api.views import override_view
 from service.domain.access import Scope
+from service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
 from service.store.idempotency import Idempotency, body_hash
 from service.store.job_submission import JobSubmission, RequestedOverride
+from service.views.jobs import override_view
 
 router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"], dependencies=[NO_QUERY])
 OverrideId = Annotated[

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Path, Request, Response
 from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
-from service.api.plan_schemas import PlanView
 from service.api.problems import describe_problems
-from service.api.spec_schemas import PlanRequest
 from service.api.user_secrets import check_secrets
 from service.domain.access import Scope
 from service.errors import Invalid
+from service.schemas.plans import PlanView
+from service.schemas.specs import PlanRequest
 from service.store.models import PlanRow
 from service.store.plan_rows import PlanStore
 from workers.tasks import GUEST, SCRIPT

@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from service.api.api_document import build_document
-from service.api.invalid_values import describe_errors, join_items
-from service.api.known_keys import body_type
-from service.api.schemas import Problem, ProblemItem
 from service.errors import ApiError, Invalid, TooManyRequests
+from service.schemas.invalid_values import describe_errors, join_items
+from service.schemas.jobs import Problem, ProblemItem
+from service.schemas.known_keys import body_type
 from service.store.database_errors import ErrorKind, classify_error
 
 MEDIA_TYPE = "application/problem+json"

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from service.api.app_state import AppState
-from service.metric_samples import Family, Sample, build_metrics
+from service.views.metric_samples import Family, Sample, build_metrics
 
 PROCESS_FAMILIES: Mapping[str, Family] = {
     "accordion_api_database_errors_total": Family(

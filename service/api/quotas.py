@@ -11,14 +11,6 @@ from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
-from service.api.quota_schemas import (
-    LABEL,
-    USER_OR_ANY,
-    QuotaList,
-    QuotaRequest,
-    QuotaUsageView,
-    QuotaView,
-)
 from service.domain.access import Scope
 from service.domain.quota_reservations import measure_usage
 from service.domain.quotas import (
@@ -31,7 +23,15 @@ from service.domain.quotas import (
     user_account,
 )
 from service.errors import Invalid
-from service.queue_inputs import QueueReader
+from service.job_inputs.queue import QueueReader
+from service.schemas.quotas import (
+    LABEL,
+    USER_OR_ANY,
+    QuotaList,
+    QuotaRequest,
+    QuotaUsageView,
+    QuotaView,
+)
 from service.store.quota_rows import QuotaStore
 
 router = APIRouter(prefix="/quotas", tags=["quotas"], responses=describe_problems())

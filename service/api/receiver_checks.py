@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.access.host_lookup import LookupFailed, LookupPostponed, look_up_host
 from service.api.app_state import AppState
 from service.domain.webhook_targets import (
     RefusedTarget,
@@ -10,7 +11,6 @@ from service.domain.webhook_targets import (
     parse_target,
 )
 from service.errors import Invalid
-from service.security.host_lookup import LookupFailed, LookupPostponed, look_up_host
 
 _LOOKUP_S = 2.0
 """Longest wait for the address of a receiver, which is checked again before each request."""

@@ -12,13 +12,13 @@ from service.api.conditions import ETAG, IfMatch, check_if_match, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobId, StateDep
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
-from service.api.schemas import JobChange, JobView, ResizeRequest
-from service.api.views import job_view
 from service.domain.access import Scope
+from service.schemas.jobs import JobChange, JobView, ResizeRequest
 from service.store.job_archive import JobArchive
 from service.store.job_deletion import JobDeletion
 from service.store.job_lifecycle import JobLifecycle, ListingChange
 from service.store.models import JobRow
+from service.views.jobs import job_view
 
 router = APIRouter(
     prefix="/jobs/{job_id}",

@@ -14,10 +14,10 @@ from service.api.app_state import AppState
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
-from service.api.secret_schemas import SecretList, SecretRequest, SecretView
 from service.domain.access import Caller, Scope, describe_missing_scope
 from service.errors import Conflict, Forbidden, Invalid, SettingsError, Unavailable
-from service.security.secret_box import (
+from service.schemas.secrets import SecretList, SecretRequest, SecretView
+from service.settings.secret_box import (
     MAKE_KEY_FIRST,
     SecretBox,
     ServiceKey,

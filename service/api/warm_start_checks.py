@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.api.app_state import AppState
 from service.domain.access import Caller
 from service.errors import Conflict, Invalid, NotFound
-from service.warm_starts import list_source_checkpoints
+from service.job_inputs.warm_starts import list_source_checkpoints
 from workers.contract import JobSpec
 
 

@@ -15,7 +15,11 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.receiver_checks import check_receiver
 from service.api.user_secrets import create_box
-from service.api.webhook_schemas import (
+from service.domain.access import Scope
+from service.domain.webhook_retries import DeliveryState
+from service.domain.webhook_signatures import new_signing_secret
+from service.domain.webhook_targets import WebhookTarget
+from service.schemas.webhooks import (
     WEBHOOK_NAME,
     DeliveryPage,
     DeliveryView,
@@ -24,10 +28,6 @@ from service.api.webhook_schemas import (
     WebhookRequest,
     WebhookView,
 )
-from service.domain.access import Scope
-from service.domain.webhook_retries import DeliveryState
-from service.domain.webhook_targets import WebhookTarget
-from service.security.webhook_signatures import new_signing_secret
 from service.store.models import DeliveryRow
 from service.store.webhook_messages import ALL_USERS
 from service.store.webhook_rows import (

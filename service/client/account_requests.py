@@ -14,7 +14,7 @@ from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
 
 if TYPE_CHECKING:
-    from service.api.account_schemas import (
+    from service.schemas.accounts import (
         AuditPage,
         CallerView,
         NewToken,
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         UserList,
         UserView,
     )
-    from service.api.quota_schemas import QuotaList, QuotaView
-    from service.api.secret_schemas import SecretList, SecretView
+    from service.schemas.quotas import QuotaList, QuotaView
+    from service.schemas.secrets import SecretList, SecretView
 
 
 class AccountRequests(RequestSender):
@@ -33,21 +33,21 @@ class AccountRequests(RequestSender):
     @shared_method
     async def caller(self) -> CallerView:
         """Get who you are, and what your token allows."""
-        from service.api.account_schemas import CallerView
+        from service.schemas.accounts import CallerView
 
         return await self._request(CallerView, "GET", "/me")
 
     @shared_method
     async def users(self) -> UserList:
         """Get all users."""
-        from service.api.account_schemas import UserList
+        from service.schemas.accounts import UserList
 
         return await self._request(UserList, "GET", "/users")
 
     @shared_method
     async def add_user(self, name: str, role: str = "editor") -> UserView:
         """Add a user."""
-        from service.api.account_schemas import UserView
+        from service.schemas.accounts import UserView
 
         return await self._request(UserView, "POST", "/users", json={"name": name, "role": role})
 
@@ -56,7 +56,7 @@ class AccountRequests(RequestSender):
         self, name: str, *, role: str | None = None, disabled: bool | None = None
     ) -> UserView:
         """Change the role of a user, or refuse or accept the user's tokens."""
-        from service.api.account_schemas import UserView
+        from service.schemas.accounts import UserView
 
         change = {"role": role, "disabled": disabled}
         return await self._request(UserView, "PATCH", f"/users/{name}", json=change)
@@ -64,7 +64,7 @@ class AccountRequests(RequestSender):
     @shared_method
     async def tokens(self, user: str | None = None) -> TokenList:
         """Get the tokens of a user, by default yours."""
-        from service.api.account_schemas import TokenList
+        from service.schemas.accounts import TokenList
 
         params = {"user": user} if user else {}
         return await self._request(TokenList, "GET", "/tokens", params=params)
@@ -87,7 +87,7 @@ class AccountRequests(RequestSender):
                 as your own token if that ends earlier.
             user: whose token it is; None for yours.
         """
-        from service.api.account_schemas import NewToken
+        from service.schemas.accounts import NewToken
 
         body: dict[str, Any] = {
             "label": label,
@@ -101,14 +101,14 @@ class AccountRequests(RequestSender):
     @shared_method
     async def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token; repeating has no effect."""
-        from service.api.account_schemas import TokenView
+        from service.schemas.accounts import TokenView
 
         return await self._request(TokenView, "DELETE", f"/tokens/{token_id}", repeatable=True)
 
     @shared_method
     async def redeem_login_code(self, code: str, verifier: str) -> NewToken:
         """Exchange the code that a logged-in browser brought for a token of its user."""
-        from service.api.account_schemas import NewToken
+        from service.schemas.accounts import NewToken
 
         body = {"code": code, "verifier": verifier}
         with translate_errors(self.url):
@@ -120,7 +120,7 @@ class AccountRequests(RequestSender):
     @shared_method
     async def quotas(self) -> QuotaList:
         """Get all quotas, and what the jobs hold of them."""
-        from service.api.quota_schemas import QuotaList
+        from service.schemas.quotas import QuotaList
 
         return await self._request(QuotaList, "GET", "/quotas")
 
@@ -143,7 +143,7 @@ class AccountRequests(RequestSender):
             workers: maximum number of workers across these jobs; None for no limit.
             gpus: maximum number of GPUs across these jobs; None for no limit.
         """
-        from service.api.quota_schemas import QuotaView
+        from service.schemas.quotas import QuotaView
 
         body = {"user": user, "label": label, "jobs": jobs, "workers": workers, "gpus": gpus}
         return await self._request(QuotaView, "PUT", "/quotas", json=body)
@@ -151,7 +151,7 @@ class AccountRequests(RequestSender):
     @shared_method
     async def remove_quota(self, *, user: str | None = None, label: str | None = None) -> QuotaView:
         """Remove the quota of a user or a label, and return it."""
-        from service.api.quota_schemas import QuotaView
+        from service.schemas.quotas import QuotaView
 
         params = {"user": user} if label is None else {"label": label}
         return await self._request(QuotaView, "DELETE", "/quotas", params=params)
@@ -159,7 +159,7 @@ class AccountRequests(RequestSender):
     @shared_method
     async def secrets(self) -> SecretList:
         """Get your secrets, without their values."""
-        from service.api.secret_schemas import SecretList
+        from service.schemas.secrets import SecretList
 
         return await self._request(SecretList, "GET", "/secrets")
 
@@ -173,7 +173,7 @@ class AccountRequests(RequestSender):
             force: whether to make a new key if that of the service is gone, although other secrets
                 were encrypted with it and must then be set again.
         """
-        from service.api.secret_schemas import SecretView
+        from service.schemas.secrets import SecretView
 
         path = f"/secrets/{quote(name, safe='')}"
         params = {"force": "true"} if force else {}
@@ -187,7 +187,7 @@ class AccountRequests(RequestSender):
             name: name of the secret.
             force: whether to remove it although jobs of yours, or their loggers, need it.
         """
-        from service.api.secret_schemas import SecretView
+        from service.schemas.secrets import SecretView
 
         path = f"/secrets/{quote(name, safe='')}"
         params = {"force": "true"} if force else {}
@@ -220,7 +220,7 @@ class AccountRequests(RequestSender):
             limit: most entries of the page.
             cursor: `next_cursor` of the previous page.
         """
-        from service.api.account_schemas import AuditPage
+        from service.schemas.accounts import AuditPage
 
         params = {
             "user": user,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import httpx2
 from pydantic import ValidationError
 
-from service.api.schemas import Problem
 from service.client.errors import NotFound, Refused, ServiceFailed, Unreachable
+from service.schemas.jobs import Problem
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """Python clients of the service: one method per route; responses are records of
-`service.api.schemas`.
+`service.schemas.jobs`.
 
     with Client("http://127.0.0.1:8080") as client:
         job = client.submit({"task": {"name": "digits-mlp"}})
@@ -11,7 +11,7 @@
         async for event in client.events(job.id):
             ...
 
-On the machine that runs `accordion up`, `connect()` and `connect_async()` of `service.connection`
+On the machine that runs `accordion up`, `connect()` and `connect_async()` of `service.machine.connection`
 find the address and the token.
 
 Every method may raise Unreachable, ServiceFailed and Refused (see errors.py). Requests that may

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from service.api.schemas import Ready
 from service.client.answers import raise_for_status, translate_errors
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
+from service.schemas.jobs import Ready
 
 if TYPE_CHECKING:
-    from service.api.cluster_schemas import ClusterView, NamedList, QueueView, TaskList
-    from service.api.node_schemas import NodeList, NodeStatus
-    from service.api.plan_schemas import PlanView
+    from service.schemas.cluster import ClusterView, NamedList, QueueView, TaskList
+    from service.schemas.nodes import NodeList, NodeStatus
+    from service.schemas.plans import PlanView
 
 
 class ClusterRequests(RequestSender):
@@ -25,7 +25,7 @@ class ClusterRequests(RequestSender):
         """Create a URL that logs one browser in and opens `page`; it works once, within 15
         minutes.
         """
-        from service.api.login_schemas import LoginLinkView
+        from service.schemas.login import LoginLinkView
 
         body = {"next": page}
         link = await self._request(
@@ -43,7 +43,7 @@ class ClusterRequests(RequestSender):
         measure_s: float = 5.0,
     ) -> PlanView:
         """Request predicted steps for `workers.max` workers; poll `plan_result` for the result."""
-        from service.api.plan_schemas import PlanView
+        from service.schemas.plans import PlanView
 
         link = {"mbit_per_s": mbit_per_s, "latency_ms": latency_ms}
         body = {"spec": dict(spec), "link": link, "measure_s": measure_s}
@@ -52,56 +52,56 @@ class ClusterRequests(RequestSender):
     @shared_method
     async def plan_result(self, plan_id: str) -> PlanView:
         """Get a plan, with its predictions once it has succeeded."""
-        from service.api.plan_schemas import PlanView
+        from service.schemas.plans import PlanView
 
         return await self._request(PlanView, "GET", f"/plans/{plan_id}")
 
     @shared_method
     async def cancel_plan(self, plan_id: str) -> PlanView:
         """Cancel a plan that waits or is measured; repeating has no effect."""
-        from service.api.plan_schemas import PlanView
+        from service.schemas.plans import PlanView
 
         return await self._request(PlanView, "DELETE", f"/plans/{plan_id}", repeatable=True)
 
     @shared_method
     async def tasks(self) -> TaskList:
         """Get the tasks that a spec can name."""
-        from service.api.cluster_schemas import TaskList
+        from service.schemas.cluster import TaskList
 
         return await self._request(TaskList, "GET", "/tasks")
 
     @shared_method
     async def methods(self) -> NamedList:
         """Get the compression methods that a spec can name."""
-        from service.api.cluster_schemas import NamedList
+        from service.schemas.cluster import NamedList
 
         return await self._request(NamedList, "GET", "/methods")
 
     @shared_method
     async def policies(self) -> NamedList:
         """Get the policies that a spec can name."""
-        from service.api.cluster_schemas import NamedList
+        from service.schemas.cluster import NamedList
 
         return await self._request(NamedList, "GET", "/policies")
 
     @shared_method
     async def cluster(self) -> ClusterView:
         """Get the nodes of the cluster."""
-        from service.api.cluster_schemas import ClusterView
+        from service.schemas.cluster import ClusterView
 
         return await self._request(ClusterView, "GET", "/cluster")
 
     @shared_method
     async def nodes(self) -> NodeList:
         """Get the nodes with their failures, and whether workers are placed on them."""
-        from service.api.node_schemas import NodeList
+        from service.schemas.nodes import NodeList
 
         return await self._request(NodeList, "GET", "/nodes")
 
     @shared_method
     async def cordon_node(self, node: str, reason: str = "") -> NodeStatus:
         """Place no more workers on a node, given by name, address or ID. Repeating is harmless."""
-        from service.api.node_schemas import NodeStatus
+        from service.schemas.nodes import NodeStatus
 
         path, body = f"/nodes/{quote(node, safe='')}/cordon", {"reason": reason}
         return await self._request(NodeStatus, "POST", path, repeatable=True, json=body)
@@ -109,7 +109,7 @@ class ClusterRequests(RequestSender):
     @shared_method
     async def restore_node(self, node: str) -> NodeStatus:
         """Place workers on a cordoned or avoided node again. Repeating is harmless."""
-        from service.api.node_schemas import NodeStatus
+        from service.schemas.nodes import NodeStatus
 
         path = f"/nodes/{quote(node, safe='')}/restore"
         return await self._request(NodeStatus, "POST", path, repeatable=True)
@@ -117,7 +117,7 @@ class ClusterRequests(RequestSender):
     @shared_method
     async def queue(self) -> QueueView:
         """Get the queued jobs, and why they wait."""
-        from service.api.cluster_schemas import QueueView
+        from service.schemas.cluster import QueueView
 
         return await self._request(QueueView, "GET", "/queue")
 

@@ -7,9 +7,13 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from service.api.history_schemas import CheckpointList, DecisionPage, EpochPage, GapView
-from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
-from service.api.schemas import (
+from service.client.file_download import DOWNLOAD_TIMEOUT_S, REPORT_TIMEOUT_S, download_file
+from service.client.query_params import format_params
+from service.client.request_sender import RequestSender
+from service.client.shared_methods import shared_iterator, shared_method
+from service.client.stream import LogChunk, Stream, follow_stream
+from service.schemas.history import CheckpointList, DecisionPage, EpochPage, GapView
+from service.schemas.jobs import (
     AttemptList,
     DecisionView,
     EpochView,
@@ -17,15 +21,11 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
-from service.client.file_download import DOWNLOAD_TIMEOUT_S, REPORT_TIMEOUT_S, download_file
-from service.client.query_params import format_params
-from service.client.request_sender import RequestSender
-from service.client.shared_methods import shared_iterator, shared_method
-from service.client.stream import LogChunk, Stream, follow_stream
+from service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
 
 if TYPE_CHECKING:
-    from service.api.logger_schemas import LoggerList
-    from service.api.why_schemas import WhyView
+    from service.schemas.loggers import LoggerList
+    from service.schemas.why import WhyView
 
 PAGE_HISTORY = 100
 """Default number of epochs or decisions per page."""
@@ -49,7 +49,7 @@ class HistoryRequests(RequestSender):
     @shared_method
     async def loggers(self, job_id: str) -> LoggerList:
         """Get the loggers of the job."""
-        from service.api.logger_schemas import LoggerList
+        from service.schemas.loggers import LoggerList
 
         return await self._request(LoggerList, "GET", f"/jobs/{job_id}/loggers")
 
@@ -128,7 +128,7 @@ class HistoryRequests(RequestSender):
     @shared_method
     async def why(self, job_id: str) -> WhyView:
         """GET /jobs/{id}/why: what holds the job up, and the best change."""
-        from service.api.why_schemas import WhyView
+        from service.schemas.why import WhyView
 
         return await self._request(WhyView, "GET", f"/jobs/{job_id}/why")
 

@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from service.api.schemas import CodeView, JobPage, JobView
 from service.client.errors import AmbiguousJob, NotFound
 from service.client.query_params import format_params
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
 from service.domain.job_status import UNFINISHED
+from service.schemas.jobs import CodeView, JobPage, JobView
 
 if TYPE_CHECKING:
-    from service.api.batch_schemas import BatchView
-    from service.api.spec_schemas import DryRun
+    from service.schemas.batches import BatchView
+    from service.schemas.specs import DryRun
 
 UPLOAD_TIMEOUT_S = 120.0
 """Timeout of an upload, which is unpacked once before the response."""
@@ -71,7 +71,7 @@ class JobRequests(RequestSender):
     @shared_method
     async def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
         """Validate a spec: returns it with defaults, and whether the job would wait."""
-        from service.api.spec_schemas import DryRun
+        from service.schemas.specs import DryRun
 
         more = {"json": dict(spec), "params": {"dry_run": "true"}}
         return await self._request(DryRun, "POST", "/jobs", repeatable=True, **more)
@@ -311,7 +311,7 @@ class JobRequests(RequestSender):
             dry_run: list the jobs, and change nothing.
             cursor: `next_cursor` of the previous answer, to go on after its jobs.
         """
-        from service.api.batch_schemas import BatchView
+        from service.schemas.batches import BatchView
 
         body: dict[str, Any] = {"action": action, "labels": dict(labels), "owner": owner}
         body |= {"ids": list(ids), "dry_run": dry_run, "cursor": cursor}

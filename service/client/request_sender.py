@@ -12,12 +12,12 @@ from uuid import uuid4
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from service.api.history_schemas import DecisionPage, EpochPage
-from service.api.schemas import JobPage
 from service.client.answers import parse_base_url, raise_for_status, translate_errors
 from service.client.errors import Unreachable
 from service.client.retries import Outcome, RetryBudget, choose_delay, is_repeatable
 from service.client.stream import Waiter
+from service.schemas.history import DecisionPage, EpochPage
+from service.schemas.jobs import JobPage
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Page = TypeVar("Page", JobPage, EpochPage, DecisionPage)

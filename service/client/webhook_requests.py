@@ -10,7 +10,7 @@ from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method
 
 if TYPE_CHECKING:
-    from service.api.webhook_schemas import (
+    from service.schemas.webhooks import (
         DeliveryPage,
         DeliveryView,
         NewWebhook,
@@ -25,7 +25,7 @@ class WebhookRequests(RequestSender):
     @shared_method
     async def webhooks(self) -> WebhookList:
         """Get your webhooks, without their secrets."""
-        from service.api.webhook_schemas import WebhookList
+        from service.schemas.webhooks import WebhookList
 
         return await self._request(WebhookList, "GET", "/webhooks")
 
@@ -48,7 +48,7 @@ class WebhookRequests(RequestSender):
             label: only jobs with this label, as `key:value`.
             all_jobs: jobs of all users, not only yours.
         """
-        from service.api.webhook_schemas import NewWebhook
+        from service.schemas.webhooks import NewWebhook
 
         body: dict[str, Any] = {"url": url, "name": name, "label": label, "all_jobs": all_jobs}
         if statuses is not None:
@@ -60,21 +60,21 @@ class WebhookRequests(RequestSender):
         """Give a webhook a new secret, which only this result contains. For 24 hours, messages are
         signed with the old one, too.
         """
-        from service.api.webhook_schemas import NewWebhook
+        from service.schemas.webhooks import NewWebhook
 
         return await self._request(NewWebhook, "POST", f"{_path_of(name)}/secret")
 
     @shared_method
     async def remove_webhook(self, name: str) -> WebhookView:
         """Remove a webhook with its deliveries, and return it."""
-        from service.api.webhook_schemas import WebhookView
+        from service.schemas.webhooks import WebhookView
 
         return await self._request(WebhookView, "DELETE", _path_of(name))
 
     @shared_method
     async def test_webhook(self, name: str) -> DeliveryView:
         """Send a test message to a webhook."""
-        from service.api.webhook_schemas import DeliveryView
+        from service.schemas.webhooks import DeliveryView
 
         return await self._request(DeliveryView, "POST", f"{_path_of(name)}/test")
 
@@ -83,7 +83,7 @@ class WebhookRequests(RequestSender):
         self, name: str, *, state: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> DeliveryPage:
         """Get one page of the deliveries of a webhook, newest first."""
-        from service.api.webhook_schemas import DeliveryPage
+        from service.schemas.webhooks import DeliveryPage
 
         asked = {"state": state, "limit": limit, "cursor": cursor}
         params = {key: value for key, value in asked.items() if value is not None}
@@ -94,7 +94,7 @@ class WebhookRequests(RequestSender):
     @shared_method
     async def send_delivery(self, name: str, delivery_id: str) -> DeliveryView:
         """Send a delivery of a webhook again, with the same ID and body."""
-        from service.api.webhook_schemas import DeliveryView
+        from service.schemas.webhooks import DeliveryView
 
         path = f"{_path_of(name)}/deliveries/{quote(delivery_id, safe='')}/send"
         return await self._request(DeliveryView, "POST", path)

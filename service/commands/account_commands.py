@@ -15,12 +15,12 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.completion import complete_token, complete_user, complete_words
-from service.commands.format import format_time
 from service.commands.token_ids import find_token_id
 from service.domain.access import Role, Scope
+from service.schemas.format import format_time
 
 if TYPE_CHECKING:
-    from service.api.account_schemas import TokenView
+    from service.schemas.accounts import TokenView
 
 _ROLES = "viewer, editor, operator or admin"
 _NAME_HELP = "name of the user"

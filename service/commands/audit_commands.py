@@ -17,7 +17,6 @@ from service.commands.cli_support import (
 )
 from service.commands.completion import complete_job, complete_token, complete_user, complete_words
 from service.commands.filters import describe_unknown_user, refuse_empty
-from service.commands.format import format_time
 from service.commands.paging import (
     CURSOR_HELP,
     LimitOption,
@@ -29,14 +28,15 @@ from service.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
 from service.commands.time_options import create_time_option, parse_times
 from service.commands.token_ids import find_token_id
 from service.domain.audit_actions import AuditAction
+from service.schemas.format import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.table import Table
 
-    from service.api.account_schemas import AuditEntry
     from service.client import Client
+    from service.schemas.accounts import AuditEntry
 
 _LESS_IMPORTANT = ("REQUEST", "TOKEN")
 """Columns that a narrow terminal does without, the first of these first."""

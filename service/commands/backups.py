@@ -15,8 +15,8 @@ import typer
 from service.commands.cli_support import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from service.backup import BackupContents
-    from service.settings import Settings
+    from service.machine.backup import BackupContents
+    from service.settings.settings import Settings
 
 
 def backup(
@@ -35,8 +35,8 @@ def backup(
     Not in it: the storage, files of loggers, settings, tokens of the home directory, and the key
     that decrypts secrets. Copy that key as well; without it, secrets must be set again.
     """
-    from service.backup import write_backup
-    from service.settings import load_settings
+    from service.machine.backup import write_backup
+    from service.settings.settings import load_settings
 
     settings = load_settings()
     with _clean_up_on_signals():
@@ -57,8 +57,8 @@ def restore(
     At its next start, the service continues the unfinished jobs from their checkpoints. Other
     changes after the backup are lost: a token revoked since then is valid again.
     """
-    from service.backup import find_storage, restore_backup
-    from service.settings import load_settings
+    from service.machine.backup import find_storage, restore_backup
+    from service.settings.settings import load_settings
 
     settings = load_settings()
     with _clean_up_on_signals():
@@ -95,8 +95,8 @@ def move_database(
     The source stays as it is. Then set ACCORDION_DATABASE_URL to the new one. Passwords are best
     kept in ~/.pgpass, since others see the URL in the list of processes.
     """
-    from service.backup import move_database as move
-    from service.settings import load_settings
+    from service.machine.backup import move_database as move
+    from service.settings.settings import load_settings
     from service.store.database import hide_password
 
     url = _check_url(target)
@@ -135,7 +135,7 @@ def _describe_unreadable(settings: Settings) -> str:
     from sqlalchemy.exc import SQLAlchemyError
 
     from service.errors import StartError
-    from service.secret_check import describe_unreadable
+    from service.machine.secret_check import describe_unreadable
 
     try:
         return describe_unreadable(settings)
@@ -151,7 +151,7 @@ def _check_url(target: str) -> str:
         SettingsError: it is not the URL of a database.
     """
     from service.errors import SettingsError
-    from service.settings import load_settings
+    from service.settings.settings import load_settings
 
     if not target or target.rstrip("/") in {"sqlite:", "sqlite:///:memory:"}:
         raise SettingsError(f"the URL is {target!r}; give that of a database")

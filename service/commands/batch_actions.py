@@ -13,8 +13,8 @@ from service.commands.completion import complete_job, complete_label, complete_u
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.api.batch_schemas import BatchItem, BatchView
     from service.client import Client
+    from service.schemas.batches import BatchItem, BatchView
 
 OptionalJob = Annotated[
     str | None,
@@ -109,7 +109,7 @@ def _parse_labels(texts: list[str], option: str) -> dict[str, str]:
 
 def read_batch(client: Client, action: str, batch: JobBatch, **more: Any) -> Iterator[BatchView]:
     """Apply an action to the jobs of a batch, and iterate over the answers of the service."""
-    from service.api.batch_schemas import MAX_JOBS
+    from service.schemas.batches import MAX_JOBS
 
     ids = batch.ids or ()
     starts = [0] if batch.ids is None else range(0, len(ids), MAX_JOBS)

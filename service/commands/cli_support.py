@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from service.api.schemas import JobView
     from service.client import Client
+    from service.schemas.jobs import JobView
 
 JobArgument = Annotated[
     str,
@@ -65,8 +65,8 @@ def connect_client(url: str) -> Client:
     Raises:
         SettingsError: a setting is wrong.
     """
-    from service import connection
     from service.client import Waiter
+    from service.machine import connection
 
     return connection.connect(url, waiter=Waiter(tell=_report_reconnect))
 

@@ -28,20 +28,20 @@ from service.commands.comparison import (
     compare_jobs,
 )
 from service.commands.completion import complete_job
-from service.commands.format import (
+from service.domain.byte_sizes import format_bytes
+from service.domain.metric_goals import name_direction
+from service.schemas.format import (
     format_duration,
     format_metric,
     format_milliseconds,
     format_number,
 )
-from service.domain.byte_sizes import format_bytes
-from service.domain.metric_goals import name_direction
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.schemas import EpochView
     from service.client import Client
+    from service.schemas.jobs import EpochView
 
 _PAGE = 500
 """Epochs in a request, the most that the service returns at once."""

@@ -23,7 +23,7 @@ from service.domain.metric_goals import (
 )
 
 if TYPE_CHECKING:
-    from service.api.schemas import JobView
+    from service.schemas.jobs import JobView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,8 @@ def complete_override(ctx: typer.Context) -> list[_Candidate]:
     """Complete the numbers of active overrides of the job before it."""
 
     def read(client: Client) -> Iterator[_Candidate]:
-        from service.commands.format import format_override
         from service.domain.override_status import LIVE
+        from service.schemas.format import format_override
 
         found = client.overrides(client.find(ctx.params["job"]).id).items
         active = (override for override in found if override.state in LIVE)
@@ -155,9 +155,9 @@ def _ask_service(
     """Return words of the service, as far as they arrive in time; none if it is away or refuses."""
     found: dict[str, str] = {}
     with suppress(Exception):
-        from service import connection
         from service.client import RetryBudget
-        from service.settings import load_settings
+        from service.machine import connection
+        from service.settings.settings import load_settings
 
         client = connection.connect(ctx.params.get("url") or "", retries=RetryBudget(attempts=1))
         # A timeout of the client would limit each piece of a response, and not the whole.

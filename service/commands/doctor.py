@@ -17,7 +17,7 @@ import typer
 from service.commands.cli_support import FAILED, JsonOption, UrlOption, create_console, print_json
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from service.settings.settings import Settings
 
 DISTRIBUTION = "accordion-train"
 MIN_PYTHON = (3, 11)
@@ -64,7 +64,7 @@ def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
 def run_checks(url: str) -> Iterator[Finding]:
     """Run all checks, from installed packages to running processes."""
     from service.errors import SettingsError
-    from service.settings import load_settings
+    from service.settings.settings import load_settings
 
     yield _check_python()
     yield from _check_packages()
@@ -173,8 +173,8 @@ def _database_url(settings: Settings) -> str:
 
 def _check_variables() -> Iterator[Finding]:
     """Check for variables that only look like settings."""
-    from service.setting_list import describe_unknown_variables
-    from service.settings import list_variables
+    from service.settings.listing import describe_unknown_variables
+    from service.settings.settings import list_variables
 
     unknown = describe_unknown_variables(list_variables())
     if unknown:
@@ -183,7 +183,7 @@ def _check_variables() -> Iterator[Finding]:
 
 def _check_permissions(settings: Settings) -> Iterator[Finding]:
     """Check that only the owner can read the home directory and the token files."""
-    from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
+    from service.settings.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 
     home = Home(settings.home)
     wanted = {
@@ -223,7 +223,7 @@ def _check_secrets(settings: Settings) -> Iterator[Finding]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from service.errors import StartError
-    from service.secret_check import describe_unreadable
+    from service.machine.secret_check import describe_unreadable
 
     try:
         unreadable = describe_unreadable(settings)
@@ -279,11 +279,11 @@ def _available_memory() -> int | None:
 
 def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
     """Check whether the service is ready or, if none is expected, whether one could start."""
+    from service.access.guards import is_loopback
     from service.client import Client, ClientError
     from service.commands.storage_check import check_storages, read_storage_jobs
-    from service.connection import is_same_service, service_token, service_url
-    from service.home import Home
-    from service.security.guards import is_loopback
+    from service.machine.connection import is_same_service, service_token, service_url
+    from service.settings.home import Home
 
     address, running = service_url(settings, url), Home(settings.home).running()
     expected = bool(url or settings.url or running)
@@ -310,7 +310,7 @@ def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
 
 def _check_port(settings: Settings) -> Finding:
     from service.errors import StartError
-    from service.local_programs import free_port
+    from service.machine.programs import free_port
 
     try:
         free_port(settings.host, settings.port)

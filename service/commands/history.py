@@ -13,7 +13,8 @@ from service.commands.cli_support import (
     find_to_read,
     print_json,
 )
-from service.commands.format import (
+from service.domain.byte_sizes import format_bytes
+from service.schemas.format import (
     format_duration,
     format_elasticity,
     format_epochs,
@@ -37,7 +38,6 @@ from service.commands.format import (
     name_override,
     replace_override_ids,
 )
-from service.domain.byte_sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.table import Table
 
-    from service.api.history_schemas import CheckpointView, EpochPage
-    from service.api.logger_schemas import LoggerView
-    from service.api.override_schemas import OverrideView
-    from service.api.schemas import AttemptView, JobView, ScheduleView
     from service.client import Client
     from service.domain.step_profile import Cause
+    from service.schemas.history import CheckpointView, EpochPage
+    from service.schemas.jobs import AttemptView, JobView, ScheduleView
+    from service.schemas.loggers import LoggerView
+    from service.schemas.overrides import OverrideView
 
 SHOWN_EPOCHS = 50
 """Maximum rows of the epoch table; --json prints all epochs."""

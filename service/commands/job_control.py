@@ -34,9 +34,9 @@ from service.commands.completion import (
 )
 
 if TYPE_CHECKING:
-    from service.api.override_schemas import OverrideRequest, OverrideView
-    from service.api.schemas import JobView
     from service.client import Client
+    from service.schemas.jobs import JobView
+    from service.schemas.overrides import OverrideRequest, OverrideView
 
 LEVEL_HELP = (
     "compression level: low, high, a number (0 is the lightest), or options such as rank=2 or"
@@ -92,8 +92,8 @@ def override(
     json: JsonOption = False,
 ) -> None:
     """Override the compression level of layers, or the global batch."""
-    from service.commands.format import format_override
     from service.errors import SettingsError
+    from service.schemas.format import format_override
 
     if bool(level) == bool(batch):
         raise SettingsError(
@@ -141,7 +141,7 @@ def hand_back(
 
     Older overrides that they superseded are cancelled too.
     """
-    from service.commands.format import format_override
+    from service.schemas.format import format_override
 
     with connect_client(url) as client:
         found = client.find(job)
@@ -186,7 +186,7 @@ def resize(
 
     Example: accordion resize digits 1 4
     """
-    from service.commands.format import format_workers
+    from service.schemas.format import format_workers
 
     *jobs, least, most = _parse_limits(places)
     if len(jobs) > 1:
@@ -381,8 +381,8 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
     """
     from pydantic import ValidationError
 
-    from service.api.override_schemas import OverrideRequest
     from service.errors import SettingsError
+    from service.schemas.overrides import OverrideRequest
 
     start = others["apply_at"]
     fields = {
@@ -420,8 +420,8 @@ def _report_wait(job: JobView, made: OverrideView) -> None:
 
 def _wait_until_applied(client: Client, job_id: str, made: OverrideView) -> OverrideView:
     """Wait until the override is applied or has ended, and return it."""
-    from service.api.history_schemas import GapView
     from service.domain.override_status import UNAPPLIED
+    from service.schemas.history import GapView
 
     def read_override() -> OverrideView:
         return next(item for item in client.overrides(job_id).items if item.id == made.id)

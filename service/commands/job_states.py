@@ -30,8 +30,8 @@ from service.commands.completion import complete_job, complete_label
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from service.api.schemas import JobView
     from service.client import Client
+    from service.schemas.jobs import JobView
 
 _OptionalJobs = Annotated[
     list[str] | None,

@@ -20,7 +20,7 @@ from service.commands.cli_support import (
 from service.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
-    from service.api.spec_schemas import DryRun
+    from service.schemas.specs import DryRun
 
 
 def submit(

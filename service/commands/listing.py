@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from service.api.schemas import JobView, ProgressView
     from service.client import Client
+    from service.schemas.jobs import JobView, ProgressView
 
 ID_SHOWN = 13
 """Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""
@@ -289,7 +289,7 @@ def _tells_jobs_apart(column: str, cells: set[str]) -> bool:
 
 def _list_cells(job: JobView) -> dict[str, str]:
     """Return what the table has about one job, by column."""
-    from service.commands.format import format_metrics, format_number
+    from service.schemas.format import format_metrics, format_number
 
     now = job.progress
     return {

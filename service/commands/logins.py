@@ -9,8 +9,8 @@ import typer
 from service.commands.cli_support import JsonOption, UrlOption, connect_client, print_json
 
 if TYPE_CHECKING:
-    from service.api.account_schemas import NewToken
     from service.client import Client
+    from service.schemas.accounts import NewToken
 
 LOGIN_TIMEOUT_S = 600.0
 """How long the command waits for the user, in seconds."""
@@ -62,9 +62,9 @@ def logout(*, url: UrlOption = "", json: JsonOption = False) -> None:
     """Revoke and forget the token with which `accordion login` logged in this command line."""
     import time
 
-    from service.connection import service_url
-    from service.saved_logins import SavedLogins
-    from service.settings import load_settings
+    from service.machine.connection import service_url
+    from service.machine.saved_logins import SavedLogins
+    from service.settings.settings import load_settings
 
     settings = load_settings()
     address, logins = service_url(settings, url), SavedLogins(settings.home)
@@ -92,7 +92,7 @@ def _revoke(address: str, token: str) -> None:
 
 def _is_token_given() -> bool:
     """Whether the settings name a token, which goes before a saved one."""
-    from service.settings import load_settings
+    from service.settings.settings import load_settings
 
     settings = load_settings()
     return (settings.client_token() or settings.token()) is not None
@@ -106,9 +106,9 @@ def _log_in(client: Client, port: int) -> NewToken:
     from authlib.common.security import generate_token
     from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
-    from service.loopback_listener import open_listener
-    from service.saved_logins import SavedLogin, SavedLogins
-    from service.settings import load_settings
+    from service.commands.loopback_listener import open_listener
+    from service.machine.saved_logins import SavedLogin, SavedLogins
+    from service.settings.settings import load_settings
 
     verifier = generate_token(_VERIFIER_LENGTH)
     label = f"command line on {socket.gethostname()}"[:_LABEL_LENGTH]

@@ -15,10 +15,10 @@ from service.commands.cli_support import (
     print_json,
 )
 from service.commands.completion import complete_node
-from service.commands.format import format_time
+from service.schemas.format import format_time
 
 if TYPE_CHECKING:
-    from service.api.node_schemas import NodeStatus
+    from service.schemas.nodes import NodeStatus
 
 _SHOWN_FAILURES = 20
 """Failures to list, the newest of all nodes; `--json` has up to 20 of each node."""

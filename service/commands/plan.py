@@ -19,15 +19,15 @@ from service.commands.cli_support import (
     create_console,
     print_json,
 )
-from service.commands.format import format_level, format_milliseconds, format_rounded
 from service.commands.model_source import resolve_warm_start
 from service.domain.byte_sizes import format_bytes
+from service.schemas.format import format_level, format_milliseconds, format_rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.plan_schemas import PlanView
     from service.client import Client
+    from service.schemas.plans import PlanView
 
 _LINK = re.compile(
     r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])bit(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
@@ -159,8 +159,8 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
     Raises:
         SettingsError: the spec is wrong, or its task cannot be measured here.
     """
-    from service.child_processes import inherit_environment
     from service.errors import SettingsError
+    from service.process.child_processes import inherit_environment
     from workers.planning.planner_process import run_planner
 
     _check_spec(request)
@@ -181,8 +181,8 @@ def _check_spec(request: dict[str, Any]) -> None:
     """
     from pydantic import ValidationError
 
-    from service.api.invalid_values import describe_errors, join_items
     from service.errors import SettingsError
+    from service.schemas.invalid_values import describe_errors, join_items
     from workers.contract import JobSpec
     from workers.planning.plan_checks import explain_refusal
 

@@ -11,7 +11,7 @@ import typer
 from service.commands.cli_support import JsonOption, UrlOption, print_json
 
 if TYPE_CHECKING:
-    from service.settings import Settings
+    from service.settings.settings import Settings
 
 HostOption = Annotated[
     str | None,
@@ -45,9 +45,9 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     the home directory, where the other commands read it. Open the dashboard with the printed
     one-time link.
     """
-    from service.setting_list import describe_unknown_variables
-    from service.settings import list_variables
-    from service.up import up as run_all
+    from service.machine.up import up as run_all
+    from service.settings.listing import describe_unknown_variables
+    from service.settings.settings import list_variables
 
     settings = _load_settings(host, port, no_auth=no_auth)
     unknown = describe_unknown_variables(list_variables())
@@ -58,15 +58,15 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
 
 def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
     """Run the api and the dashboard on the database. They can be restarted at any time."""
-    from service.app import serve_api
+    from service.api.app import serve_api
 
     serve_api(_load_settings(host, port, no_auth=no_auth))
 
 
 def scheduler() -> None:
     """Run the scheduler on the Ray cluster at ACCORDION_RAY_ADDRESS."""
-    from service.scheduler_process import serve_scheduler
-    from service.settings import load_settings
+    from service.scheduler.process import serve_scheduler
+    from service.settings.settings import load_settings
 
     serve_scheduler(load_settings())
 
@@ -79,9 +79,9 @@ def env(*, json: JsonOption = False) -> None:
     import shlex
 
     from service.errors import StartError
-    from service.home import Home
-    from service.local_programs import driver_environment
-    from service.settings import load_settings
+    from service.machine.programs import driver_environment
+    from service.settings.home import Home
+    from service.settings.settings import load_settings
 
     home = Home(load_settings().home)
     running = home.running()
@@ -112,8 +112,8 @@ def demo(
 ) -> None:
     """Train a small job from start to end on this machine, and show it live."""
     from service.commands.cli_support import create_console
-    from service.demo import demo as run_demo
-    from service.settings import load_settings
+    from service.commands.demo import demo as run_demo
+    from service.settings.settings import load_settings
 
     given = {"url": url} if url else {}
     raise typer.Exit(run_demo(load_settings(**given), create_console(), figures=json, keep=keep))
@@ -126,7 +126,7 @@ def _load_settings(host: str | None, port: int | None, *, no_auth: bool) -> Sett
         SettingsError: a setting is invalid, or --no-auth was given although a token is set.
     """
     from service.errors import SettingsError
-    from service.settings import load_settings
+    from service.settings.settings import load_settings
 
     given = {"host": host, "port": port, "no_auth": no_auth or None}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})

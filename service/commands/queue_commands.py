@@ -19,8 +19,8 @@ from service.commands.completion import complete_label, complete_user
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from service.api.quota_schemas import QuotaUsageView, QuotaView
     from service.client import Client
+    from service.schemas.quotas import QuotaUsageView, QuotaView
 
 _SHOWN_JOBS = 3
 """Maximum number of jobs to name that one job waits for; more are counted."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from service.api.schemas import EventView
 from service.commands.watch_state import StreamItem
+from service.schemas.jobs import EventView
 
 
 class RecentEpochs:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from service.commands.doctor import Finding
-from service.commands.format import format_storage
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Reason
+from service.schemas.format import format_storage
 
 if TYPE_CHECKING:
-    from service.api.schemas import JobView
     from service.client import Client
+    from service.schemas.jobs import JobView
 
 MAX_UNFINISHED = 200
 """Unfinished jobs whose storages are looked at, the newest first: one page of the list."""

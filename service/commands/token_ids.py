@@ -6,7 +6,7 @@ import re
 
 import typer
 
-from service.security.tokens import TOKEN_ID, parse_token
+from service.domain.tokens import TOKEN_ID, parse_token
 
 _MAX_LENGTH = 16
 """Maximum characters of the ID of a token."""

@@ -25,9 +25,9 @@ from service.domain.removed_output import describe_removed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from service.api.schemas import JobView
     from service.client import Client, LogChunk
     from service.commands.watch_state import StreamItem, WatchState
+    from service.schemas.jobs import JobView
 
 MAX_TAIL_LINES = 100_000
 """Maximum number of lines that the service returns from the end of a log."""
@@ -111,10 +111,10 @@ def _why_silent(job: JobView, url: str) -> str:
 
 def _find_ray_logs(url: str) -> str:
     """Describe where Ray keeps the output of the workers; for `accordion up`, by its path."""
-    from service.connection import is_same_service, service_url
-    from service.home import Home
-    from service.local_programs import ray_log_folder
-    from service.settings import load_settings
+    from service.machine.connection import is_same_service, service_url
+    from service.machine.programs import ray_log_folder
+    from service.settings.home import Home
+    from service.settings.settings import load_settings
 
     settings = load_settings()
     running = Home(settings.home).running()
@@ -187,7 +187,7 @@ def follow_job(
 
 def _print_events(client: Client, job: JobView) -> str:
     """Print every event as one line of JSON, and return the final status."""
-    from service.api.schemas import ProgressView
+    from service.schemas.jobs import ProgressView
 
     for event in client.events(job.id):
         kind = {"type": "progress"} if isinstance(event, ProgressView) else {}

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.api.history_schemas import GapView
-from service.api.schemas import EventView, JobView, ProgressView
 from service.domain.documents import value_at
 from service.domain.jobs import Kind
+from service.schemas.history import GapView
+from service.schemas.jobs import EventView, JobView, ProgressView
 
 StreamItem = EventView | ProgressView | GapView
 """Item of a stream of events."""

@@ -11,9 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from service.api.history_schemas import GapView
-from service.api.schemas import ProgressView
-from service.commands.format import (
+from service.commands.watch_state import StreamItem, WatchState
+from service.domain.job_status import ENDED, STATUS_TABLE, Tone
+from service.schemas.format import (
     format_change,
     format_duration,
     format_epochs,
@@ -30,8 +30,8 @@ from service.commands.format import (
     name_override,
     replace_override_ids,
 )
-from service.commands.watch_state import StreamItem, WatchState
-from service.domain.job_status import ENDED, STATUS_TABLE, Tone
+from service.schemas.history import GapView
+from service.schemas.jobs import ProgressView
 from workers.public_records import Bytes, add_dense_wire
 
 _COLOUR_BY_TONE: Mapping[Tone, str] = {

@@ -20,7 +20,6 @@ from service.commands.completion import (
     complete_webhook,
     complete_words,
 )
-from service.commands.format import format_time
 from service.commands.paging import (
     CursorOption,
     LimitOption,
@@ -30,9 +29,10 @@ from service.commands.paging import (
 )
 from service.domain.jobs import Status
 from service.domain.webhook_retries import DeliveryState
+from service.schemas.format import format_time
 
 if TYPE_CHECKING:
-    from service.api.webhook_schemas import DeliveryView, WebhookView
+    from service.schemas.webhooks import DeliveryView, WebhookView
 
 _NameArgument = Annotated[
     str,

@@ -14,7 +14,7 @@ so, then age.
                                                        paused, that can be taken back from it
 
 Ray's free resources lag behind, so they only tell what other programs use
-(`service/foreign_use.py`). A pending job can use what remains beside the present workers
+(`service/scheduler/foreign_use.py`). A pending job can use what remains beside the present workers
 (`resources.py`).
 """
 

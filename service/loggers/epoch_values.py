@@ -11,11 +11,11 @@ from typing import Any
 from service.domain.jobs import Status
 from service.domain.logger_states import run_status_of
 from service.loggers.sink import Batch, Point
-from service.metrics import groups_of
 from service.store.logger_queue import ClaimedTurn
 from service.store.models import EpochRow
 from service.store.stored_documents import stored_labels
 from service.store.stored_spec import stored_spec
+from service.views.metrics import groups_of
 from workers.contract import EpochRecord
 
 MAX_VALUE_LENGTH = 500

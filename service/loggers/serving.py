@@ -14,8 +14,8 @@ import structlog
 
 from service.loggers.address_guard import AddressGuard
 from service.loggers.turns import LoggerTurns
-from service.logs import configure_logs
-from service.settings import Settings, load_settings
+from service.process.logs import configure_logs
+from service.settings.settings import Settings, load_settings
 from service.store.database import Database
 
 INTERVAL_S = 1.0

@@ -23,11 +23,11 @@ from service.domain.logger_states import (
     logger_delay_s,
 )
 from service.errors import ServiceError
-from service.job_env import JobEnv
+from service.job_inputs.environment import JobEnv
 from service.loggers import SINKS
 from service.loggers.epoch_values import build_batch
 from service.loggers.sink import Guard, SentRun, Sink, SinkSetup
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.store.database import Database
 from service.store.logger_queue import (
     ClaimedTurn,

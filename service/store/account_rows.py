@@ -20,8 +20,8 @@ from service.domain.access import (
     scopes_of_role,
 )
 from service.domain.audit_actions import AuditAction
+from service.domain.tokens import UserToken, digest_of, token_matches
 from service.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized
-from service.security.tokens import UserToken, digest_of, token_matches
 from service.store.audit_log import append_audit
 from service.store.database import Database
 from service.store.models import TokenRow, UserRow

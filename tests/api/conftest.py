@@ -18,10 +18,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
-from service.app import create_app
+from service.api.app import create_app
 from service.client.client import IDLE_CONNECTION_S
-from service.scheduler import run_scheduler
-from service.settings import load_settings
+from service.scheduler.loop import run_scheduler
+from service.settings.settings import load_settings
 from service.store.database import Database
 from service.store.models import LeaseRow
 from service.store.postgres import SessionLimits

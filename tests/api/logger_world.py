@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.domain.logger_states import LoggerState
-from service.logger_process import LoggerProcess
 from service.loggers.address_guard import AddressGuard
+from service.loggers.process import LoggerProcess
 from service.loggers.turns import LoggerTurns
 from service.store.models import LoggerRow
 from tests.api.world import World

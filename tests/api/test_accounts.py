@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
+from service.api import open_requests
+from service.api.app import create_app
 from service.client import Client
 from service.domain.access import Role
-from service.security import open_requests
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from service.store.old_rows import delete_ended_tokens
 from tests.api.conftest import LOCAL, serve_live
 from tests.api.team import (

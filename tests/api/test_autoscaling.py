@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.autoscaling import JUDGE_S
 from service.domain.autoscaler_record import AWAIT_NODES_S
 from service.domain.capacity_request import NodeType
 from service.domain.jobs import Reason, Status
 from service.domain.resources import Resources
+from service.scheduler.autoscaling import JUDGE_S
 from service.store.autoscaler_rows import AutoscalerRows
 from service.store.models import QuotaRow
 from tests.api.test_quotas import queue

@@ -14,11 +14,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, Engine, event, select, update
 
-from service.app import create_app
-from service.backup import move_database, restore_backup, write_backup
+from service.api.app import create_app
 from service.domain.jobs import Status
 from service.errors import StartError
-from service.settings import Settings, load_settings
+from service.machine.backup import move_database, restore_backup, write_backup
+from service.settings.settings import Settings, load_settings
 from service.store.copying import count_rows
 from service.store.database import Database
 from service.store.models import Base, JobRow

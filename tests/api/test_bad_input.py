@@ -12,10 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from service.api.batch_schemas import JobsChange
-from service.api.override_schemas import OverrideRequest
-from service.api.quota_schemas import QuotaRequest
-from service.api.schemas import JobChange, ResizeRequest
+from service.schemas.batches import JobsChange
+from service.schemas.jobs import JobChange, ResizeRequest
+from service.schemas.overrides import OverrideRequest
+from service.schemas.quotas import QuotaRequest
 from tests.api.conftest import refused_early
 from tests.api.world import DIGITS, World
 

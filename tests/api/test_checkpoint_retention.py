@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from service.api.views import checkpoint_views
-from service.checkpoint_removal import RETRY_S, choose_kept
 from service.runtime.ray_backend import RayBackend
+from service.scheduler.checkpoint_removal import RETRY_S, choose_kept
 from service.store.job_lifecycle import accept_any
 from service.store.models import AuditRow, CheckpointRow
+from service.views.jobs import checkpoint_views
 from tests.api.world import World
 
 DAY_S = 86_400.0

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.code_store import CodeStore
 from service.domain.jobs import Reason, Status
+from service.job_inputs.code_store import CodeStore
+from service.process.trusted_clock import AGREED_S
 from service.store.models import AuditRow
-from service.trusted_clock import AGREED_S
 from tests.api.test_code import GOOD
 from tests.api.test_health import checks
 from tests.api.world import World

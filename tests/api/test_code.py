@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.code_store import CodeStore
-from service.settings import load_settings
+from service.api.app import create_app
+from service.job_inputs.code_store import CodeStore
+from service.settings.settings import load_settings
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, World
 from tests.unit.workers.archives import HOSTILE, Hostile, archive, named

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.jobs import Status
-from service.foreign_jobs import CONFLICT_S
+from service.scheduler.foreign_jobs import CONFLICT_S
 from service.store.migrations import upgrade
 from tests.api.world import World
 from tests.postgres import Postgres

@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from service.app import create_app
+from service.api.app import create_app
 from service.domain.byte_sizes import format_bytes
-from service.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
+from service.scheduler.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
 from service.store.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
 from service.store.stored_documents import layer_names
 from tests.api.conftest import LOCAL

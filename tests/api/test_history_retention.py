@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.app import create_app
+from service.api.app import create_app
 from service.domain.byte_sizes import format_bytes
 from service.domain.jobs import Status
 from service.store import history_limits

@@ -17,11 +17,11 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.backup import move_database, restore_backup, write_backup
 from service.domain.access import FULL_ACCESS
 from service.domain.jobs import Status
 from service.errors import Conflict
-from service.settings import Settings
+from service.machine.backup import move_database, restore_backup, write_backup
+from service.settings.settings import Settings
 from service.store import job_list
 from service.store.database import Database
 from service.store.job_archive import JobArchive

@@ -84,7 +84,7 @@ def test_turns_go_on_while_it_cannot_be_started(
     tried = Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable"))
     job_id = world.submit(loggers=[BOARD])
     with monkeypatch.context() as patched:
-        patched.setattr("service.logger_process.subprocess.Popen", tried)
+        patched.setattr("service.loggers.process.subprocess.Popen", tried)
         turn_until(world, lambda: tried.called)
     turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
 
@@ -103,7 +103,7 @@ def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPat
 
 
 def test_neither_api_nor_scheduler_loads_packages_of_loggers() -> None:
-    code = "import sys, service.app, service.scheduler; print(*sys.modules)"
+    code = "import sys, service.api.app, service.scheduler.loop; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

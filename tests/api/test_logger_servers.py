@@ -16,7 +16,7 @@ import pytest
 from service.domain.access import FULL_ACCESS
 from service.domain.logger_states import LoggerState
 from service.loggers.serving import package_settings
-from service.security.secret_box import create_secret_box
+from service.settings.secret_box import create_secret_box
 from service.store.job_lifecycle import accept_any
 from service.store.logger_queue import CLAIM_S
 from service.store.secret_rows import SecretStore

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
+from service.api.app import create_app
 from service.domain.access import ADMIN_USER, FULL_ACCESS
 from service.domain.jobs import Status
 from service.domain.logger_states import (
@@ -24,7 +24,7 @@ from service.domain.logger_states import (
 from service.loggers import SINKS, SinkRow, turns
 from service.loggers.sink import Batch, SentRun, SinkSetup
 from service.loggers.turns import is_held
-from service.security.secret_box import create_secret_box
+from service.settings.secret_box import create_secret_box
 from service.store import logger_queue
 from service.store.account_rows import AccountStore
 from service.store.job_deletion import DeletedJobs, JobDeletion

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.domain.access import FULL_ACCESS, Role
 from service.domain.jobs import Reason, Status
-from service.job_env import JobEnv
+from service.job_inputs.environment import JobEnv
 from service.store.models import JobRow
 from service.store.webhook_rows import RequestedWebhook, WebhookStore
 from tests.api.team import ADMIN, JOBS, Team
@@ -369,7 +369,7 @@ def test_other_jobs_start_while_the_scheduler_may_not_look_for_the_key(
 
     put(client)
     job_id = submit(client)
-    monkeypatch.setattr("service.job_env.find_service_key", refuse)
+    monkeypatch.setattr("service.job_inputs.environment.find_service_key", refuse)
     other = world.submit(**LONG, workers={"min": 1, "max": 1})
     world.train(other)
     message = wait_for_secret(world, job_id).message

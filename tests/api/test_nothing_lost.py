@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.domain.jobs import Status
-from service.pending_logs import MAX_PENDING_BYTES
-from service.scheduler import Scheduler
+from service.scheduler.loop import Scheduler
+from service.scheduler.pending_logs import MAX_PENDING_BYTES
 from service.store.record_ingest import JobReport
 from service.store.report_writes import ReportWrites
 from tests.api.world import World

@@ -15,8 +15,8 @@ import pytest
 from accordion.compressors import COMPRESSORS
 from accordion.options import options_schema
 from accordion.policies import POLICIES
-from service.api.override_schemas import OverrideRequest
-from service.openapi import OPENAPI_JSON, openapi_text
+from service.api.openapi import OPENAPI_JSON, openapi_text
+from service.schemas.overrides import OverrideRequest
 from workers.contract import JobSpec
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
@@ -100,8 +100,8 @@ def test_every_option_of_a_task_method_or_policy_has_a_description() -> None:
 
 def test_a_wrong_model_stops_the_start_of_the_api(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from service.api.schemas import Answer;"
-        " from service.app import create_app; from service.settings import load_settings;"
+        "from pathlib import Path; from service.schemas.jobs import Answer;"
+        " from service.api.app import create_app; from service.settings.settings import load_settings;"
         " Broken = type('Broken', (Answer,), {'__annotations__': {'size': 'Unknown'}});"
         f" create_app(load_settings(home=Path({str(tmp_path)!r}), no_auth=True))"
     )

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from service.app import create_app
+from service.api.app import create_app
 from service.domain.jobs import Reason, Status
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS, PLAN

@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.api.app_state import MAX_WAITING_REPORTS
-from service.dashboard import report_route
-from service.dashboard.report_page import ReportPage
+from service.api.dashboard import report_route
+from service.api.dashboard.report_page import ReportPage
 from service.store.models import DecisionRow, EpochRow
 from service.store.report_reads import ReportLimits, read_report_rows
 from tests.api.team import JOBS, Team

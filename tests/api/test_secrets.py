@@ -11,13 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, Engine, event
 
-from service.app import create_app
+from service.api.app import create_app
 from service.domain.access import FULL_ACCESS
 from service.domain.jobs import Status
 from service.domain.logger_states import LoggerState
-from service.logger_process import LoggerProcess
-from service.security.secret_box import SecretBox
-from service.settings import load_settings
+from service.loggers.process import LoggerProcess
+from service.settings.secret_box import SecretBox
+from service.settings.settings import load_settings
 from service.store.job_submission import JobSubmission
 from service.store.logger_queue import LoggerQueue
 from service.store.secret_rows import MAX_SECRETS, SecretStore

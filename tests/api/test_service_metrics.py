@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from service.app import create_app
+from service.api.app import create_app
 from service.store.job_submission import JobSubmission
 from service.store.scheduler_counts import BUCKETS, RECORD_DELAYS
 from tests.api.conftest import LOCAL, Live

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.access.request_texts import check_request_texts
 from service.errors import Invalid
-from service.security.request_texts import check_request_texts
 from service.store.models import JobRow
 from tests.api.conftest import refused_early
 from tests.api.test_bad_input import JOBS, problem_of

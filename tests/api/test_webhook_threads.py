@@ -9,19 +9,24 @@ from typing import Any
 
 import pytest
 
-from service import webhook_delivery
+from service.access.host_lookup import LookupPostponed
 from service.domain.access import ADMIN_USER, FULL_ACCESS, Caller, Role, Scope
 from service.domain.jobs import Status
 from service.domain.webhook_retries import DeliveryState
+from service.domain.webhook_signatures import new_signing_secret
 from service.domain.webhook_turns import MAX_PAUSE_S
-from service.security.host_lookup import LookupPostponed
-from service.security.secret_box import create_secret_box
-from service.security.webhook_signatures import new_signing_secret
+from service.scheduler.loop import webhook_delivery
+from service.scheduler.webhook_delivery import (
+    INTERVAL_S,
+    MAX_MESSAGE_CHARS,
+    MAX_TURN_S,
+    WebhookDelivery,
+)
+from service.scheduler.webhook_sender import WebhookSender
+from service.settings.secret_box import create_secret_box
 from service.store.account_rows import AccountStore
 from service.store.delivery_queue import CLAIM_S, AttemptOutcome
 from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
-from service.webhook_delivery import INTERVAL_S, MAX_MESSAGE_CHARS, MAX_TURN_S, WebhookDelivery
-from service.webhook_sender import WebhookSender
 from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 from tests.api.world import World

@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from service.app import create_app
+from service.api.app import create_app
 from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S, SECRET_OVERLAP_S
-from service.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
+from service.scheduler.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
 from service.store import webhook_messages
 from service.store.delivery_queue import CLAIM_S, DeliveryQueue
 from service.store.models import WebhookSecretRow
@@ -296,9 +296,9 @@ def test_a_message_survives_the_scheduler_that_was_sending_it(hooked: Hooked) ->
 
 SENDER = """
 import sys, time
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from service.store.database import Database
-from service.webhook_delivery import WebhookDelivery
+from service.scheduler.webhook_delivery import WebhookDelivery
 
 home, url, networks, now = sys.argv[1:]
 settings = load_settings(home=home, database_url=url, webhook_networks=networks)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from service.api.app_state import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
-from service.code_store import CodeStore
 from service.errors import Unavailable
+from service.job_inputs.code_store import CodeStore
 from service.store.job_submission import JobSubmission
 from tests.api.conftest import Live
 from tests.api.world import DIGITS

@@ -11,8 +11,8 @@ from typing import Any
 from service.domain.access import FULL_ACCESS
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
-from service.scheduler import Scheduler
-from service.settings import Settings, load_settings
+from service.scheduler.loop import Scheduler
+from service.settings.settings import Settings, load_settings
 from service.store.database import Database
 from service.store.job_lifecycle import JobLifecycle
 from service.store.job_submission import JobSubmission, RequestedOverride

@@ -16,10 +16,10 @@ from tests.architecture.source import PACKAGES, ROOT, module_name, parse, source
 
 PLANTED = [
     ("one-way", "accordion/planted.py", "import workers.contract"),
-    ("one-way", "workers/planted.py", "import service.settings"),
+    ("one-way", "workers/planted.py", "import service.settings.settings"),
     ("one-way", "workers/planted.py", "import accordion_ray"),
     ("one-way", "service/planted.py", "import accordion_ray.errors"),
-    ("one-way", "accordion_ray/planted.py", "import service.settings"),
+    ("one-way", "accordion_ray/planted.py", "import service.settings.settings"),
     ("library", "accordion/planted.py", "import pydantic"),
     ("library", "accordion/planted.py", "import transformers"),
     ("integrations", "accordion/planted.py", "from accordion.integrations import common"),
@@ -30,7 +30,7 @@ PLANTED = [
     ("ray-home", "service/planted.py", "import torch"),
     ("api", "service/store/database.py", "from service.runtime import ray_backend"),
     ("loggers", "service/loggers/turns.py", "from service.loggers import mlflow_sink"),
-    ("loggers", "service/housekeeping.py", "import wandb"),
+    ("loggers", "service/scheduler/housekeeping.py", "import wandb"),
     ("domain", "service/domain/jobs.py", "import pydantic"),
     ("client", "service/client/__init__.py", "from service import settings"),
     ("client", "service/client/planted.py", "import workers.contract"),
@@ -151,7 +151,7 @@ def test_what_a_server_reads_loads_neither_torch_nor_ray() -> None:
 
 
 def test_the_api_process_loads_neither_torch_nor_ray() -> None:
-    assert loaded_by(["service.app"]).isdisjoint({"torch", "ray"})
+    assert loaded_by(["service.api.app"]).isdisjoint({"torch", "ray"})
 
 
 def test_the_supervisor_loads_neither_ray_train_nor_torch() -> None:

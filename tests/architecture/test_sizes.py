@@ -13,12 +13,12 @@ from tests.architecture.source import ROOT, functions, module_name, parse, sourc
 FILE_LINES, BODY_LINES, POSITIONAL, NESTING, PUBLIC_NAMES = 500, 40, 3, 3, 10
 TABLES_OF_RECORDS = {
     "accordion.messages": "every message of the library",
-    "service.api.account_schemas": "every body of users, tokens and the audit log",
-    "service.api.schemas": "every body of the REST api",
+    "service.schemas.accounts": "every body of users, tokens and the audit log",
+    "service.schemas.jobs": "every body of the REST api",
     "service.client": "both clients, their options, and every error that they raise",
     "service.commands.cli_support": "options and output that the commands share",
     "service.commands.completion": "every kind of word that the shell completes",
-    "service.commands.format": "every value that the command line prints",
+    "service.schemas.format": "every value that the command line prints",
     "service.errors": "every error of the service, one a status",
     "service.store.models": "every table of the database",
     "workers.errors": "every error of the training side",

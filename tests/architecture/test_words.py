@@ -145,7 +145,7 @@ def test_names_of_tests_fit_into_a_report() -> None:
 
 
 def test_a_planted_homonym_is_found() -> None:
-    assert homonyms(["workers.ledger", "service.store.ledger", "service.app"]) == {
+    assert homonyms(["workers.ledger", "service.store.ledger", "service.api.app"]) == {
         "ledger": ["workers.ledger", "service.store.ledger"]
     }
 

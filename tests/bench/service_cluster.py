@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from service.garbage_collection import collect_less_often
-from service.logs import configure_logs
+from service.process.garbage_collection import collect_less_often
+from service.process.logs import configure_logs
 from service.runtime.protocol import Node, SupervisorState
-from service.scheduler import Scheduler
-from service.settings import load_settings
+from service.scheduler.loop import Scheduler
+from service.settings.settings import load_settings
 from service.store.database import Database
 from tests.api.fake_job import FakeJob
 from tests.api.fake_runtime import FakeRuntime

@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 
 from service.client import Client
 from service.domain.access import FULL_ACCESS
-from service.settings import Settings, load_settings
+from service.settings.settings import Settings, load_settings
 from service.store.database import Database
 from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
@@ -73,7 +73,7 @@ class Stage:
 
     def start_api(self) -> None:
         """Start the api, and wait until it answers."""
-        self._api = self._start("service.cli", "api")
+        self._api = self._start("service.commands.main", "api")
         wait_until(self._answers, "the api answers")
 
     def kill_api(self) -> None:

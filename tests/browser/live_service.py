@@ -15,10 +15,10 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from service.app import create_app
+from service.api.app import create_app
 from service.client.client import IDLE_CONNECTION_S
-from service.scheduler import run_scheduler
-from service.settings import Settings, load_settings
+from service.scheduler.loop import run_scheduler
+from service.settings.settings import Settings, load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.conftest import free_port
 

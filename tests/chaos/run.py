@@ -23,7 +23,7 @@ from itertools import cycle
 from pathlib import Path
 
 from service.client import Client
-from service.settings import load_settings
+from service.settings.settings import load_settings
 from service.store.database import Database
 from service.store.repository import Repository
 from tests.chaos.faults import Faults, list_processes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.commands.pack import pack_folder
-from service.home import Home
+from service.settings.home import Home
 from tests.e2e.real_up import Up, pids_of, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from service.api.override_schemas import OverrideRequest
 from service.domain.plan_status import PlanStatus
+from service.schemas.overrides import OverrideRequest
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
 from tests.e2e.real_up import Up, wait_for
 

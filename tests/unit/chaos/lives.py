@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from service.api.schemas import EventView
+from service.schemas.jobs import EventView
 from service.store.models import EpochRow, EventRow, JobRow, OverrideRow
 from tests.chaos.history import History
 from tests.chaos.laws import find_violations

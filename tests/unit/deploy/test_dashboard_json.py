@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from service.api.process_metrics import PROCESS_FAMILIES
-from service.metrics import FAMILIES
+from service.views.metrics import FAMILIES
 from tests.e2e.dashboard_check import (
     DASHBOARDS,
     JOB_DASHBOARD,

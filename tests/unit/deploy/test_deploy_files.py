@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from service.api.process_metrics import PROCESS_FAMILIES
-from service.service_metrics import SERVICE_FAMILIES
+from service.views.service_metrics import SERVICE_FAMILIES
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

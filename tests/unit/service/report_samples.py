@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from accordion.messages import Decision, Level
-from service.api.override_schemas import OverrideView
-from service.api.schemas import (
+from service.api.dashboard.report_content import ReportSource
+from service.domain.elasticity import ElasticityStats
+from service.schemas.jobs import (
     AttemptView,
     BatchSchedule,
     DecisionView,
@@ -17,9 +18,8 @@ from service.api.schemas import (
     LayerSchedule,
     ScheduleView,
 )
-from service.api.why_schemas import WhyView
-from service.dashboard.report_content import ReportSource
-from service.domain.elasticity import ElasticityStats
+from service.schemas.overrides import OverrideView
+from service.schemas.why import WhyView
 
 BEGIN = datetime(2026, 11, 25, 12, tzinfo=UTC)
 LAYERS = ("fc1.weight", "fc2.weight")

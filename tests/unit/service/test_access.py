@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from service.access import rate_limits
+from service.access.rate_limits import RateLimits
+from service.access.sessions import new_session, session_token
 from service.domain.access import (
     FULL_ACCESS,
     SCOPES_OF_ROLE,
@@ -12,11 +15,8 @@ from service.domain.access import (
     Scope,
     describe_missing_scope,
 )
+from service.domain.tokens import new_token, parse_token
 from service.errors import TooManyRequests
-from service.security import rate_limits
-from service.security.rate_limits import RateLimits
-from service.security.sessions import new_session, session_token
-from service.security.tokens import new_token, parse_token
 
 
 def caller(role: Role) -> Caller:

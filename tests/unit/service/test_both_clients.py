@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.api.override_schemas import OverrideRequest
 from service.client import AsyncClient, Client, RetryBudget
-from service.connection import connect_async
+from service.machine.connection import connect_async
+from service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live
 from tests.unit.service.conftest import MakeClient
 
@@ -27,8 +27,8 @@ TYPES = """
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, assert_type
 
-from service.api.history_schemas import GapView
-from service.api.schemas import EventView, JobPage, JobView, ProgressView
+from service.schemas.history import GapView
+from service.schemas.jobs import EventView, JobPage, JobView, ProgressView
 from service.client import AsyncClient, Client
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_method

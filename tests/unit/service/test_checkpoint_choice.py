@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.checkpoint_choice import KeptCheckpoints, choose_checkpoints, find_kept
 from service.errors import Conflict
+from service.job_inputs.checkpoints import KeptCheckpoints, choose_checkpoints, find_kept
 from service.store.models import CheckpointRow
 from workers.contract import ObjectiveSpec
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands.format import format_metrics
+from service.commands.demo import packaged_spec
 from service.commands.spec_file import parse_spec, set_value
-from service.demo import packaged_spec
 from service.errors import SettingsError
+from service.schemas.format import format_metrics
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion, job_name
 from workers.contract import JobSpec
@@ -385,7 +385,9 @@ def fresh(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_the_service_extra_the_command_says_what_to_install() -> None:
-    done = fresh("import sys; sys.modules['typer'] = None; from service.cli import main; main()")
+    done = fresh(
+        "import sys; sys.modules['typer'] = None; from service.commands.main import main; main()"
+    )
     assert done.returncode == 2
     assert (
         "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr
@@ -412,7 +414,7 @@ def test_show_loads_no_database_no_server_and_no_spec() -> None:
     assert code == "3", done.stderr
     assert "service.client" in loaded
     assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec"}.isdisjoint(loaded)
-    others = {"service.commands.listing", "service.commands.watch", "service.api.plan_schemas"}
+    others = {"service.commands.listing", "service.commands.watch", "service.schemas.plans"}
     assert others.isdisjoint(loaded)
 
 

@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
-from service import secret_check
 from service.domain.access import FULL_ACCESS, Role
-from service.home import Home
-from service.security.secret_box import create_secret_box
-from service.settings import load_settings
+from service.machine import secret_check
+from service.settings.home import Home
+from service.settings.secret_box import create_secret_box
+from service.settings.settings import load_settings
 from service.store.account_rows import AccountStore
 from service.store.copying import copy_database
 from service.store.database import Database
@@ -75,14 +75,14 @@ def test_a_restore_prints_the_numbers_that_the_backup_printed(
 
 
 ENDED_HALFWAY = """
-import os, sys, service.backup
+import os, sys, service.machine.backup
 from service.commands.cli_app import run_command
 
 def end(source, target, **_):
     open(target.removeprefix("sqlite:///"), "w").close()
     os.kill(os.getpid(), int(sys.argv[1]))
 
-service.backup.copy_database = end
+service.machine.backup.copy_database = end
 sys.exit(run_command(["backup", sys.argv[2]]))
 """
 
@@ -111,7 +111,7 @@ def test_a_backup_under_nohup_outlives_its_terminal(
         os.kill(os.getpid(), signal.SIGHUP)
         return copy_database(*given, **more)
 
-    monkeypatch.setattr("service.backup.copy_database", hang_up)
+    monkeypatch.setattr("service.machine.backup.copy_database", hang_up)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert alone("backup", tmp_path / "backup.tar.gz").code == 0

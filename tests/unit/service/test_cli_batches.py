@@ -15,10 +15,10 @@ import httpx2
 import pytest
 import typer
 
-from service.api import batch_schemas
 from service.client import Client
 from service.client.errors import ClientError, Refused
 from service.commands.batch_actions import JobBatch, act_on_batch, read_batch
+from service.schemas import batches as batch_schemas
 from tests.unit.service.conftest import LONG, Accordion
 
 

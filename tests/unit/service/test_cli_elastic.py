@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from service.client import Client
-from service.commands.format import format_elasticity, format_worker_event
 from service.domain.elasticity import ElasticityStats
+from service.schemas.format import format_elasticity, format_worker_event
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 

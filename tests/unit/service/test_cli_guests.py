@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.home import Home, Running
+from service.settings.home import Home, Running
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 from workers.contract import EndRecord

@@ -12,7 +12,7 @@ import pytest
 
 from service.client import Client
 from service.commands.cli_app import app
-from service.home import Home, Running
+from service.settings.home import Home, Running
 from service.store.migrations import upgrade
 from tests.api.conftest import Live, serve_live
 from tests.api.webhook_receiver import LOOPBACK

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from service.commands import logins
-from service.loopback_listener import open_listener
+from service.commands.loopback_listener import open_listener
 from tests.api.conftest import Live, serve_live
 from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
 from tests.conftest import Require

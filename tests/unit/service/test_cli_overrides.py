@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from service.api.override_schemas import OverrideRequest
 from service.client import Client
 from service.commands.job_control import parse_level
 from service.errors import SettingsError
+from service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 

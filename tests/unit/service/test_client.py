@@ -13,8 +13,6 @@ import httpx2
 import pytest
 import uvicorn
 
-from service.api.history_schemas import GapView
-from service.api.schemas import EventView
 from service.client import (
     AmbiguousJob,
     Client,
@@ -26,6 +24,8 @@ from service.client import (
 )
 from service.client.client import IDLE_CONNECTION_S
 from service.client.request_sender import choose_certificates
+from service.schemas.history import GapView
+from service.schemas.jobs import EventView
 from tests.unit.service.conftest import MakeClient
 
 ClientOf = Callable[..., Client]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from service.connection import service_token
 from service.errors import StartError
-from service.home import Home, Running
-from service.settings import load_settings
+from service.machine.connection import service_token
+from service.settings.home import Home, Running
+from service.settings.settings import load_settings
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Role
 from service.domain.jobs import Reason, Status
 from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
 from service.errors import Forbidden
-from service.retention import DEAD_RETENTION_S
+from service.scheduler.retention import DEAD_RETENTION_S
 from service.store import webhook_messages
 from service.store.audit_log import AuditFilter, read_audit
 from service.store.database import Database

@@ -8,7 +8,7 @@ import inspect
 import re
 from pathlib import Path
 
-from service import dashboard
+from service.api import dashboard
 from service.api.accounts import AuditQuery
 from service.api.jobs import ListQuery
 from service.client.account_requests import AccountRequests

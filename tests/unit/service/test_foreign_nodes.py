@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from service.allocator import ClusterState
 from service.domain.allocation import plan_allocations
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
 from service.domain.queue import AllocatedJob, PendingJob, plan_queue
 from service.domain.resources import ResourceRequest
 from service.runtime.protocol import Node
+from service.scheduler.allocator import ClusterState
 
 ASKED = ResourceRequest(min=2, max=2, cpus=2, gpus=0)
 

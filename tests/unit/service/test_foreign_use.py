@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
-from service.allocator import ClusterState
 from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.queue import PendingJob, plan_queue
 from service.domain.resources import ResourceRequest, Resources
-from service.foreign_use import LAG_S, ForeignUse
 from service.runtime.protocol import Node
+from service.scheduler.allocator import ClusterState
+from service.scheduler.foreign_use import LAG_S, ForeignUse
 
 
 def node(number: int, *, free: float | None, cpus: float = 4.0) -> Node:

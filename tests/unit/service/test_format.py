@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.commands.cli_support import create_console
-from service.commands.format import (
+from service.schemas.format import (
     format_milliseconds,
     format_rounded,
     format_savings,

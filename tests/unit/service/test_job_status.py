@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.dashboard.assets import STATIC
+from service.api.dashboard.assets import STATIC
 from service.domain.job_status import (
     ALLOWED_TRANSITIONS,
     ENDED,

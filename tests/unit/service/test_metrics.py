@@ -19,10 +19,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from accordion.messages import Decision, Level, to_json
-from service.api.views import progress_view
+from service.api.request_times import RequestTimes, TimedRequests
 from service.domain.jobs import Status
-from service.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
-from service.request_times import RequestTimes, TimedRequests
 from service.store.database import Database
 from service.store.models import (
     CheckpointRow,
@@ -34,6 +32,8 @@ from service.store.models import (
     OverrideRow,
 )
 from service.store.repository import Repository
+from service.views.jobs import progress_view
+from service.views.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from tests.e2e.dashboard_check import family as family_of
 from workers.contract import Bytes, EpochRecord, JobSpec, Progress
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from service.api.http_connections import OpenConnections
+from service.api.open_requests import OpenRequests
 from service.domain.access import FULL_ACCESS, Caller, Scope
 from service.errors import TooManyRequests, Unavailable
-from service.http_connections import OpenConnections
-from service.security.open_requests import OpenRequests
 
 STREAM = "/api/v1/jobs/1/events"
 

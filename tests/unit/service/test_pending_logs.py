@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.pending_logs import PendingLogs
+from service.scheduler.pending_logs import PendingLogs
 from workers.contract import Drained, LogLine
 
 LINE = LogLine(attempt=1, rank=0, time=1.0, text="line")

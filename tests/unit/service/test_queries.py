@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, insert, select
 
-from service import allocator
 from service.domain.access import FULL_ACCESS
-from service.metrics import metrics_response
+from service.scheduler.loop import allocator
 from service.store import job_list
 from service.store.audit_log import AuditFilter, read_audit
 from service.store.database import Database
@@ -23,6 +22,7 @@ from service.store.models import Base, JobRow
 from service.store.repository import Repository
 from service.store.secret_rows import SecretStore
 from service.store.unfinished_jobs import UnfinishedJobs
+from service.views.metrics import metrics_response
 from tests.api.world import World
 
 

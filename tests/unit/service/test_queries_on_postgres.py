@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from service.metrics import metrics_response
 from service.store.job_list import JobFilter
 from service.store.models import Base
+from service.views.metrics import metrics_response
 from tests.api.world import World
 from tests.postgres import Postgres
 from tests.unit.service.test_queries import selects

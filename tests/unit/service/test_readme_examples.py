@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from service.api.spec_schemas import PlanRequest
+from service.schemas.specs import PlanRequest
 from workers.contract import JobSpec
 
 ROOT = Path(__file__).parents[3]

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from service.api.schemas import EventView
 from service.commands.recent_epochs import RecentEpochs
+from service.schemas.jobs import EventView
 from tests.unit.service.conftest import Accordion
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from service.api.schemas import JobPage, StorageView
 from service.commands import storage_check
 from service.commands.doctor import Finding
 from service.commands.storage_check import (
@@ -21,6 +20,7 @@ from service.commands.storage_check import (
     check_storages,
     read_storage_jobs,
 )
+from service.schemas.jobs import JobPage, StorageView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUMBERS = count()

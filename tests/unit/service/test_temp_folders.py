@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.temp_folders import private_folder, remove_abandoned_folders
+from service.process.temp_folders import private_folder, remove_abandoned_folders
 
 HOLDING = """
 import pathlib, sys
-from service.temp_folders import private_folder
+from service.process.temp_folders import private_folder
 with private_folder("mine-", pathlib.Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     sys.stdin.readline()

@@ -16,16 +16,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from service.domain.webhook_targets import Address
-from service.security import host_lookup
-from service.security.host_lookup import (
+from service.access import host_lookup
+from service.access.host_lookup import (
     MAX_LOOKUPS_PER_USER,
     LookupFailed,
     LookupPostponed,
     look_up_host,
 )
+from service.domain.webhook_targets import Address
+from service.scheduler.webhook_sender import WebhookSender
 from service.store.delivery_queue import AttemptOutcome
-from service.webhook_sender import WebhookSender
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 
 NETWORKS = (ip_network(LOOPBACK),)

@@ -16,7 +16,7 @@ from service.domain.webhook_targets import (
     unwrap_address,
 )
 from service.errors import SettingsError
-from service.settings import load_settings
+from service.settings.settings import load_settings
 
 PRIVATE = [
     *["0.0.0.0", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1"],

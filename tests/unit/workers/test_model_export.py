@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from service.api.model_files import export_model_file
 from service.errors import Conflict, NotFound, Unavailable
-from service.model_files import export_model_file
 from workers.checkpoint.async_save import SHARED_FILE
 from workers.checkpoint.checkpoint_files import (
     Manifest,

@@ -1,0 +1,1 @@
+"""Who asks, and whom the service may reach."""

@@ -1,0 +1,1 @@
+"""A service on one machine: its programs, connection, logins and backups."""

@@ -1,0 +1,1 @@
+"""The scheduler's process: starts, watches and ends jobs, and keeps house."""

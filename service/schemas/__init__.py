@@ -1,0 +1,1 @@
+"""Every body on the wire."""

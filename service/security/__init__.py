@@ -1,1 +1,0 @@
-"""Authorization of requests: guards, token, login."""

@@ -1,0 +1,1 @@
+"""Rows as people and programs read them: bodies and Prometheus samples."""
