@@ -1,4 +1,4 @@
-"""Writes the schema of the REST API to `service/api/openapi.json`: `python -m service.api.openapi`."""
+"""Writes the schema of the REST API to `openapi.json`: `python -m service.api.openapi`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from service.api.app import create_app
 from service.settings.settings import load_settings
 
-OPENAPI_JSON = Path(__file__).parent / "api" / "openapi.json"
+OPENAPI_JSON = Path(__file__).with_name("openapi.json")
 
 
 def openapi_text() -> str:

@@ -92,7 +92,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
 def packaged_spec() -> dict[str, Any]:
     """The job of the demo; the same file as `deploy/jobs/digits.yaml`."""
     return parse_spec(
-        resources.files("service").joinpath("demo_job.yaml").read_text(), "demo_job.yaml"
+        resources.files("service.commands").joinpath("demo_job.yaml").read_text(), "demo_job.yaml"
     )
 
 

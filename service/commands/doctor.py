@@ -6,15 +6,16 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import typer
 
 from service.commands.cli_support import FAILED, JsonOption, UrlOption, create_console, print_json
+from service.commands.findings import Finding
 
 if TYPE_CHECKING:
     from service.settings.settings import Settings
@@ -31,16 +32,6 @@ MIN_SHARED_BYTES = 300_000_000
 """Shared memory for the object store of a one-machine service, with overhead."""
 RAY_TRAIN_PACKAGES = ("ray", "pandas", "pyarrow")
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Result of one check."""
-
-    name: str
-    state: Literal["ok", "note", "bad"]
-    """`note` is for information: nothing has to be fixed."""
-    message: str
 
 
 def doctor(url: UrlOption = "", json: JsonOption = False) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from service.commands.doctor import Finding
+from service.commands.findings import Finding
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Reason
 from service.schemas.format import format_storage

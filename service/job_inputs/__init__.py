@@ -1,1 +1,1 @@
-"""What a job needs before it runs: code, packages, environment, checkpoints, a place in the queue."""
+"""What a job needs before it runs: code, packages, environment, checkpoints, a place to queue."""

@@ -1,1 +1,1 @@
-"""What any process of the service does with itself: logs, child processes, clocks, temporary folders."""
+"""What any process of the service does with itself: logs, children, clocks, temporary folders."""

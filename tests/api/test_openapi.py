@@ -101,7 +101,8 @@ def test_every_option_of_a_task_method_or_policy_has_a_description() -> None:
 def test_a_wrong_model_stops_the_start_of_the_api(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from service.schemas.jobs import Answer;"
-        " from service.api.app import create_app; from service.settings.settings import load_settings;"
+        " from service.api.app import create_app;"
+        " from service.settings.settings import load_settings;"
         " Broken = type('Broken', (Answer,), {'__annotations__': {'size': 'Unknown'}});"
         f" create_app(load_settings(home=Path({str(tmp_path)!r}), no_auth=True))"
     )

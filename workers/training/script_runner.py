@@ -6,14 +6,12 @@ import logging
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from accordion.attach_refusal import refuse_attach
 from workers.contract import Launch
@@ -22,58 +20,13 @@ from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
 from workers.training.script_checks import OTHER_ATTACH, explain_second_group
+from workers.training.script_session import session
 from workers.user_code.install import append_to_path, install_code
 
 if TYPE_CHECKING:
     from workers.training.boundaries import Outcome
 
 logger = logging.getLogger(__name__)
-
-
-class ScriptExit(SystemExit):
-    """Ends the script; `outcome` is the reason, and whether everything is saved."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(0)
-        self.outcome = outcome
-
-
-@dataclass(frozen=True, slots=True)
-class SampleCount:
-    """Data of which only the number of samples is known: the script reads them."""
-
-    number: int
-
-    def __len__(self) -> int:
-        return self.number
-
-    def batch(self, indices: Tensor) -> NoReturn:
-        """Raise: only the script can read its samples."""
-        raise NotImplementedError(f"{len(indices)} samples are the script's own")
-
-
-class ScriptTask:
-    """Stands in for the task of a script, which has its own model, loss and data."""
-
-    def model(self) -> nn.Module:
-        """Not available: the script has the model."""
-        raise NotImplementedError
-
-    def train_data(self) -> SampleCount:
-        """Not available: the script has the data."""
-        raise NotImplementedError
-
-    def eval_data(self) -> SampleCount:
-        """Not available: the script has the data."""
-        raise NotImplementedError
-
-    def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
-        """Not available: the script has the loss."""
-        raise NotImplementedError
-
-    def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Not available: the script has the metrics."""
-        raise NotImplementedError
 
 
 def run_script(context: WorkerContext) -> Outcome:
@@ -86,8 +39,6 @@ def run_script(context: WorkerContext) -> Outcome:
         OSError: the storage cannot be written.
         RuntimeError: a collective broke, because a peer is gone.
     """
-    from workers.training.script_session import session
-
     torch.set_num_threads(context.launch.spec.workers.num_threads)
     session.bind(context)
     try:
@@ -98,8 +49,6 @@ def run_script(context: WorkerContext) -> Outcome:
 
 
 def _run_to_outcome(context: WorkerContext) -> Outcome:
-    from workers.training.script_session import session
-
     try:
         _run_to_end(context)
     except BaseException as error:
@@ -120,8 +69,6 @@ def _run_to_end(context: WorkerContext) -> None:
         CodeError: the script cannot be found, or it ended with an exit code other than 0.
         Exception: what the script raised, or the session's own failure, which it caught.
     """
-    from workers.training.script_session import session
-
     folder, file, arguments = _locate_script(context.launch)
     try:
         # The script of an earlier group may have changed the directory of this process.
@@ -182,8 +129,6 @@ def _attribute_errors() -> Iterator[None]:
     """Turn what the script raised into `TaskRaised`; our own errors, and those of a lost peer, stay
     as they are.
     """
-    from workers.training.script_session import session
-
     try:
         yield
     except CodeError as error:
@@ -200,16 +145,6 @@ def _attribute_errors() -> Iterator[None]:
 
 
 def _task_raised(error: BaseException) -> TaskRaised:
-    from workers.training.script_session import session
-
     logger.exception("the script raised")
     step, epoch = session.step_and_epoch
     return TaskRaised(step, epoch, format_with_line(error))
-
-
-__all__ = [
-    "SampleCount",
-    "ScriptExit",
-    "ScriptTask",
-    "run_script",
-]

@@ -64,7 +64,7 @@ from workers.training.script_checks import (
     log_replaced_epochs,
     log_unread_epoch,
 )
-from workers.training.script_runner import SampleCount, ScriptExit, ScriptTask
+from workers.training.script_task import SampleCount, ScriptExit, ScriptTask
 from workers.training.train_state import TrainState, assemble_train_state
 
 

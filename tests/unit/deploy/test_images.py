@@ -27,8 +27,11 @@ sys.meta_path.insert(0, Missing())
 
 
 def test_the_api_is_made_without_what_its_image_leaves_out(tmp_path):
-    imports = "from service.api.app import create_app; from service.settings.settings import load_settings; "
-    start = f"{imports} create_app(load_settings(home={str(tmp_path)!r}))"
+    start = (
+        "from service.api.app import create_app;"
+        " from service.settings.settings import load_settings;"
+        f" create_app(load_settings(home={str(tmp_path)!r}))"
+    )
     said = subprocess.run(
         [sys.executable, "-c", BLOCK + start], capture_output=True, text=True, check=False
     )

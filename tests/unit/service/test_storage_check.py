@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.commands import storage_check
-from service.commands.doctor import Finding
+from service.commands.findings import Finding
 from service.commands.storage_check import (
     MAX_NEWEST,
     MAX_STORAGES,
