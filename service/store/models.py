@@ -391,7 +391,7 @@ class SecretRow(Base):
     )
     name: Mapped[str] = mapped_column(PlainText(63), primary_key=True)
     encrypted: Mapped[str] = mapped_column(_TEXT)
-    """Value, as `security/secret_box.py` encrypts it."""
+    """Value, as `settings/secret_box.py` encrypts it."""
     set_at: Mapped[float]
 
 
@@ -413,7 +413,7 @@ class WebhookRow(Base):
     service_url: Mapped[str] = mapped_column(_TEXT)
     """URL of the service, for links to jobs."""
     encrypted: Mapped[str] = mapped_column(_TEXT)
-    """Secret of the signatures, as `security/secret_box.py` encrypts it."""
+    """Secret of the signatures, as `settings/secret_box.py` encrypts it."""
     created_at: Mapped[float]
     disabled_at: Mapped[float | None]
     disabled_reason: Mapped[str | None] = mapped_column(_TEXT)

@@ -1,4 +1,4 @@
-"""Secrets of users in the database, encrypted (`security/secret_box.py`)."""
+"""Secrets of users in the database, encrypted (`settings/secret_box.py`)."""
 
 from __future__ import annotations
 

@@ -20,6 +20,6 @@ class WebhookSecretRow(Base):
         PlainText(36), ForeignKey("webhooks.id", ondelete="CASCADE")
     )
     encrypted: Mapped[str] = mapped_column(LongPlainText())
-    """The secret, as `security/secret_box.py` encrypts it."""
+    """The secret, as `settings/secret_box.py` encrypts it."""
     valid_until: Mapped[float]
     """When messages are no longer signed with it."""

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.domain.jobs import Status
-from service.scheduler.loop import report_drain
+from service.scheduler import report_drain
 from service.store import history_limits
 from service.store.leases import LeaseLost
 from service.store.models import JobRow

@@ -15,7 +15,7 @@ from service.domain.jobs import Status
 from service.domain.webhook_retries import DeliveryState
 from service.domain.webhook_signatures import new_signing_secret
 from service.domain.webhook_turns import MAX_PAUSE_S
-from service.scheduler.loop import webhook_delivery
+from service.scheduler import webhook_delivery
 from service.scheduler.webhook_delivery import (
     INTERVAL_S,
     MAX_MESSAGE_CHARS,

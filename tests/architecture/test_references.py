@@ -65,5 +65,5 @@ def test_python_files_named_in_readmes_exist() -> None:
 
 
 def test_a_planted_name_of_no_file_is_found() -> None:
-    texts = ["see `workers/supervisor.py`", "# (`controller/attempt.py`, cluster.py)"]
-    assert missing_files(texts) == {"workers/supervisor.py", "cluster.py"}
+    texts = ["see `workers/supervisor.py`", "# (`controller/attempt.py`, planted.py)"]
+    assert missing_files(texts) == {"workers/supervisor.py", "planted.py"}

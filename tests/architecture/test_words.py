@@ -8,27 +8,43 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import permutations
 
 import pytest
 
 from tests.architecture.source import ROOT, functions, module_name, parse, source_files
 
 TEST_NAME_LENGTH = 80
+FEATURES = {
+    "accounts": "users and their tokens",
+    "batches": "actions on several jobs",
+    "guests": "training that registered itself",
+    "history": "what a job has done so far",
+    "jobs": "jobs",
+    "login": "logins of browsers and command lines",
+    "login_codes": "codes that log in a command line",
+    "login_links": "links that log in a browser",
+    "nodes": "nodes and whether they take workers",
+    "overrides": "levels that users set",
+    "plans": "predictions before a job runs",
+    "queue": "jobs that wait, and what for",
+    "quotas": "what users may hold at the same time",
+    "webhooks": "messages to other programs",
+    "why": "what holds a job up",
+}
+"""Features of the service: each has this one name in every room that has a part of it."""
 SHARED_MODULE_NAMES = {
+    "checkpoints": "checkpoints: those of Ray Train, and which ones of a job are kept",
     "cifar": "a data set and the task that trains on it",
     "digits": "a data set and the task that trains on it",
     "errors": "the errors of a package",
-    "guests": "guests: their rules, routes and start",
-    "history": "the history of a job: its routes and command",
-    "jobs": "jobs: their rules, routes and commands",
     "language": "language models and the tasks that train them",
-    "login_codes": "codes that log in a command line: their table and routes",
-    "login_links": "login links: their table and routes",
-    "overrides": "overrides: their checks, states and routes",
-    "quotas": "quotas: their rules and routes",
+    "listing": "lists of what there is",
+    "loop": "the loop that a process runs until it ends",
+    "process": "the entry point of a process",
     "session": "what a training script imports: of the library, and inside a job",
 }
-"""Base names that several modules may have, because all of them deal with the same thing."""
+"""Other base names that several modules may have, because all of them deal with the same thing."""
 SHARED_CLASS_NAMES = {
     "AccordionCallback": "the callback of a framework: of Lightning and of Transformers",
     "NotFound": "status 404: in the service that raises it and in its client",
@@ -65,6 +81,22 @@ def homonyms(modules: list[str]) -> dict[str, list[str]]:
     for module in modules:
         homes[module.rpartition(".")[2]].append(module)
     return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def share_a_room(modules: list[str]) -> bool:
+    """Whether one of the modules is in the room of another one, or in a folder of that room."""
+    rooms = [f"{module.rpartition('.')[0]}." for module in modules if module.count(".") > 1]
+    return any(first.startswith(second) for first, second in permutations(rooms, 2))
+
+
+def mistaken_homonyms(modules: list[str]) -> dict[str, list[str]]:
+    """Homonyms that deal with two things, or with one thing twice in one room."""
+    explained = FEATURES.keys() | SHARED_MODULE_NAMES.keys()
+    return {
+        name: found
+        for name, found in homonyms(modules).items()
+        if name not in explained or share_a_room(found)
+    }
 
 
 def docstrings(tree: ast.Module) -> list[str]:
@@ -113,10 +145,9 @@ def long_test_names(tree: ast.Module) -> list[str]:
 
 
 def test_modules_of_one_name_deal_with_one_thing() -> None:
-    found = homonyms([module_name(path) for path in source_files() if path.stem != "__init__"])
-    unexpected = {name: found[name] for name in found.keys() - SHARED_MODULE_NAMES.keys()}
-    assert unexpected == {}
-    assert SHARED_MODULE_NAMES.keys() <= found.keys()
+    modules = [module_name(path) for path in source_files() if path.stem != "__init__"]
+    assert mistaken_homonyms(modules) == {}
+    assert FEATURES.keys() | SHARED_MODULE_NAMES.keys() == homonyms(modules).keys()
 
 
 def test_classes_of_one_name_mean_one_thing() -> None:
@@ -148,6 +179,22 @@ def test_a_planted_homonym_is_found() -> None:
     assert homonyms(["workers.ledger", "service.store.ledger", "service.api.app"]) == {
         "ledger": ["workers.ledger", "service.store.ledger"]
     }
+
+
+@pytest.mark.parametrize(
+    ("modules", "is_mistaken"),
+    [
+        (["service.api.webhooks", "service.store.reads.webhooks"], False),
+        (["service.store.reads.webhooks", "service.store.writes.webhooks"], False),
+        (["service.api.webhooks", "service.api.dashboard.webhooks"], True),
+        (["workers.hub.ledger", "service.store.ledger"], True),
+        (["service.errors", "service.client.errors"], False),
+    ],
+)
+def test_a_feature_has_one_name_and_each_room_one_module_of_it(
+    modules: list[str], is_mistaken: bool
+) -> None:
+    assert bool(mistaken_homonyms(modules)) == is_mistaken
 
 
 def test_planted_elliptical_docstrings_are_found() -> None:

@@ -385,9 +385,8 @@ def fresh(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_the_service_extra_the_command_says_what_to_install() -> None:
-    done = fresh(
-        "import sys; sys.modules['typer'] = None; from service.commands.main import main; main()"
-    )
+    code = "import sys; sys.modules['typer'] = None; from service.commands.main import main; main()"
+    done = fresh(code)
     assert done.returncode == 2
     assert (
         "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, event, insert, select
 
 from service.domain.access import FULL_ACCESS
-from service.scheduler.loop import allocator
+from service.scheduler import allocator
 from service.store import job_list
 from service.store.audit_log import AuditFilter, read_audit
 from service.store.database import Database
