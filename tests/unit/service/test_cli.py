@@ -381,12 +381,12 @@ def test_doctor_names_a_wrong_setting(alone: Accordion, monkeypatch: pytest.Monk
 
 
 def fresh(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_without_the_service_extra_the_command_says_what_to_install() -> None:
-    code = "import sys; sys.modules['typer'] = None; from service.commands.main import main; main()"
-    done = fresh(code)
+    done = fresh("sys.modules['typer'] = None; from service.commands.main import main; main()")
     assert done.returncode == 2
     assert (
         "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr
@@ -395,17 +395,15 @@ def test_without_the_service_extra_the_command_says_what_to_install() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    done = fresh(
-        "import sys; from service.commands.cli_app import run_command;"
-        " run_command(['--help']); print(*sys.modules)"
-    )
+    code = "from service.commands.cli_app import run_command; run_command(['--help'])"
+    done = fresh(f"{code}; print(*sys.modules)")
     assert "Exit codes" in done.stdout
     assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())
 
 
 def test_show_loads_no_database_no_server_and_no_spec() -> None:
     done = fresh(
-        "import sys; from service.commands.cli_app import run_command;"
+        "from service.commands.cli_app import run_command;"
         " code = run_command(['show', 'nothing', '--url', 'http://127.0.0.1:1']);"
         " print(code, *sys.modules)"
     )
