@@ -36,9 +36,9 @@ from service.api import (
     overrides,
     plans,
     quotas,
+    secrets,
     steering,
     streams,
-    user_secrets,
     webhooks,
 )
 from service.api.app_state import AppState, Clock
@@ -53,7 +53,7 @@ from service.api.request_times import RequestTimes, TimedRequests
 from service.errors import SettingsError
 from service.process.garbage_collection import collect_less_often
 from service.process.logs import configure_logs
-from service.settings.listing import log_unknown_variables
+from service.settings.setting_list import log_unknown_variables
 from service.settings.settings import Settings
 from service.store.database import Database
 from service.store.migrations import upgrade
@@ -102,7 +102,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 
 
 def _include_routers(app: FastAPI) -> None:
-    accounts_and_logins = (accounts, quotas, user_secrets, login_links, login_codes)
+    accounts_and_logins = (accounts, quotas, secrets, login_links, login_codes)
     jobs_and_history = (jobs, batches, steering, history, report_route, overrides, streams, plans)
     others = (catalog, code, job_counts, model_downloads, nodes, webhooks)
     for module in (*jobs_and_history, *others, *accounts_and_logins):

@@ -18,7 +18,7 @@ from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
 from service.domain.audit_actions import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
-from service.job_inputs.code_store import Code, CodeStore
+from service.job_inputs.code import Code, CodeStore
 from service.schemas.jobs import CodeView
 from service.store.audit_log import append_audit
 from workers.contract import JobSpec

@@ -24,10 +24,10 @@ from service.api.deps import (
     StateDep,
     to_seconds,
 )
-from service.api.logger_checks import check_loggers
+from service.api.loggers import check_loggers
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems
-from service.api.user_secrets import check_secrets
+from service.api.secrets import check_secrets
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
 from service.domain.autoscaler_record import read_autoscaler_record

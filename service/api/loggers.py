@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.api.app_state import AppState
 from service.api.receiver_checks import check_receiver
-from service.api.user_secrets import check_owned
+from service.api.secrets import check_owned
 from service.domain.access import Caller
 from service.store.secret_refs import locate_logger_secrets
 from workers.contract import JobSpec

@@ -11,7 +11,7 @@ from service.api.callers import CallerDep, require_scope
 from service.api.code import check_code
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.problems import describe_problems
-from service.api.user_secrets import check_secrets
+from service.api.secrets import check_secrets
 from service.domain.access import Scope
 from service.errors import Invalid
 from service.schemas.plans import PlanView

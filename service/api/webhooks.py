@@ -14,7 +14,7 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.receiver_checks import check_receiver
-from service.api.user_secrets import create_box
+from service.api.secrets import create_box
 from service.domain.access import Scope
 from service.domain.webhook_retries import DeliveryState
 from service.domain.webhook_signatures import new_signing_secret

@@ -27,16 +27,16 @@ from typing import Self
 
 import httpx2
 
-from service.client.account_requests import AccountRequests
+from service.client.accounts import AccountRequests
 from service.client.blocking import BlockingTransport, run_coroutine
-from service.client.cluster_requests import ClusterRequests
-from service.client.history_requests import HistoryRequests
-from service.client.job_requests import JobRequests
+from service.client.cluster import ClusterRequests
+from service.client.history import HistoryRequests
+from service.client.jobs import JobRequests
 from service.client.request_sender import IDLE_CONNECTION_S, LIMITS, choose_certificates
 from service.client.retries import RetryBudget
 from service.client.shared_methods import Awaiting, Blocking
 from service.client.stream import Waiter
-from service.client.webhook_requests import WebhookRequests
+from service.client.webhooks import WebhookRequests
 
 __all__ = ["IDLE_CONNECTION_S", "AsyncClient", "Client"]
 

@@ -15,7 +15,7 @@ import typer
 from service.commands.cli_support import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from service.machine.backup import BackupContents
+    from service.machine.backups import BackupContents
     from service.settings.settings import Settings
 
 
@@ -35,7 +35,7 @@ def backup(
     Not in it: the storage, files of loggers, settings, tokens of the home directory, and the key
     that decrypts secrets. Copy that key as well; without it, secrets must be set again.
     """
-    from service.machine.backup import write_backup
+    from service.machine.backups import write_backup
     from service.settings.settings import load_settings
 
     settings = load_settings()
@@ -57,7 +57,7 @@ def restore(
     At its next start, the service continues the unfinished jobs from their checkpoints. Other
     changes after the backup are lost: a token revoked since then is valid again.
     """
-    from service.machine.backup import find_storage, restore_backup
+    from service.machine.backups import find_storage, restore_backup
     from service.settings.settings import load_settings
 
     settings = load_settings()
@@ -95,7 +95,7 @@ def move_database(
     The source stays as it is. Then set ACCORDION_DATABASE_URL to the new one. Passwords are best
     kept in ~/.pgpass, since others see the URL in the list of processes.
     """
-    from service.machine.backup import move_database as move
+    from service.machine.backups import move_database as move
     from service.settings.settings import load_settings
     from service.store.database import hide_password
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.batch_actions import (
+from service.commands.batches import (
     BatchOwnerOption,
     DryRunOption,
     EndedLabelsOption,

@@ -164,7 +164,7 @@ def _database_url(settings: Settings) -> str:
 
 def _check_variables() -> Iterator[Finding]:
     """Check for variables that only look like settings."""
-    from service.settings.listing import describe_unknown_variables
+    from service.settings.setting_list import describe_unknown_variables
     from service.settings.settings import list_variables
 
     unknown = describe_unknown_variables(list_variables())

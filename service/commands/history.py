@@ -102,13 +102,13 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 def _describe_wait(client: Client, job: JobView) -> list[str]:
     if job.status != "QUEUED":
         return []
-    from service.commands.queue_commands import describe_wait
+    from service.commands.queue import describe_wait
 
     return describe_wait(client, job.id)
 
 
 def _name_jobs(client: Client, text: str) -> str:
-    from service.commands.queue_commands import read_names, replace_job_ids
+    from service.commands.queue import read_names, replace_job_ids
 
     return replace_job_ids(text, read_names(client))
 

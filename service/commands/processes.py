@@ -46,7 +46,7 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     one-time link.
     """
     from service.machine.up import up as run_all
-    from service.settings.listing import describe_unknown_variables
+    from service.settings.setting_list import describe_unknown_variables
     from service.settings.settings import list_variables
 
     settings = _load_settings(host, port, no_auth=no_auth)

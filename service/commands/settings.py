@@ -12,7 +12,7 @@ from service.commands.cli_support import JsonOption, create_console, create_tabl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from service.settings.listing import SettingLine
+    from service.settings.setting_list import SettingLine
 
 
 def settings(
@@ -26,7 +26,7 @@ def settings(
 
     Values that are not the default are marked with *. Secrets are not shown.
     """
-    from service.settings.listing import describe_unknown_variables, list_settings
+    from service.settings.setting_list import describe_unknown_variables, list_settings
     from service.settings.settings import list_variables, load_settings
 
     lines = [line for line in list_settings(load_settings()) if not (changed and line.is_default)]

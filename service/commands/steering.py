@@ -1,5 +1,5 @@
-"""`cancel`, `pause`, `resume` and `retry`: commands that stop and continue jobs; `archive` and
-`unarchive`, for those that have ended.
+"""`resize` and `change`: commands that change jobs; `cancel`, `pause`, `resume` and `retry`, which
+stop and continue them; `archive` and `unarchive`, for those that have ended.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.commands.batch_actions import (
+from service.commands.batches import (
     BatchOwnerOption,
     DryRunOption,
     EndedLabelsOption,
     JobBatch,
     LabelsOption,
+    OptionalJob,
     act_on_batch,
     choose_batch,
 )
@@ -39,6 +40,140 @@ _OptionalJobs = Annotated[
         metavar="[JOB]...", help="job ids, id prefixes or names", autocompletion=complete_job
     ),
 ]
+
+
+def resize(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[JOB] MIN MAX",
+            help="job id, id prefix or name; fewest workers, for which the job waits; and most"
+            " workers",
+            autocompletion=complete_job,
+        ),
+    ],
+    *,
+    labels: LabelsOption = None,
+    owner: BatchOwnerOption = None,
+    dry_run: DryRunOption = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Change the number of workers that a job, or all with some labels, may have. It changes at a
+    step boundary; no step is lost.
+
+    Example: accordion resize digits 1 4
+    """
+    from service.schemas.format import format_workers
+
+    *jobs, least, most = _parse_limits(places)
+    if len(jobs) > 1:
+        raise typer.BadParameter(f"give at most one JOB, not {len(jobs)}")
+    chosen = choose_batch(str(jobs[0]) if jobs else None, labels, owner, dry_run=dry_run)
+    limits = int(least), int(most)
+    with connect_client(url) as client:
+        if not isinstance(chosen, str):
+            act_on_batch(client, "resize", chosen, dry_run=dry_run, json=json, resize=limits)
+            return
+        found = client.resize(client.find(chosen).id, *limits)
+    if json:
+        print_json(found)
+    else:
+        typer.echo(f"{found.name} ({found.id}) is {found.status}: {format_workers(found)}")
+
+
+def _parse_limits(places: list[str]) -> list[str]:
+    """Check that the last two arguments are numbers of workers.
+
+    Raises:
+        BadParameter: they are not.
+    """
+    limits = places[-2:]
+    if len(limits) < 2 or not all(text.isdecimal() and int(text) > 0 for text in limits):
+        raise typer.BadParameter(
+            f"MIN and MAX are {' '.join(limits)!r}; give two whole numbers, at least 1, as in"
+            " 'accordion resize JOB 1 4'"
+        )
+    return places
+
+
+def change(
+    job: OptionalJob = None,
+    *,
+    chosen_labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with-label",
+            metavar="KEY:VALUE",
+            help="in place of JOB, all jobs with this label; may be repeated",
+            autocompletion=complete_label,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="new name")] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            "--priority",
+            metavar="NUMBER",
+            min=0,
+            max=100,
+            help="new place in the queue; larger starts first",
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY:VALUE",
+            help="set a label, or remove it with KEY: and no value; may be repeated",
+            autocompletion=complete_label,
+        ),
+    ] = None,
+    owner: BatchOwnerOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="with --with-label, list the jobs and change nothing")
+    ] = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Change the name, labels or priority of a job, a guest run, or an ended job; or labels and
+    priority of all jobs with some labels.
+
+    Example: accordion change --with-label sweep:lr --priority 20
+    """
+    changed = dict(_parse_label(text) for text in labels or [])
+    if name is None and priority is None and not changed:
+        raise typer.BadParameter("nothing to change; give --name, --priority or --label")
+    chosen = choose_batch(job, chosen_labels, owner, dry_run=dry_run, option="--with-label")
+    with connect_client(url) as client:
+        if isinstance(chosen, JobBatch):
+            if name is not None:
+                raise typer.BadParameter("--name is for one job; give JOB")
+            values = {"labels": changed, "priority": priority}
+            act_on_batch(client, "change", chosen, dry_run=dry_run, json=json, change=values)
+            return
+        found = client.change(client.find(chosen).id, name=name, labels=changed, priority=priority)
+    if json:
+        print_json(found)
+        return
+    shown = ", ".join(f"{key}:{value}" for key, value in found.labels.items()) or "no labels"
+    typer.echo(f"{found.name} ({found.id}) has priority {found.priority}, {shown}")
+
+
+def _parse_label(text: str) -> tuple[str, str | None]:
+    """Parse `key:value`, or `key:` for a label to remove.
+
+    Raises:
+        SettingsError: it has another form.
+    """
+    from service.errors import SettingsError
+
+    key, colon, value = text.partition(":")
+    if not key or not colon:
+        raise SettingsError(
+            f"--label {text!r} is not of the form key:value, or key: to remove the label"
+        )
+    return key, value or None
 
 
 def cancel(

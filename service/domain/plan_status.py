@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class PlanStatus(StrEnum):
-    """State of a plan; see `service/scheduler/plan_runs.py`."""
+    """State of a plan; see `service/scheduler/plans.py`."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"

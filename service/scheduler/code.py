@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.process.trusted_clock import TrustedClock
 from service.store.repository import Repository
 

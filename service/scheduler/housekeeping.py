@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.loggers.process import LoggerProcess
 from service.runtime.protocol import Runtime
-from service.scheduler.checkpoint_removal import CheckpointRemoval
-from service.scheduler.code_pruning import CodePruning
-from service.scheduler.file_removal import FileRemoval
+from service.scheduler.checkpoints import CheckpointRemoval
+from service.scheduler.code import CodePruning
+from service.scheduler.deletion import FileRemoval
 from service.scheduler.retention import HistoryRetention, Retention, RowRetention
-from service.scheduler.webhook_delivery import WebhookDelivery
+from service.scheduler.webhooks import WebhookDelivery
 from service.settings.settings import Settings
 from service.store.database import Database
 from service.store.job_deletion import DeletedJobs

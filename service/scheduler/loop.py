@@ -35,20 +35,20 @@ from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
 from service.errors import Invalid, NotFound, RuntimeUnavailable, Unavailable, UnreadableSecret
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.job_inputs.environment import JobEnv, find_data_cache
 from service.job_inputs.pip_index import find_pip_index
 from service.job_inputs.warm_starts import find_initial_model
 from service.runtime.protocol import Runtime, SupervisorState
 from service.scheduler.allocator import Allocator, ClusterState
 from service.scheduler.autoscaling import Autoscaling
-from service.scheduler.avoided_nodes import NodeAvoidance
 from service.scheduler.deadlines import Deadlines
 from service.scheduler.foreign_jobs import ClusterClaim, ForeignJobs
 from service.scheduler.guests import GuestRuns
 from service.scheduler.housekeeping import Housekeeping
+from service.scheduler.nodes import NodeAvoidance
 from service.scheduler.order_delivery import OrderDelivery
-from service.scheduler.plan_runs import PlanRuns
+from service.scheduler.plans import PlanRuns
 from service.scheduler.report_drain import ReportDrain
 from service.scheduler.time_limits import TimeLimits
 from service.settings.settings import Settings

@@ -8,7 +8,7 @@ import structlog
 from pydantic import ValidationError
 
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.job_inputs.environment import JobEnv
 from service.runtime.protocol import Runtime
 from service.store.models import PlanRow

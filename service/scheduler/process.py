@@ -9,7 +9,7 @@ import threading
 from service.process.garbage_collection import collect_less_often
 from service.process.logs import configure_logs
 from service.scheduler.loop import run_scheduler
-from service.settings.listing import log_unknown_variables
+from service.settings.setting_list import log_unknown_variables
 from service.settings.settings import Settings, load_settings
 from service.store.database import Database
 from service.store.migrations import upgrade

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, event, select, update
 from service.api.app import create_app
 from service.domain.jobs import Status
 from service.errors import StartError
-from service.machine.backup import move_database, restore_backup, write_backup
+from service.machine.backups import move_database, restore_backup, write_backup
 from service.settings.settings import Settings, load_settings
 from service.store.copying import count_rows
 from service.store.database import Database

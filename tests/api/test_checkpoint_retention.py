@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.runtime.ray_backend import RayBackend
-from service.scheduler.checkpoint_removal import RETRY_S, choose_kept
+from service.scheduler.checkpoints import RETRY_S, choose_kept
 from service.store.job_lifecycle import accept_any
 from service.store.models import AuditRow, CheckpointRow
 from service.views.jobs import checkpoint_views

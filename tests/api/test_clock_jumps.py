@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.jobs import Reason, Status
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.process.trusted_clock import AGREED_S
 from service.store.models import AuditRow
 from tests.api.test_code import GOOD

@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.api.app import create_app
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.settings.settings import load_settings
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, World

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
 from service.errors import NotFound, SettingsError
-from service.job_inputs.code_store import CodeStore
+from service.job_inputs.code import CodeStore
 from service.settings.settings import load_settings
 from tests.api.test_code import CODE, GOOD, JOBS, OWN, SHA, kept, upload
 from tests.api.world import World

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.domain.jobs import Status
-from service.scheduler.file_removal import RETRY_S
+from service.scheduler.deletion import RETRY_S
 from service.store.models import Base, DeletedJobRow, EventRow
 from tests.api.team import JOBS, Team
 from tests.api.world import DIGITS, World

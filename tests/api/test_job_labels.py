@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from service.domain.access import FULL_ACCESS
 from service.domain.jobs import Status
 from service.errors import Conflict
-from service.machine.backup import move_database, restore_backup, write_backup
+from service.machine.backups import move_database, restore_backup, write_backup
 from service.settings.settings import Settings
 from service.store import job_list
 from service.store.database import Database

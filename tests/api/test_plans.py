@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.errors import RuntimeUnavailable
-from service.scheduler.plan_runs import PLAN_LIMIT_S
+from service.scheduler.plans import PLAN_LIMIT_S
 from service.store.plan_rows import KEPT_S, MAX_OPEN
 from tests.api.conftest import refused_early
 from tests.api.fake_plans import FOUND

@@ -15,14 +15,14 @@ from service.domain.jobs import Status
 from service.domain.webhook_retries import DeliveryState
 from service.domain.webhook_signatures import new_signing_secret
 from service.domain.webhook_turns import MAX_PAUSE_S
-from service.scheduler import webhook_delivery
-from service.scheduler.webhook_delivery import (
+from service.scheduler import webhooks
+from service.scheduler.webhook_sender import WebhookSender
+from service.scheduler.webhooks import (
     INTERVAL_S,
     MAX_MESSAGE_CHARS,
     MAX_TURN_S,
     WebhookDelivery,
 )
-from service.scheduler.webhook_sender import WebhookSender
 from service.settings.secret_box import create_secret_box
 from service.store.account_rows import AccountStore
 from service.store.delivery_queue import CLAIM_S, AttemptOutcome
@@ -97,8 +97,8 @@ def sending(tmp_path: Path, database_url: str, receiver: Receiver) -> Iterator[S
 def test_receivers_that_hang_leave_room_for_those_of_other_users(
     sending: Sending, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_delivery, "MAX_IN_FLIGHT_PER_USER", 2)
-    monkeypatch.setattr(webhook_delivery, "MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr(webhooks, "MAX_IN_FLIGHT_PER_USER", 2)
+    monkeypatch.setattr(webhooks, "MAX_IN_FLIGHT", 3)
     AccountStore(sending.world.database, sending.world.clock).add_user(
         FULL_ACCESS, "bob", Role.EDITOR
     )
@@ -266,7 +266,7 @@ def test_a_thread_that_cannot_start_leaves_room(
 def test_a_stop_does_not_wait_for_a_receiver_that_hangs(
     sending: Sending, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_delivery, "STOP_S", 0.1)
+    monkeypatch.setattr(webhooks, "STOP_S", 0.1)
     receiver.free.clear()
     sending.queue("hook", receiver.url)
     sending.start()

@@ -298,7 +298,7 @@ SENDER = """
 import sys, time
 from service.settings.settings import load_settings
 from service.store.database import Database
-from service.scheduler.webhook_delivery import WebhookDelivery
+from service.scheduler.webhooks import WebhookDelivery
 
 home, url, networks, now = sys.argv[1:]
 settings = load_settings(home=home, database_url=url, webhook_networks=networks)

@@ -10,7 +10,7 @@ from service.store.job_labels import COPIED_COLUMNS
 from tests.architecture.source import module_name, parse, source_files
 
 WITHOUT_OBJECTS = {
-    "service.machine.backup": {"orders_version", "version"},
+    "service.machine.backups": {"orders_version", "version"},
     "service.store.node_rows": {"orders_version", "version"},
 }
 """Modules that write rows of jobs by statements, and the columns."""

@@ -17,10 +17,15 @@ from tests.architecture.source import ROOT, functions, module_name, parse, sourc
 TEST_NAME_LENGTH = 80
 FEATURES = {
     "accounts": "users and their tokens",
+    "backups": "copies of the service's state",
     "batches": "actions on several jobs",
+    "cluster": "nodes and what can be named in a spec",
+    "code": "modules that users upload",
+    "deletion": "jobs that users delete",
     "guests": "training that registered itself",
     "history": "what a job has done so far",
     "jobs": "jobs",
+    "loggers": "services that get the metrics of jobs",
     "login": "logins of browsers and command lines",
     "login_codes": "codes that log in a command line",
     "login_links": "links that log in a browser",
@@ -29,6 +34,9 @@ FEATURES = {
     "plans": "predictions before a job runs",
     "queue": "jobs that wait, and what for",
     "quotas": "what users may hold at the same time",
+    "secrets": "values that jobs get and nobody can read back",
+    "settings": "what an operator configures",
+    "steering": "changes of existing jobs, which stop, continue or resize them",
     "webhooks": "messages to other programs",
     "why": "what holds a job up",
 }
@@ -39,7 +47,6 @@ SHARED_MODULE_NAMES = {
     "digits": "a data set and the task that trains on it",
     "errors": "the errors of a package",
     "language": "language models and the tasks that train them",
-    "listing": "lists of what there is",
     "loop": "the loop that a process runs until it ends",
     "process": "the entry point of a process",
     "session": "what a training script imports: of the library, and inside a job",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from service.client import AsyncClient, Client, RetryBudget, request_sender
-from service.commands import logins
+from service.commands import login
 from service.commands.cli_app import run_command
 from tests.api.conftest import Live, serve_live
 from tests.unit.service.event_loop import InEventLoop
@@ -100,7 +100,7 @@ def alone(
 def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Printed]:
     """Calls a function, in a thread, with the address that the next `accordion login` prints."""
     threads: list[threading.Thread] = []
-    echo = logins.typer.echo
+    echo = login.typer.echo
 
     def watch(open_address: Callable[[str], object]) -> None:
         def say(text: str, **more: object) -> None:
@@ -110,7 +110,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Printed]:
                 threads.append(threading.Thread(target=open_address, args=(address,)))
                 threads[-1].start()
 
-        monkeypatch.setattr(logins.typer, "echo", say)
+        monkeypatch.setattr(login.typer, "echo", say)
 
     yield watch
     for thread in threads:

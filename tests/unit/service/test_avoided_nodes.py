@@ -11,7 +11,7 @@ from service.domain.access import FULL_ACCESS
 from service.domain.node_avoidance import AvoidanceRules, start_avoidances
 from service.process.trusted_clock import AGREED_S
 from service.runtime.protocol import Node
-from service.scheduler.avoided_nodes import NodeAvoidance
+from service.scheduler.nodes import NodeAvoidance
 from service.scheduler.retention import NODE_FAILURE_RETENTION_S, RowRetention
 from service.settings.settings import load_settings
 from service.store.database import Database

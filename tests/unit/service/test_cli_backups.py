@@ -75,14 +75,14 @@ def test_a_restore_prints_the_numbers_that_the_backup_printed(
 
 
 ENDED_HALFWAY = """
-import os, sys, service.machine.backup
+import os, sys, service.machine.backups
 from service.commands.cli_app import run_command
 
 def end(source, target, **_):
     open(target.removeprefix("sqlite:///"), "w").close()
     os.kill(os.getpid(), int(sys.argv[1]))
 
-service.machine.backup.copy_database = end
+service.machine.backups.copy_database = end
 sys.exit(run_command(["backup", sys.argv[2]]))
 """
 
@@ -111,7 +111,7 @@ def test_a_backup_under_nohup_outlives_its_terminal(
         os.kill(os.getpid(), signal.SIGHUP)
         return copy_database(*given, **more)
 
-    monkeypatch.setattr("service.machine.backup.copy_database", hang_up)
+    monkeypatch.setattr("service.machine.backups.copy_database", hang_up)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert alone("backup", tmp_path / "backup.tar.gz").code == 0

@@ -17,7 +17,7 @@ import typer
 
 from service.client import Client
 from service.client.errors import ClientError, Refused
-from service.commands.batch_actions import JobBatch, act_on_batch, read_batch
+from service.commands.batches import JobBatch, act_on_batch, read_batch
 from service.schemas import batches as batch_schemas
 from tests.unit.service.conftest import LONG, Accordion
 

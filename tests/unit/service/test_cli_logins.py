@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.commands import logins
+from service.commands import login
 from service.commands.loopback_listener import open_listener
 from tests.api.conftest import Live, serve_live
 from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
@@ -98,7 +98,7 @@ def test_a_code_that_was_made_up_logs_nobody_in(ours: Accordion, printed: Printe
 def test_a_login_that_nobody_finishes_ends(
     ours: Accordion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logins, "LOGIN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(login, "LOGIN_TIMEOUT_S", 0.01)
     said = ours("login")
     assert (said.code, "nobody logged in" in said.err) == (2, True)
 

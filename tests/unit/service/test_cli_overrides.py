@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands.job_control import parse_level
+from service.commands.overrides import parse_level
 from service.errors import SettingsError
 from service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live

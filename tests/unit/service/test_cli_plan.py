@@ -12,7 +12,7 @@ import pytest
 
 from service.client import Client
 from service.commands.cli_app import INTERRUPTED
-from service.commands.plan import describe_gain, parse_link
+from service.commands.plans import describe_gain, parse_link
 from service.domain.plan_status import PlanStatus
 from service.errors import SettingsError
 from tests.api.conftest import Live

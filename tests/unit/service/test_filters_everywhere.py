@@ -11,9 +11,9 @@ from pathlib import Path
 from service.api import dashboard
 from service.api.accounts import AuditQuery
 from service.api.jobs import ListQuery
-from service.client.account_requests import AccountRequests
-from service.client.job_requests import JobRequests
-from service.commands.audit_commands import audit
+from service.client.accounts import AccountRequests
+from service.client.jobs import JobRequests
+from service.commands.audit import audit
 from service.commands.listing import list_jobs
 
 NAMES_IN_CLIENT = {"id": "id_prefix"}

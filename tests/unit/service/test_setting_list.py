@@ -9,7 +9,7 @@ import uvicorn
 from structlog.testing import capture_logs
 
 from service.api.app import serve_api
-from service.settings.listing import describe_unknown_variables, list_settings
+from service.settings.setting_list import describe_unknown_variables, list_settings
 from service.settings.settings import Settings, list_variables, load_settings
 from tests.unit.service.conftest import Accordion
 
