@@ -15,9 +15,9 @@ from service.access.sessions import session_id, session_token, session_valid
 from service.domain.access import FULL_ACCESS, Caller, Scope, ServiceUser
 from service.domain.tokens import digest_of, parse_token, token_matches
 from service.errors import Unauthorized
-from service.store.account_rows import AccountStore
-from service.store.database import Database
-from service.store.ended_sessions import is_session_ended
+from service.store.engine.database import Database
+from service.store.writes.accounts import AccountStore
+from service.store.writes.ended_sessions import is_session_ended
 
 _OPEN_PATHS = frozenset(
     {

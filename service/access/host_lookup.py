@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
-from service.domain.webhook_targets import Address
+from service.domain.webhooks.targets import Address
 
 MAX_LOOKUPS = 32
 """Maximum number of lookups at a time in a process: one that takes long cannot be cancelled."""

@@ -19,7 +19,7 @@ from service.api.deps import (
 )
 from service.api.problems import describe_problems
 from service.domain.access import USER_NAME, Caller, Scope, describe_missing_scope
-from service.domain.audit_actions import AuditAction
+from service.domain.audit import AuditAction
 from service.domain.tokens import DAY_S, TOKEN_ID, new_token
 from service.errors import Forbidden
 from service.schemas.accounts import (
@@ -36,9 +36,9 @@ from service.schemas.accounts import (
     UserView,
 )
 from service.schemas.jobs import PLAIN
-from service.store.account_rows import AccountStore, RequestedToken
-from service.store.audit_log import AuditFilter, read_audit
-from service.store.audit_subjects import read_subject_names
+from service.store.reads.audit import AuditFilter, read_audit
+from service.store.reads.audit_subjects import read_subject_names
+from service.store.writes.accounts import AccountStore, RequestedToken
 
 router = APIRouter(tags=["accounts"], responses=describe_problems())
 _UserName = Annotated[str, Path(max_length=63, pattern=USER_NAME, description="name of the user")]

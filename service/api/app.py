@@ -55,9 +55,9 @@ from service.process.garbage_collection import collect_less_often
 from service.process.logs import configure_logs
 from service.settings.setting_list import log_unknown_variables
 from service.settings.settings import Settings
-from service.store.database import Database
+from service.store.engine.database import Database
 from service.store.migrations import upgrade
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
 from workers.described_models import build_models
 
 _GRACE_S = 10

@@ -17,8 +17,8 @@ from service.api.http_connections import OpenConnections
 from service.api.request_times import RequestTimes
 from service.errors import Unavailable
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.repository import Repository
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
 
 Clock = Callable[[], float]
 """Seconds since 1970."""

@@ -17,8 +17,8 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.priorities import check_priority
 from service.api.problems import describe_problems, explain_crash, explain_database_error
 from service.domain.access import Caller, Scope
-from service.domain.job_status import ENDED, UNFINISHED
-from service.domain.jobs import Desired, Kind, Status
+from service.domain.jobs.status_table import ENDED, UNFINISHED
+from service.domain.jobs.statuses import Desired, Kind, Status
 from service.errors import ApiError, Conflict, DatabaseReplaced
 from service.schemas.batches import (
     MAX_BATCH_S,
@@ -28,12 +28,12 @@ from service.schemas.batches import (
     BatchView,
     JobAction,
 )
-from service.store.job_archive import JobArchive
-from service.store.job_deletion import JobDeletion
-from service.store.job_lifecycle import CheckJob, JobLifecycle, ListingChange
-from service.store.job_list import JobFilter, ListingState
-from service.store.models import JobRow
-from service.store.stored_documents import stored_labels
+from service.store.reads.jobs import JobFilter, ListingState
+from service.store.tables.models import JobRow
+from service.store.tables.stored_documents import stored_labels
+from service.store.writes.archiving import JobArchive
+from service.store.writes.deletion import JobDeletion
+from service.store.writes.steering import CheckJob, JobLifecycle, ListingChange
 
 router = APIRouter(tags=["jobs"])
 _PATH = "/job-actions"

@@ -14,15 +14,15 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, RepositoryDep, StateDep
 from service.api.problems import describe_problems
 from service.domain.access import Scope
-from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import (
+from service.domain.capacity.autoscaling import read_autoscaler_record
+from service.domain.capacity.cluster_snapshot import (
     read_avoided,
     read_cluster_snapshot,
     read_placements,
 )
-from service.domain.jobs import Reason
-from service.domain.wait_causes import WAITS_FOR_SECRET, WaitCause, explain_queue
-from service.domain.waiting_message import format_waiting_message
+from service.domain.capacity.wait_causes import WAITS_FOR_SECRET, WaitCause, explain_queue
+from service.domain.capacity.waiting_message import format_waiting_message
+from service.domain.jobs.statuses import Reason
 from service.job_inputs.queue import QueueReader, is_contending
 from service.schemas.cluster import (
     ClusterView,
@@ -33,8 +33,8 @@ from service.schemas.cluster import (
     TaskList,
     TaskView,
 )
-from service.store.models import JobRow
-from service.store.stored_spec import resource_request
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import resource_request
 from service.views.jobs import cluster_view
 from workers.spec_types import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS

@@ -16,11 +16,11 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES, StateDep
 from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
-from service.domain.audit_actions import AuditAction
+from service.domain.audit import AuditAction
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.job_inputs.code import Code, CodeStore
 from service.schemas.jobs import CodeView
-from service.store.audit_log import append_audit
+from service.store.writes.audit import append_audit
 from workers.contract import JobSpec
 from workers.spec_patterns import SHA256_PATTERN
 from workers.tasks import SCRIPT

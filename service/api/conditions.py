@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Header
 
 from service.errors import Invalid, PreconditionFailed
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
 
 IfMatch = Annotated[
     str | None,

@@ -7,7 +7,7 @@ import binascii
 import math
 
 from service.errors import Invalid
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
 
 
 def format_cursor(row: JobRow) -> str:

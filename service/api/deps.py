@@ -15,8 +15,8 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 from service.api.app_state import AppState
 from service.api.callers import CallerDep
 from service.errors import NotFound, Unavailable
-from service.store.models import JobRow
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
 
 
 def _refuse_number(given: Any) -> Any:

@@ -22,7 +22,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
 
 POLL_S = 0.2
 """Interval between two queries for the versions of the watched jobs."""

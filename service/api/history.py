@@ -21,9 +21,9 @@ from service.schemas.history import MAX_PAGE_LAYERS, CheckpointList, DecisionPag
 from service.schemas.jobs import AttemptList, ScheduleView
 from service.schemas.loggers import LoggerList, LoggerView
 from service.schemas.why import WhyView
-from service.store.models import JobRow
-from service.store.repository import HistoryPage
-from service.store.stored_documents import layer_names
+from service.store.reads.repository import HistoryPage
+from service.store.tables.models import JobRow
+from service.store.tables.stored_documents import layer_names
 from service.views.jobs import (
     attempt_view,
     checkpoint_views,

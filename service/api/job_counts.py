@@ -8,7 +8,7 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import describe_problems
 from service.domain.access import Scope
-from service.domain.jobs import Kind, Status
+from service.domain.jobs.statuses import Kind, Status
 from service.schemas.jobs import Answer
 
 router = APIRouter(tags=["jobs"])

@@ -30,28 +30,28 @@ from service.api.problems import describe_problems
 from service.api.secrets import check_secrets
 from service.api.warm_start_checks import check_warm_start
 from service.domain.access import Caller, Scope
-from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import (
+from service.domain.capacity.autoscaling import read_autoscaler_record
+from service.domain.capacity.cluster_snapshot import (
     read_avoided,
     read_cluster_snapshot,
     read_placements,
 )
-from service.domain.jobs import ID_PREFIX, Desired, Kind, Reason, Status
-from service.domain.queue import PendingJob, plan_queue
-from service.domain.resources import ResourceRequest, sort_custom
-from service.domain.wait_causes import list_preempted
-from service.domain.waiting_message import format_start, format_waiting_message
+from service.domain.capacity.queue import PendingJob, plan_queue
+from service.domain.capacity.resources import ResourceRequest, sort_custom
+from service.domain.capacity.wait_causes import list_preempted
+from service.domain.capacity.waiting_message import format_start, format_waiting_message
+from service.domain.jobs.statuses import ID_PREFIX, Desired, Kind, Reason, Status
 from service.errors import ApiError, Conflict, Invalid
 from service.job_inputs.pip_index import check_packages
 from service.job_inputs.queue import QueueReader
 from service.schemas.jobs import PLAIN, CloneRequest, JobPage, JobView
 from service.schemas.specs import DryRun
-from service.store.idempotency import Idempotency, body_hash
-from service.store.job_list import JobFilter
-from service.store.job_submission import JobSubmission
-from service.store.models import JobRow
-from service.store.stored_documents import stored_labels
-from service.store.stored_spec import stored_spec
+from service.store.reads.jobs import JobFilter
+from service.store.tables.models import JobRow
+from service.store.tables.stored_documents import stored_labels
+from service.store.tables.stored_spec import stored_spec
+from service.store.writes.idempotency import Idempotency, body_hash
+from service.store.writes.jobs import JobSubmission
 from service.views.jobs import job_view
 from workers.contract import JobSpec
 from workers.node_selectors import read_selector

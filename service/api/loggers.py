@@ -6,7 +6,7 @@ from service.api.app_state import AppState
 from service.api.receiver_checks import check_receiver
 from service.api.secrets import check_owned
 from service.domain.access import Caller
-from service.store.secret_refs import locate_logger_secrets
+from service.store.writes.secret_refs import locate_logger_secrets
 from workers.contract import JobSpec
 from workers.logger_spec import MlflowSpec
 

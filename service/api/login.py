@@ -24,9 +24,9 @@ from service.api.app_state import AppState
 from service.domain.tokens import digest_of, parse_token, token_matches
 from service.errors import Unauthorized
 from service.schemas.login import OWN_PATH
-from service.store.account_rows import AccountStore
-from service.store.ended_sessions import end_session, is_session_ended
-from service.store.login_links import use_login_link
+from service.store.writes.accounts import AccountStore
+from service.store.writes.ended_sessions import end_session, is_session_ended
+from service.store.writes.login_links import use_login_link
 
 router = APIRouter(include_in_schema=False)
 _SEE_OTHER = 303

@@ -22,9 +22,9 @@ from service.domain.tokens import DAY_S, digest_of, new_link_secret, new_token
 from service.errors import Forbidden, Unauthorized
 from service.schemas.accounts import NewToken, TokenView
 from service.schemas.login import CodeExchange, LoginCodeRequest, LoginCodeView
-from service.store.account_rows import AccountStore, RequestedToken
-from service.store.login_codes import CODE_LIFETIME_S, add_login_code, use_login_code
-from service.store.models import LoginCodeRow
+from service.store.tables.models import LoginCodeRow
+from service.store.writes.accounts import AccountStore, RequestedToken
+from service.store.writes.login_codes import CODE_LIFETIME_S, add_login_code, use_login_code
 
 router = APIRouter(prefix="/login-codes", tags=["login"], dependencies=[NO_QUERY])
 exchange_router = APIRouter(include_in_schema=False, dependencies=[NO_QUERY])

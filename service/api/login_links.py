@@ -13,7 +13,7 @@ from service.api.problems import describe_problems
 from service.domain.access import Scope
 from service.domain.tokens import digest_of, new_link_secret
 from service.schemas.login import LoginLinkRequest, LoginLinkView
-from service.store.login_links import add_login_link
+from service.store.writes.login_links import add_login_link
 
 router = APIRouter(prefix="/login-links", tags=["login"], dependencies=[NO_QUERY])
 

@@ -18,13 +18,13 @@ from service.api.model_files import export_model_file
 from service.api.problems import describe_problems
 from service.domain.access import Scope
 from service.domain.file_names import name_file
-from service.domain.jobs import Kind
+from service.domain.jobs.statuses import Kind
 from service.errors import Conflict, Unavailable
 from service.job_inputs.checkpoints import choose_checkpoints
 from service.process.child_processes import inherit_environment
 from service.schemas.jobs import PLAIN
-from service.store.models import JobRow
-from service.store.stored_spec import spec_of
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import spec_of
 
 MEDIA_TYPE = "application/octet-stream"
 router = APIRouter(

@@ -14,8 +14,8 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.problems import describe_problems
 from service.domain.access import Caller, Scope
-from service.domain.cluster_snapshot import find_available_nodes, name_of_node
-from service.domain.node_avoidance import (
+from service.domain.capacity.cluster_snapshot import find_available_nodes, name_of_node
+from service.domain.capacity.nodes import (
     NodeRecord,
     NodeState,
     describe_node_state,
@@ -23,8 +23,8 @@ from service.domain.node_avoidance import (
 )
 from service.errors import NotFound
 from service.schemas.nodes import CordonRequest, NodeFailureView, NodeList, NodeStatus
-from service.store.models import NodeFailureRow
-from service.store.node_rows import NodeStore
+from service.store.tables.models import NodeFailureRow
+from service.store.writes.nodes import NodeStore
 
 router = APIRouter(prefix="/nodes", tags=["nodes"], responses=describe_problems())
 _LISTED_S = 86_400.0

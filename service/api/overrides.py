@@ -12,8 +12,8 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep
 from service.api.problems import describe_problems
 from service.domain.access import Scope
 from service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
-from service.store.idempotency import Idempotency, body_hash
-from service.store.job_submission import JobSubmission, RequestedOverride
+from service.store.writes.idempotency import Idempotency, body_hash
+from service.store.writes.overrides import JobOverrides, RequestedOverride
 from service.views.jobs import override_view
 
 router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"], dependencies=[NO_QUERY])
@@ -66,7 +66,7 @@ def add_override(
         if idempotency_key
         else None
     )
-    row, _ = JobSubmission(state.database, state.clock, caller).add_override(
+    row, _ = JobOverrides(state.database, state.clock, caller).add_override(
         job_id,
         RequestedOverride(**request.model_dump()),
         check=lambda job: check_if_match(if_match, job),
@@ -91,6 +91,6 @@ def cancel_override(
     """Cancel an override. Its layers return to the policy, or to another override that is still
     active. Repeating the request has no effect.
     """
-    submission = JobSubmission(state.database, state.clock, caller)
-    row = submission.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
+    writes = JobOverrides(state.database, state.clock, caller)
+    row = writes.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
     return override_view(row, state.repository.acks(job_id).get(row.id, []))

@@ -16,8 +16,8 @@ from service.domain.access import Scope
 from service.errors import Invalid
 from service.schemas.plans import PlanView
 from service.schemas.specs import PlanRequest
-from service.store.models import PlanRow
-from service.store.plan_rows import PlanStore
+from service.store.tables.models import PlanRow
+from service.store.writes.plans import PlanStore
 from workers.tasks import GUEST, SCRIPT
 
 router = APIRouter(prefix="/plans", tags=["plans"], dependencies=[NO_QUERY])

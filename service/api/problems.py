@@ -23,7 +23,7 @@ from service.errors import ApiError, Invalid, TooManyRequests
 from service.schemas.invalid_values import describe_errors, join_items
 from service.schemas.jobs import Problem, ProblemItem
 from service.schemas.known_keys import body_type
-from service.store.database_errors import ErrorKind, classify_error
+from service.store.engine.database_errors import ErrorKind, classify_error
 
 MEDIA_TYPE = "application/problem+json"
 _REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}

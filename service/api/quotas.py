@@ -12,8 +12,8 @@ from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.domain.access import Scope
-from service.domain.quota_reservations import measure_usage
-from service.domain.quotas import (
+from service.domain.capacity.quota_reservations import measure_usage
+from service.domain.capacity.quotas import (
     ANY_USER,
     Quota,
     QuotaUsage,
@@ -32,7 +32,7 @@ from service.schemas.quotas import (
     QuotaUsageView,
     QuotaView,
 )
-from service.store.quota_rows import QuotaStore
+from service.store.writes.quotas import QuotaStore
 
 router = APIRouter(prefix="/quotas", tags=["quotas"], responses=describe_problems())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.access.host_lookup import LookupFailed, LookupPostponed, look_up_host
 from service.api.app_state import AppState
-from service.domain.webhook_targets import (
+from service.domain.webhooks.targets import (
     RefusedTarget,
     WebhookTarget,
     choose_address,

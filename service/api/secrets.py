@@ -26,9 +26,13 @@ from service.settings.secret_box import (
     find_service_key,
     open_secret_box,
 )
-from service.store.models import SecretRow
-from service.store.secret_refs import describe_missing, describe_unreadable, locate_env_secrets
-from service.store.secret_rows import SecretStore
+from service.store.tables.models import SecretRow
+from service.store.writes.secret_refs import (
+    describe_missing,
+    describe_unreadable,
+    locate_env_secrets,
+)
+from service.store.writes.secrets import SecretStore
 from workers.contract import SECRET_NAME_PATTERN, JobSpec
 
 router = APIRouter(prefix="/secrets", tags=["secrets"], responses=describe_problems())

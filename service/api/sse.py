@@ -17,13 +17,13 @@ from starlette.responses import StreamingResponse
 from service.api.app_state import AppState
 from service.api.feeds import Frame, Reader, StreamPage, follow_feed
 from service.domain.access import Caller, Scope
-from service.domain.job_status import ENDED
-from service.domain.jobs import Status
-from service.domain.removed_output import describe_removed
+from service.domain.jobs.removed_output import describe_removed
+from service.domain.jobs.status_table import ENDED
+from service.domain.jobs.statuses import Status
 from service.errors import ApiError
 from service.schemas.history import GapView
-from service.store.account_rows import AccountStore
-from service.store.models import EventRow, JobRow, LogChunkRow
+from service.store.tables.models import EventRow, JobRow, LogChunkRow
+from service.store.writes.accounts import AccountStore
 from service.views.jobs import event_document, progress_view
 
 MEDIA_TYPE = "text/event-stream"

@@ -14,10 +14,10 @@ from service.api.priorities import check_priority
 from service.api.problems import describe_problems
 from service.domain.access import Scope
 from service.schemas.jobs import JobChange, JobView, ResizeRequest
-from service.store.job_archive import JobArchive
-from service.store.job_deletion import JobDeletion
-from service.store.job_lifecycle import JobLifecycle, ListingChange
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
+from service.store.writes.archiving import JobArchive
+from service.store.writes.deletion import JobDeletion
+from service.store.writes.steering import JobLifecycle, ListingChange
 from service.views.jobs import job_view
 
 router = APIRouter(

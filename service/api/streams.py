@@ -14,8 +14,8 @@ from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import describe_problems
 from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream_feed
 from service.domain.access import Scope
-from service.domain.job_status import ENDED
-from service.domain.jobs import Status
+from service.domain.jobs.status_table import ENDED
+from service.domain.jobs.statuses import Status
 from service.errors import Invalid
 
 router = APIRouter(

@@ -16,9 +16,9 @@ from service.api.problems import describe_problems
 from service.api.receiver_checks import check_receiver
 from service.api.secrets import create_box
 from service.domain.access import Scope
-from service.domain.webhook_retries import DeliveryState
-from service.domain.webhook_signatures import new_signing_secret
-from service.domain.webhook_targets import WebhookTarget
+from service.domain.webhooks.retries import DeliveryState
+from service.domain.webhooks.signatures import new_signing_secret
+from service.domain.webhooks.targets import WebhookTarget
 from service.schemas.webhooks import (
     WEBHOOK_NAME,
     DeliveryPage,
@@ -28,9 +28,9 @@ from service.schemas.webhooks import (
     WebhookRequest,
     WebhookView,
 )
-from service.store.models import DeliveryRow
-from service.store.webhook_messages import ALL_USERS
-from service.store.webhook_rows import (
+from service.store.reads.webhooks import ALL_USERS
+from service.store.tables.models import DeliveryRow
+from service.store.writes.webhooks import (
     CountedWebhook,
     DeliveryFilter,
     RequestedWebhook,

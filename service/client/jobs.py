@@ -11,7 +11,7 @@ from service.client.errors import AmbiguousJob, NotFound
 from service.client.query_params import format_params
 from service.client.request_sender import RequestSender
 from service.client.shared_methods import shared_iterator, shared_method
-from service.domain.job_status import UNFINISHED
+from service.domain.jobs.status_table import UNFINISHED
 from service.schemas.jobs import CodeView, JobPage, JobView
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from service.commands.paging import (
 from service.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
 from service.commands.time_options import create_time_option, parse_times
 from service.commands.token_ids import find_token_id
-from service.domain.audit_actions import AuditAction
+from service.domain.audit import AuditAction
 from service.schemas.format import format_time
 
 if TYPE_CHECKING:

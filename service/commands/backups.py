@@ -97,7 +97,7 @@ def move_database(
     """
     from service.machine.backups import move_database as move
     from service.settings.settings import load_settings
-    from service.store.database import hide_password
+    from service.store.engine.database import hide_password
 
     url = _check_url(target)
     rows = move(load_settings(), url, time.time())

@@ -29,7 +29,7 @@ from service.commands.comparison import (
 )
 from service.commands.completion import complete_job
 from service.domain.byte_sizes import format_bytes
-from service.domain.metric_goals import name_direction
+from service.domain.performance.metric_goals import name_direction
 from service.schemas.format import (
     format_duration,
     format_metric,

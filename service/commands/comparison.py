@@ -11,8 +11,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from service.domain.jobs import Kind
-from service.domain.metric_goals import (
+from service.domain.jobs.statuses import Kind
+from service.domain.performance.metric_goals import (
     MetricValue,
     choose_main_metric,
     find_best,

@@ -54,7 +54,7 @@ def complete_override(ctx: typer.Context) -> list[_Candidate]:
     """Complete the numbers of active overrides of the job before it."""
 
     def read(client: Client) -> Iterator[_Candidate]:
-        from service.domain.override_status import LIVE
+        from service.domain.overrides.states import LIVE
         from service.schemas.format import format_override
 
         found = client.overrides(client.find(ctx.params["job"]).id).items
@@ -134,8 +134,8 @@ def complete_words(*words: str) -> Callable[[str], list[str]]:
 
 def _list_statuses(command: str | None) -> list[str]:
     """Return the statuses of the jobs that a command is for; empty for all."""
-    from service.domain.job_status import ENDED, UNFINISHED
-    from service.domain.jobs import Status
+    from service.domain.jobs.status_table import ENDED, UNFINISHED
+    from service.domain.jobs.statuses import Status
 
     match command:
         case "cancel" | "hand-back" | "override" | "pause" | "resize":

@@ -51,7 +51,7 @@ def delete(
 
 
 def _delete_one(client: Client, job: str, *, yes: bool, json: bool) -> None:
-    from service.domain.job_status import ENDED
+    from service.domain.jobs.status_table import ENDED
     from service.errors import SettingsError
 
     found = client.find(job)

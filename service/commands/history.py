@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from service.client import Client
-    from service.domain.step_profile import Cause
+    from service.domain.performance.step_profile import Cause
     from service.schemas.history import CheckpointView, EpochPage
     from service.schemas.jobs import AttemptView, JobView, ScheduleView
     from service.schemas.loggers import LoggerView

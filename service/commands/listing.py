@@ -29,7 +29,7 @@ from service.commands.paging import (
 )
 from service.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
 from service.commands.time_options import create_time_option, parse_times
-from service.domain.jobs import Desired, Kind, Reason, Status
+from service.domain.jobs.statuses import Desired, Kind, Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

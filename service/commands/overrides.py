@@ -159,7 +159,7 @@ def _choose_overrides(job: JobView, overrides: list[OverrideView], numbers: list
     Raises:
         SettingsError: there is no such override, or it has ended without a cancel.
     """
-    from service.domain.override_status import LIVE
+    from service.domain.overrides.states import LIVE
     from service.errors import SettingsError
 
     known = {f"#{override.number}": override for override in overrides}
@@ -262,8 +262,8 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
 
 def _report_wait(job: JobView, made: OverrideView) -> None:
     """Tell what the command waits for; a job without workers applies no override."""
-    from service.domain.job_status import STATUS_TABLE, Phase
-    from service.domain.jobs import Status
+    from service.domain.jobs.status_table import STATUS_TABLE, Phase
+    from service.domain.jobs.statuses import Status
 
     message = f"waiting until every rank has applied override #{made.number}"
     if job.status == "PAUSED":
@@ -275,7 +275,7 @@ def _report_wait(job: JobView, made: OverrideView) -> None:
 
 def _wait_until_applied(client: Client, job_id: str, made: OverrideView) -> OverrideView:
     """Wait until the override is applied or has ended, and return it."""
-    from service.domain.override_status import UNAPPLIED
+    from service.domain.overrides.states import UNAPPLIED
     from service.schemas.history import GapView
 
     def read_override() -> OverrideView:

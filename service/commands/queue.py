@@ -61,7 +61,7 @@ def queue(*, url: UrlOption = "", json: JsonOption = False) -> None:
 
 def read_names(client: Client) -> dict[str, str]:
     """Read the names of unfinished jobs, by id: of the newest, as many as one page has."""
-    from service.domain.job_status import UNFINISHED
+    from service.domain.jobs.status_table import UNFINISHED
 
     page = client.jobs(status=[status.value for status in UNFINISHED], limit=200)
     return {job.id: job.name for job in page.items}

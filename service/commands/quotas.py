@@ -118,7 +118,7 @@ def _describe_subject(quota: QuotaView) -> str:
 
 
 def _describe_limits(quota: QuotaView) -> str:
-    from service.domain.quotas import Quota
+    from service.domain.capacity.quotas import Quota
 
     limits = Quota(jobs=quota.jobs, workers=quota.workers, gpus=quota.gpus)
     return f"at most {limits.describe()}"

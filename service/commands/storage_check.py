@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from service.commands.findings import Finding
-from service.domain.job_status import UNFINISHED
-from service.domain.jobs import Reason
+from service.domain.jobs.status_table import UNFINISHED
+from service.domain.jobs.statuses import Reason
 from service.schemas.format import format_storage
 
 if TYPE_CHECKING:

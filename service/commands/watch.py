@@ -19,8 +19,8 @@ from service.commands.cli_support import (
     print_json,
     print_line,
 )
-from service.domain.jobs import Kind
-from service.domain.removed_output import describe_removed
+from service.domain.jobs.removed_output import describe_removed
+from service.domain.jobs.statuses import Kind
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.domain.documents import value_at
-from service.domain.jobs import Kind
+from service.domain.jobs.statuses import Kind
 from service.schemas.history import GapView
 from service.schemas.jobs import EventView, JobView, ProgressView
 

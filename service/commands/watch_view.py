@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.commands.watch_state import StreamItem, WatchState
-from service.domain.job_status import ENDED, STATUS_TABLE, Tone
+from service.domain.jobs.status_table import ENDED, STATUS_TABLE, Tone
 from service.schemas.format import (
     format_change,
     format_duration,

@@ -27,8 +27,8 @@ from service.commands.paging import (
     print_json_list,
     report_more,
 )
-from service.domain.jobs import Status
-from service.domain.webhook_retries import DeliveryState
+from service.domain.jobs.statuses import Status
+from service.domain.webhooks.retries import DeliveryState
 from service.schemas.format import format_time
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.domain.job_status import ENDED, is_transition_allowed
-from service.domain.jobs import Status
+from service.domain.jobs.status_table import ENDED, is_transition_allowed
+from service.domain.jobs.statuses import Status
 from service.errors import Conflict, NotFound
-from service.store.models import CheckpointRow
+from service.store.tables.models import CheckpointRow
 from workers.contract import ObjectiveSpec
 
 BEST = "best"

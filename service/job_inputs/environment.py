@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Sequence
 from service.errors import NotFound, UnreadableSecret
 from service.settings.secret_box import GIVE_KEY, MAKE_KEY_FIRST, ServiceKey, find_service_key
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.models import JobRow
-from service.store.secret_refs import describe_missing, describe_unreadable
-from service.store.secret_rows import SecretStore
-from service.store.stored_spec import list_env_secrets
+from service.store.engine.database import Database
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import list_env_secrets
+from service.store.writes.secret_refs import describe_missing, describe_unreadable
+from service.store.writes.secrets import SecretStore
 from workers.contract import DataCache, JobSpec, list_secret_names, resolve_env
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from service.domain.allocation import build_allocated_job
-from service.domain.jobs import Reason, Status
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules
-from service.domain.resources import ResourceRequest
+from service.domain.capacity.allocation import build_allocated_job
+from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules
+from service.domain.capacity.resources import ResourceRequest
+from service.domain.jobs.statuses import Reason, Status
 from service.settings.settings import Settings
-from service.store.models import JobRow
-from service.store.repository import Repository
-from service.store.stored_documents import stored_labels
-from service.store.stored_spec import resource_request
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.tables.stored_documents import stored_labels
+from service.store.tables.stored_spec import resource_request
 
 _HOUR_S = 3600.0
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from service.domain.jobs import Kind
+from service.domain.jobs.statuses import Kind
 from service.errors import Conflict, NotFound
 from service.job_inputs.checkpoints import choose_checkpoints
 from service.settings.settings import Settings
-from service.store.models import JobRow
-from service.store.repository import Repository
-from service.store.stored_spec import spec_of
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import spec_of
 from workers.contract import JobSpec, ModelSource, WarmStartSpec
 
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from ipaddress import ip_address
 from typing import Any
 
-from service.domain.webhook_targets import (
+from service.domain.webhooks.targets import (
     Network,
     RefusedTarget,
     WebhookTarget,

@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.domain.jobs import Status
-from service.domain.logger_states import run_status_of
+from service.domain.jobs.loggers import run_status_of
+from service.domain.jobs.statuses import Status
 from service.loggers.sink import Batch, Point
-from service.store.logger_queue import ClaimedTurn
-from service.store.models import EpochRow
-from service.store.stored_documents import stored_labels
-from service.store.stored_spec import stored_spec
+from service.store.tables.models import EpochRow
+from service.store.tables.stored_documents import stored_labels
+from service.store.tables.stored_spec import stored_spec
+from service.store.writes.logger_queue import ClaimedTurn
 from service.views.metrics import groups_of
 from workers.contract import EpochRecord
 

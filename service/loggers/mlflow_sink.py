@@ -16,7 +16,7 @@ from mlflow.utils import request_utils
 from mlflow.utils.rest_utils import MlflowHostCreds
 from requests import RequestException
 
-from service.domain.logger_states import RunStatus as Status
+from service.domain.jobs.loggers import RunStatus as Status
 from service.loggers.sink import Batch, SentRun, SinkSetup
 
 MAX_METRICS, MAX_PARAMS = 1000, 100

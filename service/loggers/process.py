@@ -11,8 +11,8 @@ import structlog
 
 from service.process.child_processes import inherit_environment, restart_delay_s
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.logger_queue import LoggerQueue
+from service.store.engine.database import Database
+from service.store.writes.logger_queue import LoggerQueue
 
 INTERVAL_S = 1.0
 """Seconds between two looks for loggers that are due."""

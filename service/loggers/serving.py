@@ -16,7 +16,7 @@ from service.loggers.address_guard import AddressGuard
 from service.loggers.turns import LoggerTurns
 from service.process.logs import configure_logs
 from service.settings.settings import Settings, load_settings
-from service.store.database import Database
+from service.store.engine.database import Database
 
 INTERVAL_S = 1.0
 """Seconds between two looks for loggers that are due."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from service.domain.logger_states import RunStatus
+from service.domain.jobs.loggers import RunStatus
 
 Guard = Callable[[str], AbstractContextManager[None]]
 """Returns a block in which this thread connects to the host of a URL, and only where users may."""

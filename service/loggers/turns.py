@@ -13,31 +13,31 @@ from typing import Any
 import structlog
 from pydantic import TypeAdapter
 
-from service.domain.job_status import ENDED
-from service.domain.jobs import Status
-from service.domain.logger_states import (
+from service.domain.jobs.loggers import (
     GIVE_UP_S,
     EpochPosition,
     LoggerState,
     RunStatus,
     logger_delay_s,
 )
+from service.domain.jobs.status_table import ENDED
+from service.domain.jobs.statuses import Status
 from service.errors import ServiceError
 from service.job_inputs.environment import JobEnv
 from service.loggers import SINKS
 from service.loggers.epoch_values import build_batch
 from service.loggers.sink import Guard, SentRun, Sink, SinkSetup
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.logger_queue import (
+from service.store.engine.database import Database
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import stored_spec
+from service.store.writes.logger_queue import (
     ClaimedTurn,
     DueLogger,
     LoggerKey,
     LoggerQueue,
     TurnOutcome,
 )
-from service.store.models import JobRow
-from service.store.stored_spec import stored_spec
 from workers.logger_spec import LoggerSpec, WandbSpec, list_logger_secrets
 
 MAX_PER_KIND = 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import wandb
 
-from service.domain.logger_states import RunStatus
+from service.domain.jobs.loggers import RunStatus
 from service.loggers.sink import Batch, SentRun, SinkSetup
 from service.loggers.wandb_files import wait_until_written
 

@@ -28,15 +28,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy import Connection, select, update
 
 from service.domain.documents import value_at
-from service.domain.job_status import UNFINISHED
+from service.domain.jobs.status_table import UNFINISHED
 from service.errors import StartError
 from service.process.temp_folders import private_folder, remove_abandoned_folders
 from service.settings.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 from service.settings.settings import Settings
-from service.store.copying import check_target, copy_database, count_rows
-from service.store.database import Database
+from service.store.engine.database import Database
 from service.store.migrations import head, upgrade
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
+from service.store.writes.copying import check_target, copy_database, count_rows
 
 FORMAT = 1
 _CONTENTS, _DATABASE, _CODE = "contents.json", "accordion.db", "code"

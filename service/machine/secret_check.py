@@ -8,9 +8,9 @@ from sqlalchemy import select
 
 from service.settings.secret_box import find_service_key
 from service.settings.settings import Settings
-from service.store.copying import check_file
-from service.store.database import Database
-from service.store.models import SecretRow, WebhookRow
+from service.store.engine.database import Database
+from service.store.tables.models import SecretRow, WebhookRow
+from service.store.writes.copying import check_file
 
 _NAMED_SECRETS = 5
 """Unreadable secrets that are named; more are counted."""

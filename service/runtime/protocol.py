@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from service.domain.capacity_request import NodeType
-from service.domain.resources import Resources
+from service.domain.capacity.requests import NodeType
+from service.domain.capacity.resources import Resources
 from workers.contract import (
     Cursor,
     DesiredState,

@@ -21,8 +21,8 @@ from typing import Any
 import ray
 import structlog
 
-from service.domain.capacity_request import NodeType
-from service.domain.resources import Resources, sort_custom
+from service.domain.capacity.requests import NodeType
+from service.domain.capacity.resources import Resources, sort_custom
 from service.runtime.protocol import AutoscalerReport
 from workers.node_selectors import LabelCondition, Selector, format_selector
 from workers.workers_spec import BUILT_IN_RESOURCES

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from service.domain.resources import Resources
+from service.domain.capacity.resources import Resources
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import AutoscalerReport, Node, SupervisorState
 from service.runtime.ray_autoscaler import RayAutoscaler

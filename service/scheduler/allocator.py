@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.domain.allocation import find_stranded, find_unplaceable, plan_allocations
-from service.domain.jobs import Reason, Status
-from service.domain.queue import Admission, AllocatedJob, plan_queue
-from service.domain.resources import Resources, list_worker_resources, sort_custom
+from service.domain.capacity.allocation import find_stranded, find_unplaceable, plan_allocations
+from service.domain.capacity.queue import Admission, AllocatedJob, plan_queue
+from service.domain.capacity.resources import Resources, list_worker_resources, sort_custom
+from service.domain.jobs.statuses import Reason, Status
 from service.job_inputs.environment import JobEnv
 from service.job_inputs.queue import QueueReader
 from service.runtime.protocol import Node, SupervisorState
 from service.scheduler.foreign_use import ForeignUse
 from service.settings.settings import Settings
-from service.store.leases import Lease
-from service.store.models import JobRow
-from service.store.scheduler_writes import SchedulerWrites
-from service.store.stored_spec import resource_request
-from service.store.unfinished_jobs import UnfinishedJobs
+from service.store.reads.unfinished_jobs import UnfinishedJobs
+from service.store.scheduling.scheduler_writes import SchedulerWrites
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import resource_request
+from service.store.writes.leases import Lease
 from workers.contract import AVOID_S
 
 

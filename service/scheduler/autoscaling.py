@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from service.domain.autoscaler_record import NO_RECORD, AutoscalerRecord
-from service.domain.capacity_request import NOTHING, CapacityRequest, plan_capacity
-from service.domain.capacity_trials import NO_TRIALS, judge_request, renew_trials
-from service.domain.resources import Resources
+from service.domain.capacity.autoscaling import NO_RECORD, AutoscalerRecord
+from service.domain.capacity.requests import NOTHING, CapacityRequest, plan_capacity
+from service.domain.capacity.resources import Resources
+from service.domain.capacity.trials import NO_TRIALS, judge_request, renew_trials
 from service.job_inputs.queue import QueueReader
 from service.runtime.protocol import AutoscalerReport, Runtime
 from service.scheduler.allocator import ClusterState
 from service.settings.settings import Settings
-from service.store.autoscaler_rows import AutoscalerRows
-from service.store.database import Database
-from service.store.repository import Repository
-from service.store.scheduler_counts import SchedulerCounts
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.writes.autoscaling import AutoscalerRows
+from service.store.writes.scheduler_counts import SchedulerCounts
 
 JUDGE_S = 20.0
 """Maximum time for which a request is kept until the autoscaler has judged it: on a busy cluster

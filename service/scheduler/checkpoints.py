@@ -12,11 +12,11 @@ from service.process.trusted_clock import TrustedClock
 from service.runtime.protocol import Runtime
 from service.scheduler.retention import RETENTION
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.expired_checkpoints import ExpiredCheckpoints
-from service.store.models import CheckpointRow, JobRow
-from service.store.repository import Repository
-from service.store.stored_spec import spec_value
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.tables.models import CheckpointRow, JobRow
+from service.store.tables.stored_spec import spec_value
+from service.store.writes.expired_checkpoints import ExpiredCheckpoints
 
 INTERVAL_S = 60.0
 """Seconds between two looks for ended jobs."""

@@ -8,7 +8,7 @@ import structlog
 
 from service.job_inputs.code import CodeStore
 from service.process.trusted_clock import TrustedClock
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
 
 _MOST_INTERVAL_S = 3600.0
 """Longest pause between two runs; short compared with the retention time of uploads."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from service.process.trusted_clock import TrustedClock
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

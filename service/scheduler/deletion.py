@@ -10,8 +10,8 @@ import structlog
 
 from service.runtime.protocol import Runtime
 from service.settings.settings import Settings
-from service.store.job_deletion import DeletedJobs
-from service.store.models import DeletedJobRow
+from service.store.tables.models import DeletedJobRow
+from service.store.writes.deletion import DeletedJobs
 
 INTERVAL_S = 5.0
 """Seconds between two looks for deleted jobs."""

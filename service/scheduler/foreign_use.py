@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from service.domain.resources import Resources, sort_custom
+from service.domain.capacity.resources import Resources, sort_custom
 from service.runtime.protocol import Node
 
 LAG_S = 5.0

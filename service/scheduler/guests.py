@@ -7,8 +7,8 @@ from typing import assert_never
 
 import structlog
 
-from service.domain.actions import Follow
-from service.domain.guests import (
+from service.domain.jobs.actions import Follow
+from service.domain.jobs.guests import (
     CloseGuest,
     MarkGuestLost,
     MarkGuestStalled,
@@ -17,15 +17,15 @@ from service.domain.guests import (
     SilenceTimer,
     next_guest_action,
 )
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.statuses import Reason, Status
 from service.process.trusted_clock import AGREED_S
 from service.scheduler.deadlines import Deadlines
 from service.scheduler.order_delivery import OrderDelivery
 from service.scheduler.report_drain import ReportDrain
 from service.settings.settings import Settings
-from service.store.models import JobRow
-from service.store.record_ingest import cursor_of, has_new_data
-from service.store.repository import Repository
+from service.store.ingest.record_ingest import cursor_of, has_new_data
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
 from workers.contract import Drained, EndRecord, Guest
 
 _log = structlog.get_logger()

@@ -16,10 +16,10 @@ from service.scheduler.deletion import FileRemoval
 from service.scheduler.retention import HistoryRetention, Retention, RowRetention
 from service.scheduler.webhooks import WebhookDelivery
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.job_deletion import DeletedJobs
-from service.store.repository import Repository
-from service.store.scheduler_counts import SchedulerCounts
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.writes.deletion import DeletedJobs
+from service.store.writes.scheduler_counts import SchedulerCounts
 
 
 class Housekeeping:

@@ -20,7 +20,8 @@ from typing import assert_never
 import structlog
 import uuid_utils
 
-from service.domain.actions import (
+from service.domain.capacity.cluster_snapshot import read_avoided
+from service.domain.jobs.actions import (
     Finish,
     Follow,
     MarkLost,
@@ -30,10 +31,9 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.cluster_snapshot import read_avoided
-from service.domain.job_status import HELD
-from service.domain.jobs import Kind, Reason, Status
-from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
+from service.domain.jobs.reconcile import ObservedJob, ObservedSupervisor, next_action
+from service.domain.jobs.status_table import HELD
+from service.domain.jobs.statuses import Kind, Reason, Status
 from service.errors import Invalid, NotFound, RuntimeUnavailable, Unavailable, UnreadableSecret
 from service.job_inputs.code import CodeStore
 from service.job_inputs.environment import JobEnv, find_data_cache
@@ -52,18 +52,18 @@ from service.scheduler.plans import PlanRuns
 from service.scheduler.report_drain import ReportDrain
 from service.scheduler.time_limits import TimeLimits
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.history_limits import HistoryLimits
-from service.store.leases import Lease, LeaseLost
+from service.store.engine.database import Database
+from service.store.ingest.record_ingest import has_new_data
+from service.store.ingest.report_writes import ReportWrites
 from service.store.migrations import upgrade
-from service.store.models import JobRow
-from service.store.plan_rows import PlanStore
-from service.store.record_ingest import has_new_data
-from service.store.report_writes import ReportWrites
-from service.store.repository import Repository
-from service.store.scheduler_writes import SchedulerWrites
-from service.store.stored_spec import UnreadableSpec, spec_of
-from service.store.unfinished_jobs import UnfinishedJobs
+from service.store.reads.repository import Repository
+from service.store.reads.unfinished_jobs import UnfinishedJobs
+from service.store.scheduling.scheduler_writes import SchedulerWrites
+from service.store.tables.models import JobRow
+from service.store.tables.stored_spec import UnreadableSpec, spec_of
+from service.store.writes.history_limits import HistoryLimits
+from service.store.writes.leases import Lease, LeaseLost
+from service.store.writes.plans import PlanStore
 from workers.contract import AVOID_S, Drained, EndRecord, Launch, PausedRecord
 
 Clock = Callable[[], float]

@@ -7,8 +7,12 @@ from dataclasses import asdict, replace
 
 import structlog
 
-from service.domain.cluster_snapshot import find_available_nodes, list_unschedulable, name_of_node
-from service.domain.node_avoidance import (
+from service.domain.capacity.cluster_snapshot import (
+    find_available_nodes,
+    list_unschedulable,
+    name_of_node,
+)
+from service.domain.capacity.nodes import (
     AvoidanceRules,
     NodeRecord,
     NodeState,
@@ -18,9 +22,9 @@ from service.domain.node_avoidance import (
 )
 from service.runtime.protocol import Node
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.node_rows import NodeStore
-from service.store.repository import Repository
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.writes.nodes import NodeStore
 
 _log = structlog.get_logger()
 

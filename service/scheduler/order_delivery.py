@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.runtime.protocol import Runtime
-from service.store.models import JobRow
-from service.store.scheduler_writes import SchedulerWrites
+from service.store.scheduling.scheduler_writes import SchedulerWrites
+from service.store.tables.models import JobRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.job_inputs.code import CodeStore
 from service.job_inputs.environment import JobEnv
 from service.runtime.protocol import Runtime
-from service.store.models import PlanRow
-from service.store.plan_rows import PlanStore
+from service.store.tables.models import PlanRow
+from service.store.writes.plans import PlanStore
 from workers.contract import JobSpec, PlanTask, name_variable
 
 PLAN_LIMIT_S = 600.0

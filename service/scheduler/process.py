@@ -11,9 +11,9 @@ from service.process.logs import configure_logs
 from service.scheduler.loop import run_scheduler
 from service.settings.setting_list import log_unknown_variables
 from service.settings.settings import Settings, load_settings
-from service.store.database import Database
+from service.store.engine.database import Database
 from service.store.migrations import upgrade
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
 
 
 def serve_scheduler(settings: Settings) -> None:

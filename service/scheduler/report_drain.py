@@ -7,16 +7,16 @@ from contextlib import suppress
 
 import structlog
 
-from service.domain.job_status import HELD
-from service.domain.jobs import Kind, Reason, Status
+from service.domain.jobs.status_table import HELD
+from service.domain.jobs.statuses import Kind, Reason, Status
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Runtime, SupervisorState
 from service.scheduler.pending_logs import PendingLogs
-from service.store.database_errors import ErrorKind, classify_error
-from service.store.leases import Lease, LeaseLost
-from service.store.models import JobRow
-from service.store.record_ingest import JobReport, cursor_of, has_new_data, record_position
-from service.store.report_writes import ReportWrites
+from service.store.engine.database_errors import ErrorKind, classify_error
+from service.store.ingest.record_ingest import JobReport, cursor_of, has_new_data, record_position
+from service.store.ingest.report_writes import ReportWrites
+from service.store.tables.models import JobRow
+from service.store.writes.leases import Lease, LeaseLost
 from workers.contract import Cursor, Drained, EndRecord, PausedRecord
 
 JOBS_PER_WRITE = 100

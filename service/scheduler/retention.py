@@ -13,12 +13,12 @@ from service.domain.access import Caller, Scope, ServiceUser
 from service.errors import ApiError
 from service.process.trusted_clock import AGREED_S, TrustedClock
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.expired_history import ExpiredHistory
-from service.store.job_deletion import JobDeletion
-from service.store.job_lifecycle import accept_any
-from service.store.models import JobRow
-from service.store.old_rows import (
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.writes.deletion import JobDeletion
+from service.store.writes.expired_history import ExpiredHistory
+from service.store.writes.old_rows import (
     delete_audit,
     delete_deliveries,
     delete_ended_tokens,
@@ -26,7 +26,7 @@ from service.store.old_rows import (
     delete_node_failures,
     delete_replaced_secrets,
 )
-from service.store.repository import Repository
+from service.store.writes.steering import accept_any
 
 INTERVAL_S = 60.0
 """Seconds between two looks for ended jobs and old audit entries."""

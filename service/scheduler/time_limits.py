@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from service.domain.job_status import STATUS_TABLE, Phase
-from service.domain.jobs import Kind, Status
+from service.domain.jobs.status_table import STATUS_TABLE, Phase
+from service.domain.jobs.statuses import Kind, Status
 from service.process.trusted_clock import AGREED_S, TrustedClock
 from service.scheduler.deadlines import StoredTimes
 from service.settings.settings import Settings
-from service.store.job_time import total_limit, trained_seconds, training_limit
-from service.store.models import JobRow
-from service.store.repository import Repository
-from service.store.scheduler_writes import SchedulerWrites
+from service.store.reads.repository import Repository
+from service.store.reads.time_limits import total_limit, trained_seconds, training_limit
+from service.store.scheduling.scheduler_writes import SchedulerWrites
+from service.store.tables.models import JobRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 import httpx2
 
 from service.access.host_lookup import HostLookup, LookupFailed, look_up_host
-from service.domain.webhook_targets import (
+from service.domain.webhooks.targets import (
     Address,
     Network,
     RefusedTarget,
@@ -18,7 +18,7 @@ from service.domain.webhook_targets import (
     choose_address,
     parse_target,
 )
-from service.store.delivery_queue import AttemptOutcome
+from service.store.writes.delivery_queue import AttemptOutcome
 
 TIMEOUT_S = 10.0
 """Seconds that resolving the name may take, and again the whole request until the first line and

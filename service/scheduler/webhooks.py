@@ -12,21 +12,21 @@ from time import monotonic as wait_clock
 import structlog
 
 from service.access.host_lookup import LookupPostponed
-from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState
-from service.domain.webhook_signatures import sign_message
-from service.domain.webhook_turns import WebhookTurns
+from service.domain.webhooks.retries import MAX_ATTEMPTS, DeliveryState
+from service.domain.webhooks.serving_order import WebhookTurns
+from service.domain.webhooks.signatures import sign_message
 from service.errors import SettingsError
 from service.scheduler.webhook_sender import WebhookSender
 from service.settings.secret_box import GIVE_KEY, SecretBox, WrongKeyError, open_secret_box
 from service.settings.settings import Settings
-from service.store.database import Database
-from service.store.delivery_queue import (
+from service.store.engine.database import Database
+from service.store.writes.delivery_queue import (
     AttemptOutcome,
     ClaimedDelivery,
     DeliveryQueue,
     DueWebhook,
 )
-from service.store.scheduler_counts import SchedulerCounts
+from service.store.writes.scheduler_counts import SchedulerCounts
 
 INTERVAL_S = 1.0
 """Seconds between two looks for messages that are due."""

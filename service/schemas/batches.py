@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, model_validator
 
 from service.domain.access import USER_NAME
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.schemas.jobs import Answer, Request, ResizeRequest
 from workers.spec_types import MAX_PRIORITY, Label, Whole
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from service.domain.jobs import Reason
+from service.domain.jobs.statuses import Reason
 from service.schemas.jobs import Answer
 
 

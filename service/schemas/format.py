@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from service.domain.byte_sizes import format_bytes
-from service.domain.jobs import Kind
+from service.domain.jobs.statuses import Kind
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from service.domain.elasticity import ElasticityStats
+    from service.domain.performance.elasticity import ElasticityStats
     from service.schemas.jobs import JobView, ProgressView, RayRunView, StorageView
     from workers.public_records import Bytes
 

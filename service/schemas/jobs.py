@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
-from service.domain.elasticity import ElasticityStats
-from service.domain.jobs import Desired, Kind, Reason, Status
+from service.domain.jobs.statuses import Desired, Kind, Reason, Status
+from service.domain.performance.elasticity import ElasticityStats
 from workers.described_models import DescribedModel
 from workers.plain_text import check_input
 from workers.public_records import Bytes, EpochRecord, Package, StorageUse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from service.domain.logger_states import LoggerState
+from service.domain.jobs.loggers import LoggerState
 from service.schemas.jobs import Answer
 
 

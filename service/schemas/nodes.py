@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import ConfigDict, Field
 
-from service.domain.node_avoidance import NodeState
+from service.domain.capacity.nodes import NodeState
 from service.schemas.jobs import Answer, Request
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from accordion.messages import OptionValue
-from service.domain.plan_status import PlanStatus
+from service.domain.jobs.plans import PlanStatus
 from service.schemas.jobs import Answer
 
 

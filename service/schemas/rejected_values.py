@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.domain.access import USER_NAME
-from service.domain.jobs import ID_PREFIX
+from service.domain.jobs.statuses import ID_PREFIX
 from service.domain.tokens import TOKEN_ID
 from service.schemas.jobs import PLAIN, PLAIN_LINES
 from service.schemas.quotas import LABEL, USER_OR_ANY

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.domain.jobs import Status
-from service.domain.webhook_retries import DeliveryState
-from service.domain.webhook_targets import MAX_URL_LENGTH
+from service.domain.jobs.statuses import Status
+from service.domain.webhooks.retries import DeliveryState
+from service.domain.webhooks.targets import MAX_URL_LENGTH
 from service.schemas.jobs import Answer, Request
 from service.schemas.quotas import LABEL
 

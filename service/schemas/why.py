@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from service.domain.step_profile import Cause
+from service.domain.performance.step_profile import Cause
 from service.schemas.jobs import Answer
 
 

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from accordion.config import Config
 from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.policies import POLICIES, check_policy
-from service.domain.cluster_snapshot import name_of_node
-from service.domain.jobs import Kind, Status
-from service.domain.overrides import name_requesters
-from service.domain.waiting_message import format_waiting_message
+from service.domain.capacity.cluster_snapshot import name_of_node
+from service.domain.capacity.waiting_message import format_waiting_message
+from service.domain.jobs.statuses import Kind, Status
+from service.domain.overrides.transitions import name_requesters
 from service.job_inputs.checkpoints import find_kept
 from service.schemas.cluster import ClusterView, NodeView
 from service.schemas.history import CheckpointView
@@ -31,7 +31,7 @@ from service.schemas.jobs import (
     ScheduleView,
 )
 from service.schemas.overrides import OverrideView
-from service.store.models import (
+from service.store.tables.models import (
     AckRow,
     AttemptRow,
     CheckpointRow,
@@ -42,7 +42,7 @@ from service.store.models import (
     JobRow,
     OverrideRow,
 )
-from service.store.stored_documents import (
+from service.store.tables.stored_documents import (
     layer_names,
     override_columns,
     stored_elasticity,
@@ -52,7 +52,7 @@ from service.store.stored_documents import (
     stored_ray_run,
     stored_reports,
 )
-from service.store.stored_spec import (
+from service.store.tables.stored_spec import (
     UnreadableSpec,
     resource_request,
     spec_of,

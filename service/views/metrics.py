@@ -22,16 +22,16 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from service.domain.elasticity import RECOVERY_CAUSES, RESIZE_CAUSES, ElasticityStats
-from service.domain.jobs import Kind, Status
-from service.domain.override_status import OverrideState
+from service.domain.jobs.statuses import Kind, Status
+from service.domain.overrides.states import OverrideState
+from service.domain.performance.elasticity import RECOVERY_CAUSES, RESIZE_CAUSES, ElasticityStats
 from service.errors import DatabaseReplaced
-from service.store.database_errors import ErrorKind, classify_error
-from service.store.models import JobRow
-from service.store.repository import Repository
-from service.store.scrape import JobHistory, read_histories
-from service.store.stored_documents import stored_elasticity, stored_metrics
-from service.store.stored_spec import spec_value
+from service.store.engine.database_errors import ErrorKind, classify_error
+from service.store.reads.metrics import JobHistory, read_histories
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.tables.stored_documents import stored_elasticity, stored_metrics
+from service.store.tables.stored_spec import spec_value
 from service.views.jobs import progress_view
 from service.views.metric_samples import Family, Sample, build_metric, build_metrics
 from service.views.service_metrics import SERVICE_FAMILIES, service_samples

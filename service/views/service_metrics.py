@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from service.domain.autoscaler_record import read_autoscaler_record
-from service.domain.cluster_snapshot import find_available_nodes, name_of_node
-from service.domain.jobs import Kind, Reason, Status
-from service.domain.node_avoidance import NodeState, find_states
-from service.domain.webhook_retries import DeliveryState
-from service.store.database import Database
-from service.store.database_errors import ErrorKind
-from service.store.node_rows import NodeStore
-from service.store.repository import Repository
-from service.store.scheduler_counts import (
+from service.domain.capacity.autoscaling import read_autoscaler_record
+from service.domain.capacity.cluster_snapshot import find_available_nodes, name_of_node
+from service.domain.capacity.nodes import NodeState, find_states
+from service.domain.jobs.statuses import Kind, Reason, Status
+from service.domain.webhooks.retries import DeliveryState
+from service.store.engine.database import Database
+from service.store.engine.database_errors import ErrorKind
+from service.store.reads.metrics import read_deliveries, read_queue_starts
+from service.store.reads.repository import Repository
+from service.store.writes.nodes import NodeStore
+from service.store.writes.scheduler_counts import (
     AUTOSCALER_REQUESTS,
     DATABASE_ERRORS,
     ERRORS,
@@ -31,7 +32,6 @@ from service.store.scheduler_counts import (
     ErrorScope,
     bucket_labels,
 )
-from service.store.scrape import read_deliveries, read_queue_starts
 from service.views.metric_samples import Family, Sample
 
 SERVICE_FAMILIES: Mapping[str, Family] = {

@@ -8,16 +8,16 @@ from typing import Any
 
 from accordion.link_model import LinkModel, format_link
 from accordion.policies import check_policy
-from service.domain.bottleneck import find_bottleneck
-from service.domain.job_status import STATUS_TABLE, Phase
-from service.domain.jobs import Kind, Status
-from service.domain.step_profile import JobSettings, StepProfile
-from service.domain.waiting_message import format_waiting_message
+from service.domain.capacity.waiting_message import format_waiting_message
+from service.domain.jobs.status_table import STATUS_TABLE, Phase
+from service.domain.jobs.statuses import Kind, Status
+from service.domain.performance.bottleneck import find_bottleneck
+from service.domain.performance.step_profile import JobSettings, StepProfile
 from service.schemas.jobs import LayerSchedule
 from service.schemas.why import ChangeView, WhyView
-from service.store.models import DecisionRow, JobRow
-from service.store.stored_documents import stored_reports
-from service.store.stored_spec import UnreadableSpec, resource_request, submitted_spec
+from service.store.tables.models import DecisionRow, JobRow
+from service.store.tables.stored_documents import stored_reports
+from service.store.tables.stored_spec import UnreadableSpec, resource_request, submitted_spec
 from service.views.jobs import progress_view, schedule_view
 
 

@@ -22,10 +22,10 @@ from service.api.app import create_app
 from service.client.client import IDLE_CONNECTION_S
 from service.scheduler.loop import run_scheduler
 from service.settings.settings import load_settings
-from service.store.database import Database
-from service.store.models import LeaseRow
-from service.store.postgres import SessionLimits
-from service.store.repository import SCHEDULER_LEASE
+from service.store.engine.database import Database
+from service.store.engine.postgres import SessionLimits
+from service.store.reads.repository import SCHEDULER_LEASE
+from service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World

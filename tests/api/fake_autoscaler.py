@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from service.domain.capacity_request import NodeType
-from service.domain.resources import Resources
+from service.domain.capacity.requests import NodeType
+from service.domain.capacity.resources import Resources
 from service.runtime.protocol import AutoscalerReport
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.store.models import LoggerRow
+from service.store.tables.models import LoggerRow
 
 LOSS = "train/loss"
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}

@@ -15,7 +15,7 @@ from service.api.app import create_app
 from service.client import Client
 from service.domain.access import Role
 from service.settings.settings import load_settings
-from service.store.old_rows import delete_ended_tokens
+from service.store.writes.old_rows import delete_ended_tokens
 from tests.api.conftest import LOCAL, serve_live
 from tests.api.team import (
     ADMIN,

@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.job_status import ENDED, HELD, is_transition_allowed
-from service.domain.jobs import Status
-from service.domain.override_status import LIVE
+from service.domain.jobs.status_table import ENDED, HELD, is_transition_allowed
+from service.domain.jobs.statuses import Status
+from service.domain.overrides.states import LIVE
 from service.errors import Conflict
 from tests.api.world import World
 from tests.conftest import NewDatabase
@@ -91,7 +91,7 @@ def command(world: World, job_id: str, what: str) -> None:
         elif what == "resume":
             world.resume(job_id)
         elif overrides:
-            world.submission.cancel_override(job_id, overrides[-1].id, lambda _: None)
+            world.overrides.cancel_override(job_id, overrides[-1].id, lambda _: None)
     except Conflict:
         pass
 

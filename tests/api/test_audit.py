@@ -9,8 +9,8 @@ import pytest
 
 import service
 from service.domain.access import Role
-from service.domain.audit_actions import AuditAction
-from service.store.models import AuditRow
+from service.domain.audit import AuditAction
+from service.store.tables.models import AuditRow
 from tests.api.team import (
     ADMIN,
     JOBS,

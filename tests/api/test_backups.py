@@ -15,13 +15,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, Engine, event, select, update
 
 from service.api.app import create_app
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.errors import StartError
 from service.machine.backups import move_database, restore_backup, write_backup
 from service.settings.settings import Settings, load_settings
-from service.store.copying import count_rows
-from service.store.database import Database
-from service.store.models import Base, JobRow
+from service.store.engine.database import Database
+from service.store.tables.models import Base, JobRow
+from service.store.writes.copying import count_rows
 from tests.api.conftest import LOCAL
 from tests.api.world import World
 from tests.postgres import Postgres

@@ -335,7 +335,7 @@ def test_an_ended_job_can_neither_be_cancelled_nor_overridden(
 def test_a_crash_of_ours_shows_no_traceback(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.repository.Repository.queue", lambda _: 1 / 0)
+    monkeypatch.setattr("service.store.reads.repository.Repository.queue", lambda _: 1 / 0)
     body = problem_of(client.get("/api/v1/queue"), 500)
     assert "ZeroDivisionError" not in body["detail"]
     assert body["request_id"] in body["detail"]

@@ -12,11 +12,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.api import batches
 from service.domain.access import Role
-from service.domain.jobs import Status
-from service.store.job_lifecycle import CheckJob, JobLifecycle
-from service.store.job_list import JobFilter
-from service.store.models import JobRow
-from service.store.repository import Repository
+from service.domain.jobs.statuses import Status
+from service.store.reads.jobs import JobFilter
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.writes.steering import CheckJob, JobLifecycle
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 

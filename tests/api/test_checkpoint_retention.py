@@ -9,8 +9,8 @@ import pytest
 
 from service.runtime.ray_backend import RayBackend
 from service.scheduler.checkpoints import RETRY_S, choose_kept
-from service.store.job_lifecycle import accept_any
-from service.store.models import AuditRow, CheckpointRow
+from service.store.tables.models import AuditRow, CheckpointRow
+from service.store.writes.steering import accept_any
 from service.views.jobs import checkpoint_views
 from tests.api.world import World
 

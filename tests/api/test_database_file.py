@@ -15,9 +15,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.errors import StartError, Unavailable
-from service.store.database import Database
+from service.store.engine.database import Database
 from service.store.migrations import upgrade
-from service.store.models import LoginLinkRow
+from service.store.tables.models import LoginLinkRow
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.test_health import checks
 from tests.api.world import DIGITS, World

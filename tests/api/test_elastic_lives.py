@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs import Desired, Reason, Status
+from service.domain.jobs.statuses import Desired, Reason, Status
 from service.errors import Conflict, Invalid
 from tests.api.world import TURN_S, World
 from workers.contract import Cursor, PausedRecord, Record

@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.domain.access import Caller, Scope
-from service.domain.jobs import Reason, Status
-from service.store.job_lifecycle import JobLifecycle, accept_any
-from service.store.job_submission import JobSubmission
-from service.store.models import DeliveryRow, UserRow, WebhookRow
+from service.domain.jobs.statuses import Reason, Status
+from service.store.tables.models import DeliveryRow, UserRow, WebhookRow
+from service.store.writes.overrides import JobOverrides
+from service.store.writes.steering import JobLifecycle, accept_any
 from tests.api.team import JOBS
 from tests.api.world import World
 
@@ -150,7 +150,7 @@ def test_overrides_and_their_decisions_name_users(client: TestClient, world: Wor
     world.train(job_id)
     override_id = world.override(job_id)
     world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
-    bob = JobSubmission(world.database, world.clock, caller("bob"))
+    bob = JobOverrides(world.database, world.clock, caller("bob"))
     assert bob.cancel_override(job_id, override_id, accept_any).message == "cancelled by bob"
     assert named(world, job_id, "override", "state") == [("PENDING", "admin"), ("CANCELLED", "bob")]
     assert world.events(job_id, "override")[-1].data["requested_by"] == "admin"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.scheduler.foreign_jobs import CONFLICT_S
 from service.store.migrations import upgrade
 from tests.api.world import World

@@ -13,8 +13,8 @@ from sqlalchemy import func, select
 from service.api.app import create_app
 from service.domain.byte_sizes import format_bytes
 from service.scheduler.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
-from service.store.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
-from service.store.stored_documents import layer_names
+from service.store.tables.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
+from service.store.tables.stored_documents import layer_names
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
 from tests.api.test_jobs import walk

@@ -12,10 +12,10 @@ from sqlalchemy import select
 
 from service.api.app import create_app
 from service.domain.byte_sizes import format_bytes
-from service.domain.jobs import Status
-from service.store import history_limits
-from service.store.job_lifecycle import accept_any
-from service.store.models import EventRow, JobRow, LogChunkRow
+from service.domain.jobs.statuses import Status
+from service.store.tables.models import EventRow, JobRow, LogChunkRow
+from service.store.writes import history_limits
+from service.store.writes.steering import accept_any
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
 from tests.api.test_history_limits import frames

@@ -18,19 +18,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.domain.access import FULL_ACCESS
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.errors import Conflict
 from service.machine.backups import move_database, restore_backup, write_backup
 from service.settings.settings import Settings
-from service.store import job_list
-from service.store.database import Database
-from service.store.job_archive import JobArchive
-from service.store.job_deletion import JobDeletion
-from service.store.job_lifecycle import ListingChange, accept_any
-from service.store.job_list import JobFilter
+from service.store.engine.database import Database
 from service.store.migrations import alembic_config
-from service.store.models import JobRow
-from service.store.repository import Repository
+from service.store.reads import jobs as job_list
+from service.store.reads.jobs import JobFilter
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.writes.archiving import JobArchive
+from service.store.writes.deletion import JobDeletion
+from service.store.writes.steering import ListingChange, accept_any
 from tests.api.label_law import check_labels, labels_of
 from tests.api.test_backups import new_settings as new_settings
 from tests.api.test_backups import read_members, rewrite

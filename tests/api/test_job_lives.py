@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.statuses import Reason, Status
 from service.runtime.protocol import Node
-from service.store.history_limits import HistoryLimits
-from service.store.leases import Lease
-from service.store.models import JobRow
-from service.store.repository import Repository
-from service.store.scheduler_writes import SchedulerWrites
+from service.store.reads.repository import Repository
+from service.store.scheduling.scheduler_writes import SchedulerWrites
+from service.store.tables.models import JobRow
+from service.store.writes.history_limits import HistoryLimits
+from service.store.writes.leases import Lease
 from tests.api.fake_job import Saved
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World

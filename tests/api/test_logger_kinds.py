@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from service.domain.logger_states import LoggerState, RunStatus
+from service.domain.jobs.loggers import LoggerState, RunStatus
 from service.loggers import SINKS
 from service.loggers.serving import package_settings
 from service.loggers.sink import Batch, Point, SinkSetup
-from service.store.job_lifecycle import accept_any
-from service.store.logger_queue import CLAIM_S, LoggerQueue
+from service.store.writes.logger_queue import CLAIM_S, LoggerQueue
+from service.store.writes.steering import accept_any
 from tests.api.logger_readers import PACKAGES, READERS, StoredRun
 from tests.api.logger_world import KINDS, LoggerWorld
 from tests.conftest import Require

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from service.domain.logger_states import LoggerState
+from service.domain.jobs.loggers import LoggerState
 from service.loggers.serving import run_loggers
 from tests.api.team import wait_for
 from tests.api.world import World

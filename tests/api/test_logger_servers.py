@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from service.domain.access import FULL_ACCESS
-from service.domain.logger_states import LoggerState
+from service.domain.jobs.loggers import LoggerState
 from service.loggers.serving import package_settings
 from service.settings.secret_box import create_secret_box
-from service.store.job_lifecycle import accept_any
-from service.store.logger_queue import CLAIM_S
-from service.store.secret_rows import SecretStore
+from service.store.writes.logger_queue import CLAIM_S
+from service.store.writes.secrets import SecretStore
+from service.store.writes.steering import accept_any
 from tests.api.logger_world import LoggerWorld
 from tests.api.webhook_receiver import LOOPBACK
 from tests.conftest import Require, free_port

@@ -13,24 +13,24 @@ from fastapi.testclient import TestClient
 
 from service.api.app import create_app
 from service.domain.access import ADMIN_USER, FULL_ACCESS
-from service.domain.jobs import Status
-from service.domain.logger_states import (
+from service.domain.jobs.loggers import (
     GIVE_UP_S,
     MAX_DELAY_S,
     EpochPosition,
     LoggerState,
     logger_delay_s,
 )
+from service.domain.jobs.statuses import Status
 from service.loggers import SINKS, SinkRow, turns
 from service.loggers.sink import Batch, SentRun, SinkSetup
 from service.loggers.turns import is_held
 from service.settings.secret_box import create_secret_box
-from service.store import logger_queue
-from service.store.account_rows import AccountStore
-from service.store.job_deletion import DeletedJobs, JobDeletion
-from service.store.job_lifecycle import accept_any
-from service.store.logger_queue import CLAIM_S, LoggerQueue, TurnOutcome
-from service.store.secret_rows import SecretStore
+from service.store.writes import logger_queue
+from service.store.writes.accounts import AccountStore
+from service.store.writes.deletion import DeletedJobs, JobDeletion
+from service.store.writes.logger_queue import CLAIM_S, LoggerQueue, TurnOutcome
+from service.store.writes.secrets import SecretStore
+from service.store.writes.steering import accept_any
 from tests.api.conftest import LOCAL
 from tests.api.logger_world import LoggerWorld
 from tests.api.team import JOBS, Team, wait_for

@@ -8,10 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.access import FULL_ACCESS, Role
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.statuses import Reason, Status
 from service.job_inputs.environment import JobEnv
-from service.store.models import JobRow
-from service.store.webhook_rows import RequestedWebhook, WebhookStore
+from service.store.tables.models import JobRow
+from service.store.writes.webhooks import RequestedWebhook, WebhookStore
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 

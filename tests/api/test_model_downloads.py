@@ -18,7 +18,7 @@ from safetensors.torch import load
 from service.api import model_downloads
 from service.api.app_state import MAX_WAITING_EXPORTS
 from service.api.model_files import export_model_file
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.errors import Conflict, Unavailable
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import World

@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.access import Role
-from service.domain.jobs import Reason, Status
-from service.domain.node_avoidance import NodeState
-from service.store.models import ClusterRow, NodeFailureRow
+from service.domain.capacity.nodes import NodeState
+from service.domain.jobs.statuses import Reason, Status
+from service.store.tables.models import ClusterRow, NodeFailureRow
 from tests.api.team import ADMIN, Team, api_routes
 from tests.api.world import DIGITS, World
 from workers.contract import FailureRecord

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.scheduler.loop import Scheduler
 from service.scheduler.pending_logs import MAX_PENDING_BYTES
-from service.store.record_ingest import JobReport
-from service.store.report_writes import ReportWrites
+from service.store.ingest.record_ingest import JobReport
+from service.store.ingest.report_writes import ReportWrites
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 

@@ -197,7 +197,7 @@ def test_layers_of_a_cancelled_newer_override_return_to_the_policy_not_the_older
     world: World,
 ) -> None:
     job_id, older, newer = _superseded_from_5(world)
-    world.submission.cancel_override(job_id, newer, lambda _: None)
+    world.overrides.cancel_override(job_id, newer, lambda _: None)
     world.turn(3)
     states = [world.override_row(job_id, name).state for name in (older, newer)]
     assert states == ["CANCELLED", "CANCELLED"]

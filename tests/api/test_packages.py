@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from service.api.app import create_app
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.statuses import Reason, Status
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS, PLAN
 from tests.api.world import DIGITS, World

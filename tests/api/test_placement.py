@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.statuses import Reason, Status
 from tests.api.world import DIGITS, World
 from workers.contract import AVOID_S, FailureRecord
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.errors import RuntimeUnavailable
 from service.scheduler.plans import PLAN_LIMIT_S
-from service.store.plan_rows import KEPT_S, MAX_OPEN
+from service.store.writes.plans import KEPT_S, MAX_OPEN
 from tests.api.conftest import refused_early
 from tests.api.fake_plans import FOUND
 from tests.api.test_code import GOOD, SHA, upload

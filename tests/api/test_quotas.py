@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.access import Role
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.statuses import Reason, Status
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 

@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 from service.scheduler import report_drain
-from service.store import history_limits
-from service.store.leases import LeaseLost
-from service.store.models import JobRow
-from service.store.report_writes import ReportWrites
+from service.store.ingest.report_writes import ReportWrites
+from service.store.tables.models import JobRow
+from service.store.writes import history_limits
+from service.store.writes.leases import LeaseLost
 from tests.api.test_nothing_lost import LONG, expected, lines
 from tests.api.world import World
 from workers.contract import CheckpointRecord, DesiredState

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from service.api.app_state import MAX_WAITING_REPORTS
 from service.api.dashboard import report_route
 from service.api.dashboard.report_page import ReportPage
-from service.store.models import DecisionRow, EpochRow
-from service.store.report_reads import ReportLimits, read_report_rows
+from service.store.reads.report import ReportLimits, read_report_rows
+from service.store.tables.models import DecisionRow, EpochRow
 from tests.api.team import JOBS, Team
 from tests.api.world import World
 

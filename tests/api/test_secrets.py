@@ -13,14 +13,14 @@ from sqlalchemy import Connection, Engine, event
 
 from service.api.app import create_app
 from service.domain.access import FULL_ACCESS
-from service.domain.jobs import Status
-from service.domain.logger_states import LoggerState
+from service.domain.jobs.loggers import LoggerState
+from service.domain.jobs.statuses import Status
 from service.loggers.process import LoggerProcess
 from service.settings.secret_box import SecretBox
 from service.settings.settings import load_settings
-from service.store.job_submission import JobSubmission
-from service.store.logger_queue import LoggerQueue
-from service.store.secret_rows import MAX_SECRETS, SecretStore
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.logger_queue import LoggerQueue
+from service.store.writes.secrets import MAX_SECRETS, SecretStore
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import ADMIN, JOBS, PLAN, Team
 from tests.api.world import DIGITS, World

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
 from tests.api.conftest import Live, serve_live
 from tests.api.test_streams import JOBS, frames, numbers, read, submit
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.api.sse import EventReader
-from service.store.models import EpochRow, EventRow
+from service.store.tables.models import EpochRow, EventRow
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS, World
 

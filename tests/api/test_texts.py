@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.access.request_texts import check_request_texts
 from service.errors import Invalid
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
 from tests.api.conftest import refused_early
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.world import DIGITS, World

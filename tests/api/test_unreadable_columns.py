@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from service.domain.jobs import Reason, Status
-from service.store.models import (
+from service.domain.jobs.statuses import Reason, Status
+from service.store.tables.models import (
     AttemptRow,
     DecisionRow,
     EpochRow,
@@ -20,7 +20,7 @@ from service.store.models import (
     LogChunkRow,
     OverrideRow,
 )
-from service.store.stored_documents import stored_labels
+from service.store.tables.stored_documents import stored_labels
 from tests.api.test_streams import frames
 from tests.api.world import World
 from workers.contract import FailureRecord

@@ -11,10 +11,10 @@ import pytest
 
 from service.access.host_lookup import LookupPostponed
 from service.domain.access import ADMIN_USER, FULL_ACCESS, Caller, Role, Scope
-from service.domain.jobs import Status
-from service.domain.webhook_retries import DeliveryState
-from service.domain.webhook_signatures import new_signing_secret
-from service.domain.webhook_turns import MAX_PAUSE_S
+from service.domain.jobs.statuses import Status
+from service.domain.webhooks.retries import DeliveryState
+from service.domain.webhooks.serving_order import MAX_PAUSE_S
+from service.domain.webhooks.signatures import new_signing_secret
 from service.scheduler import webhooks
 from service.scheduler.webhook_sender import WebhookSender
 from service.scheduler.webhooks import (
@@ -24,9 +24,9 @@ from service.scheduler.webhooks import (
     WebhookDelivery,
 )
 from service.settings.secret_box import create_secret_box
-from service.store.account_rows import AccountStore
-from service.store.delivery_queue import CLAIM_S, AttemptOutcome
-from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
+from service.store.writes.accounts import AccountStore
+from service.store.writes.delivery_queue import CLAIM_S, AttemptOutcome
+from service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
 from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 from tests.api.world import World

@@ -12,7 +12,7 @@ import pytest
 from service.api.app_state import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
 from service.errors import Unavailable
 from service.job_inputs.code import CodeStore
-from service.store.job_submission import JobSubmission
+from service.store.writes.jobs import JobSubmission
 from tests.api.conftest import Live
 from tests.api.world import DIGITS
 from tests.unit.workers.archives import archive

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.access import FULL_ACCESS
-from service.domain.job_status import ENDED
-from service.domain.jobs import Status
+from service.domain.jobs.status_table import ENDED
+from service.domain.jobs.statuses import Status
 from service.scheduler.loop import Scheduler
 from service.settings.settings import Settings, load_settings
-from service.store.database import Database
-from service.store.job_lifecycle import JobLifecycle
-from service.store.job_submission import JobSubmission, RequestedOverride
+from service.store.engine.database import Database
 from service.store.migrations import upgrade
-from service.store.models import JobRow, OverrideRow
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow, OverrideRow
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.overrides import JobOverrides, RequestedOverride
+from service.store.writes.steering import JobLifecycle
 from tests.api.fake_runtime import FakeRuntime
 from workers.contract import JobSpec, LogLine
 
@@ -64,6 +65,7 @@ class World:
         self.database = Database(self.settings.database)
         self.repository = Repository(self.database)
         self.submission = JobSubmission(self.database, self.clock, FULL_ACCESS)
+        self.overrides = JobOverrides(self.database, self.clock, FULL_ACCESS)
         self.lifecycle = JobLifecycle(self.database, self.clock, FULL_ACCESS)
 
     def move_to(self, settings: Settings) -> None:
@@ -127,7 +129,7 @@ class World:
             "until": None,
             "reason": "",
         }
-        row, _ = self.submission.add_override(
+        row, _ = self.overrides.add_override(
             job_id, RequestedOverride(**{**whole, **wish}), check=lambda _: None, idempotency=None
         )
         return row.id

@@ -6,12 +6,12 @@ import ast
 
 import pytest
 
-from service.store.job_labels import COPIED_COLUMNS
+from service.store.engine.job_labels import COPIED_COLUMNS
 from tests.architecture.source import module_name, parse, source_files
 
 WITHOUT_OBJECTS = {
     "service.machine.backups": {"orders_version", "version"},
-    "service.store.node_rows": {"orders_version", "version"},
+    "service.store.writes.nodes": {"orders_version", "version"},
 }
 """Modules that write rows of jobs by statements, and the columns."""
 UNKNOWN = "?"

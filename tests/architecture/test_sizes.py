@@ -20,7 +20,7 @@ TABLES_OF_RECORDS = {
     "service.commands.completion": "every kind of word that the shell completes",
     "service.schemas.format": "every value that the command line prints",
     "service.errors": "every error of the service, one a status",
-    "service.store.models": "every table of the database",
+    "service.store.tables.models": "every table of the database",
     "workers.errors": "every error of the training side",
     "workers.contract": "every record between service and workers",
     "workers.spec": "what a person asks for, part by part",

@@ -17,6 +17,8 @@ from tests.architecture.source import ROOT, functions, module_name, parse, sourc
 TEST_NAME_LENGTH = 80
 FEATURES = {
     "accounts": "users and their tokens",
+    "audit": "who changed what",
+    "autoscaling": "nodes that are requested from Ray's autoscaler",
     "backups": "copies of the service's state",
     "batches": "actions on several jobs",
     "cluster": "nodes and what can be named in a spec",
@@ -24,19 +26,23 @@ FEATURES = {
     "deletion": "jobs that users delete",
     "guests": "training that registered itself",
     "history": "what a job has done so far",
+    "job_labels": "labels of jobs",
     "jobs": "jobs",
     "loggers": "services that get the metrics of jobs",
     "login": "logins of browsers and command lines",
     "login_codes": "codes that log in a command line",
     "login_links": "links that log in a browser",
+    "metrics": "what Prometheus reads",
     "nodes": "nodes and whether they take workers",
     "overrides": "levels that users set",
     "plans": "predictions before a job runs",
     "queue": "jobs that wait, and what for",
     "quotas": "what users may hold at the same time",
+    "report": "the result of a job as one page",
     "secrets": "values that jobs get and nobody can read back",
     "settings": "what an operator configures",
     "steering": "changes of existing jobs, which stop, continue or resize them",
+    "time_limits": "how long a job may take",
     "webhooks": "messages to other programs",
     "why": "what holds a job up",
 }
@@ -49,6 +55,7 @@ SHARED_MODULE_NAMES = {
     "language": "language models and the tasks that train them",
     "loop": "the loop that a process runs until it ends",
     "process": "the entry point of a process",
+    "retries": "when what failed is tried again",
     "session": "what a training script imports: of the library, and inside a job",
 }
 """Other base names that several modules may have, because all of them deal with the same thing."""

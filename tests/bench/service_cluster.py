@@ -21,7 +21,7 @@ from service.process.logs import configure_logs
 from service.runtime.protocol import Node, SupervisorState
 from service.scheduler.loop import Scheduler
 from service.settings.settings import load_settings
-from service.store.database import Database
+from service.store.engine.database import Database
 from tests.api.fake_job import FakeJob
 from tests.api.fake_runtime import FakeRuntime
 from workers.contract import Cursor, Drained

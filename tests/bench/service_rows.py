@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from service.client import Client
-from service.domain.allocation import plan_allocations
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.resources import ResourceRequest, Resources
+from service.domain.capacity.allocation import plan_allocations
+from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.capacity.resources import ResourceRequest, Resources
 from tests.bench.service_load import API, submit_jobs, time_requests, watch_events
 from tests.bench.service_stage import Stage
 

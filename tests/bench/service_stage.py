@@ -21,10 +21,10 @@ from sqlalchemy import func, select
 from service.client import Client
 from service.domain.access import FULL_ACCESS
 from service.settings.settings import Settings, load_settings
-from service.store.database import Database
-from service.store.job_submission import JobSubmission
-from service.store.models import JobRow
-from service.store.repository import Repository
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
+from service.store.writes.jobs import JobSubmission
 from tests.bench.service_history import add_ended_jobs
 from tests.bench.service_load import Target
 from tests.conftest import free_port

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from service.client import Client
 from service.settings.settings import load_settings
-from service.store.database import Database
-from service.store.repository import Repository
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
 from tests.chaos.faults import Faults, list_processes
 from tests.chaos.history import read_history
 from tests.chaos.laws import find_violations

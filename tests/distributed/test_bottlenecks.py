@@ -13,8 +13,8 @@ import torch
 
 import workers.training.checkpointing
 from accordion.direct_collectives import DirectCollectives
-from service.domain.bottleneck import find_bottleneck
-from service.domain.step_profile import Cause, StepProfile
+from service.domain.performance.bottleneck import find_bottleneck
+from service.domain.performance.step_profile import Cause, StepProfile
 from tests.distributed.loop_jobs import RecordingLink, context, spec
 from workers.tasks.synthetic import Synthetic
 from workers.training.clock import Clock

@@ -17,7 +17,7 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state, get_cluster_status
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
-from service.domain.resources import Resources
+from service.domain.capacity.resources import Resources
 from service.runtime.protocol import AutoscalerReport
 from service.runtime.ray_autoscaler import POLL_INTERVAL_S, RayAutoscaler
 from service.runtime.ray_backend import RayBackend

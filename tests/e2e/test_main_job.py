@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.domain.plan_status import PlanStatus
+from service.domain.jobs.plans import PlanStatus
 from service.schemas.overrides import OverrideRequest
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
 from tests.e2e.real_up import Up, wait_for

@@ -14,9 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from service.api.app_state import AppState
 from service.api.dashboard.assets import compute_fingerprint
 from service.domain.access import Caller, Scope
-from service.domain.job_status import STATUS_TABLE
-from service.domain.logger_states import LOGGER_TABLE
-from service.domain.override_status import OVERRIDE_TABLE
+from service.domain.jobs.loggers import LOGGER_TABLE
+from service.domain.jobs.status_table import STATUS_TABLE
+from service.domain.overrides.states import OVERRIDE_TABLE
 
 FRESH = {"Cache-Control": "no-store"}
 STATUSES = {

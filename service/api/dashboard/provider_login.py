@@ -21,7 +21,7 @@ from service.api.login import own_path, set_session
 from service.domain.tokens import DAY_S, new_token
 from service.errors import ApiError, NotFound, Unauthorized
 from service.settings.secret_box import SecretBox, WrongKeyError
-from service.store.provider_logins import ProviderLogin, store_login
+from service.store.writes.provider_logins import ProviderLogin, store_login
 
 LOGIN_S = 600.0
 """How long a user may take to log in at the provider, in seconds."""

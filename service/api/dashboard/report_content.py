@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from service.domain.byte_sizes import format_bytes
-from service.domain.jobs import Kind
-from service.domain.metric_goals import (
+from service.domain.jobs.statuses import Kind
+from service.domain.performance.metric_goals import (
     choose_main_metric,
     find_best,
     get_objective_mode,

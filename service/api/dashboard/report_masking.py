@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from service.api.dashboard.report_content import ReportSource
-from service.domain.shareable_spec import TextMask, hide_secrets
+from service.domain.jobs.shareable_spec import TextMask, hide_secrets
 
 
 def mask_source(source: ReportSource) -> ReportSource:

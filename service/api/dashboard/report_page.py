@@ -29,10 +29,10 @@ from service.api.dashboard.report_content import (
 from service.api.dashboard.report_masking import mask_source
 from service.api.dashboard.router import CHARTS, Chart
 from service.api.dashboard.script_bundle import bundle_modules
-from service.domain.job_status import STATUS_TABLE
-from service.domain.jobs import Kind
-from service.domain.removed_output import describe_removed_history
-from service.store.report_reads import ReportLimits
+from service.domain.jobs.removed_output import describe_removed_history
+from service.domain.jobs.status_table import STATUS_TABLE
+from service.domain.jobs.statuses import Kind
+from service.store.reads.report import ReportLimits
 
 REPORT_CHARTS = (
     *CHARTS,

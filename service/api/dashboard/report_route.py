@@ -19,9 +19,9 @@ from service.api.problems import describe_problems
 from service.api.sse import log_text
 from service.domain.access import Scope
 from service.domain.file_names import name_file
-from service.store.models import EventRow, JobRow, LogChunkRow
-from service.store.report_reads import read_report_rows
-from service.store.stored_documents import stored_layers
+from service.store.reads.report import read_report_rows
+from service.store.tables.models import EventRow, JobRow, LogChunkRow
+from service.store.tables.stored_documents import stored_layers
 from service.views.jobs import (
     attempt_view,
     decision_views,

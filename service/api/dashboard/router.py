@@ -23,13 +23,13 @@ from service.api.dashboard.pages import render_page
 from service.api.deps import RepositoryDep
 from service.api.jobs import ListQuery
 from service.domain.access import Scope, describe_missing_scope
-from service.domain.audit_actions import AuditAction
-from service.domain.jobs import Kind
-from service.domain.ray_links import link_to_workers
+from service.domain.audit import AuditAction
+from service.domain.jobs.ray_links import link_to_workers
+from service.domain.jobs.statuses import Kind
 from service.errors import NotFound
 from service.schemas.jobs import PLAIN
 from service.schemas.login import CHALLENGE
-from service.store.stored_documents import stored_ray_run
+from service.store.tables.stored_documents import stored_ray_run
 from service.views.jobs import job_view
 
 router = APIRouter(include_in_schema=False)

@@ -21,24 +21,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from service.domain.backfill import Backfill
-from service.domain.bin_packing import Packing, count_fitting, fits_beside, num_unplaced
-from service.domain.job_status import LEAVING
-from service.domain.jobs import Status
-from service.domain.queue import (
+from service.domain.capacity.backfill import Backfill
+from service.domain.capacity.bin_packing import Packing, count_fitting, fits_beside, num_unplaced
+from service.domain.capacity.queue import (
     DEFAULT_RULES,
     AllocatedJob,
     PendingJob,
     QueueRules,
 )
-from service.domain.quotas import QuotaUsage
-from service.domain.resources import (
+from service.domain.capacity.quotas import QuotaUsage
+from service.domain.capacity.resources import (
     ResourceRequest,
     Resources,
     list_worker_resources,
     resources_on_nodes,
     worker_resources,
 )
+from service.domain.jobs.status_table import LEAVING
+from service.domain.jobs.statuses import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from service.domain.capacity.misfits import describe_group
+from service.domain.capacity.resources import ResourceRequest
 from service.domain.documents import entries_at, value_at
-from service.domain.misfits import describe_group
-from service.domain.resources import ResourceRequest
 
 AWAIT_NODES_S = 900.0
 """Maximum time for which capacity is reserved for a job whose nodes the autoscaler is adding. A new

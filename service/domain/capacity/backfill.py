@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from service.domain.bin_packing import FreeCapacity, Packing, round_down
-from service.domain.resources import ResourceRequest, Resources, worker_resources
+from service.domain.capacity.bin_packing import FreeCapacity, Packing, round_down
+from service.domain.capacity.resources import ResourceRequest, Resources, worker_resources
 
 _NOTHING = Resources(cpus=0.0, gpus=0.0)
 

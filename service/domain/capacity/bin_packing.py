@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.domain.resources import (
+from service.domain.capacity.resources import (
     Labels,
     ResourceRequest,
     Resources,

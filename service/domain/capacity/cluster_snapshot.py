@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from service.domain.resources import Resources, sort_custom
+from service.domain.capacity.resources import Resources, sort_custom
 
 
 def name_of_node(node: Mapping[str, Any]) -> str:

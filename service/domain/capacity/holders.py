@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from service.domain.bin_packing import FreeCapacity
-from service.domain.queue import AllocatedJob
-from service.domain.resources import ResourceRequest, Resources, worker_resources
+from service.domain.capacity.bin_packing import FreeCapacity
+from service.domain.capacity.queue import AllocatedJob
+from service.domain.capacity.resources import ResourceRequest, Resources, worker_resources
 
 
 def list_holders(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from service.domain.resources import ResourceRequest, Resources
+from service.domain.capacity.resources import ResourceRequest, Resources
 from workers.node_selectors import node_matches
 
 _GB = 1e9

@@ -24,20 +24,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from service.domain.backfill import Backfill
-from service.domain.bin_packing import Packing, count_fitting, count_placeable, fits_beside
-from service.domain.jobs import Reason
-from service.domain.misfits import describe_group, describe_misfit, describe_total
-from service.domain.quota_reservations import QuotaReservations
-from service.domain.quotas import QuotaTable, QuotaUsage
-from service.domain.resources import (
+from service.domain.capacity.backfill import Backfill
+from service.domain.capacity.bin_packing import Packing, count_fitting, count_placeable, fits_beside
+from service.domain.capacity.misfits import describe_group, describe_misfit, describe_total
+from service.domain.capacity.quota_reservations import QuotaReservations
+from service.domain.capacity.quotas import QuotaTable, QuotaUsage
+from service.domain.capacity.resources import (
     ResourceRequest,
     Resources,
     list_worker_resources,
     resources_on_nodes,
     worker_resources,
 )
-from service.domain.waiting_message import WAITS_ITS_TURN
+from service.domain.capacity.waiting_message import WAITS_ITS_TURN
+from service.domain.jobs.statuses import Reason
 
 _WAIT_FOR_OTHERS = "it starts when they release them; or lower what each worker takes"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from service.domain.quotas import QuotaTable, QuotaUsage
-from service.domain.resources import ResourceRequest
+from service.domain.capacity.quotas import QuotaTable, QuotaUsage
+from service.domain.capacity.resources import ResourceRequest
 
 
 class QueuedJob(Protocol):

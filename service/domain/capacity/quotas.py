@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from service.domain.bin_packing import round_down
-from service.domain.resources import ResourceRequest
+from service.domain.capacity.bin_packing import round_down
+from service.domain.capacity.resources import ResourceRequest
 
 ANY_USER = "*"
 """In place of a name: every user without a quota of their own, each separately."""

@@ -11,7 +11,7 @@ whole cluster shall have, not what shall be free. So it has three parts:
 If no job waits and every worker has a node, nothing is requested, so that other programs can make
 their own request.
 
-The autoscaler may drop a request of which one part is infeasible; `capacity_trials.py` finds out
+The autoscaler may drop a request of which one part is infeasible; `trials.py` finds out
 for which jobs it can add nodes.
 """
 
@@ -21,18 +21,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.domain.bin_packing import FreeCapacity
-from service.domain.capacity_trials import NO_TRIALS, Group, Trials
-from service.domain.misfits import describe_group
-from service.domain.queue import AllocatedJob, PendingJob
-from service.domain.quota_reservations import measure_usage
-from service.domain.quotas import QuotaTable, QuotaUsage
-from service.domain.resources import (
+from service.domain.capacity.bin_packing import FreeCapacity
+from service.domain.capacity.misfits import describe_group
+from service.domain.capacity.queue import AllocatedJob, PendingJob
+from service.domain.capacity.quota_reservations import measure_usage
+from service.domain.capacity.quotas import QuotaTable, QuotaUsage
+from service.domain.capacity.resources import (
     Resources,
     list_worker_resources,
     resources_on_nodes,
     sort_custom,
 )
+from service.domain.capacity.trials import NO_TRIALS, Group, Trials
 from workers.node_selectors import LabelCondition, Selector
 
 NODE_ID_LABEL = "ray.io/node-id"

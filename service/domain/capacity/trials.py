@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from service.domain.resources import Resources
+from service.domain.capacity.resources import Resources
 
 RETRY_S = 600.0
 """Seconds until groups that were infeasible are tried again. While they are tried, the autoscaler

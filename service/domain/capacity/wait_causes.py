@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from service.domain.allocation import plan_allocations
-from service.domain.bin_packing import count_fitting, count_placeable, fits_beside
-from service.domain.capacity_holders import list_holders
-from service.domain.misfits import describe_fewer, list_misfit_remedies
-from service.domain.queue import (
+from service.domain.capacity.allocation import plan_allocations
+from service.domain.capacity.bin_packing import count_fitting, count_placeable, fits_beside
+from service.domain.capacity.holders import list_holders
+from service.domain.capacity.misfits import describe_fewer, list_misfit_remedies
+from service.domain.capacity.queue import (
     DEFAULT_RULES,
     AllocatedJob,
     PendingJob,
     QueueRules,
     list_closed,
 )
-from service.domain.quota_reservations import QuotaReservations
-from service.domain.resources import (
+from service.domain.capacity.quota_reservations import QuotaReservations
+from service.domain.capacity.resources import (
     ResourceRequest,
     Resources,
     resources_on_nodes,

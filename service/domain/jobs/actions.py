@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.domain.jobs import Reason
+from service.domain.jobs.statuses import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 
-from service.domain.actions import Follow
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.actions import Follow
+from service.domain.jobs.statuses import Reason, Status
 
 _ID_CHARS = 6
 _MAX_NAME = 63 - _ID_CHARS - 1

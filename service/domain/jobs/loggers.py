@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from service.domain.job_status import Tone
-from service.domain.jobs import Status
+from service.domain.jobs.status_table import Tone
+from service.domain.jobs.statuses import Status
 
 MAX_DELAY_S = 3600.0
 """Longest time between two attempts of a logger that fails, in seconds; the first one is 10 s, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from service.domain.ray_run import RayRun
+from service.domain.jobs.ray_run import RayRun
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _ALL_INTERFACES = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, never bound

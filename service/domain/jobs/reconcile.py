@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.domain.actions import (
+from service.domain.jobs.actions import (
     Action,
     Finish,
     Follow,
@@ -16,8 +16,8 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.job_status import HELD, LEAVING
-from service.domain.jobs import Reason, Status
+from service.domain.jobs.status_table import HELD, LEAVING
+from service.domain.jobs.statuses import Reason, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

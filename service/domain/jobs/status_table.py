@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from service.domain.jobs import Status
+from service.domain.jobs.statuses import Status
 
 Tone = Literal["run", "wait", "idle", "good", "bad"]
 """How a status is shown; `bad` needs attention. The pages have a colour for each tone."""
@@ -87,7 +87,7 @@ ALLOWED_TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.CANCELLED: frozenset({Status.QUEUED}),
 }
 """Statuses that may follow each status; an ended one is left only if a user retries the job.
-`change_status` in `store/status_changes.py` enforces the table.
+`change_status` in `store/writes/status_changes.py` enforces the table.
 """
 
 

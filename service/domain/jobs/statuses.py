@@ -1,7 +1,7 @@
 """Kinds, statuses, desired states and reasons of a job; pure.
 
-`ALLOWED_TRANSITIONS` in `job_status.py` says which status may follow which, and `change_status` in
-`store/status_changes.py` enforces it.
+`ALLOWED_TRANSITIONS` in `status_table.py` says which status may follow which, and `change_status`
+in `store/writes/status_changes.py` enforces it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accordion.messages import Ack
-from service.domain.job_status import Tone
+from service.domain.jobs.status_table import Tone
 
 OverrideState = Literal[
     "PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"

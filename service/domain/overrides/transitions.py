@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from accordion.messages import Decision
 from accordion.overrides import matching_layers
-from service.domain.override_status import LIVE, ORDERED, OverrideStatus, SwitchReport
+from service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 _BATCH = ""
 """Represents the batch among layer names: no layer has an empty name."""

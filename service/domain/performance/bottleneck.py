@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from service.domain.level_changes import change_levels
-from service.domain.step_profile import (
+from service.domain.performance.level_changes import change_levels
+from service.domain.performance.step_profile import (
     MIN_SPEEDUP,
     Cause,
     Change,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.domain.step_profile import (
+from service.domain.performance.step_profile import (
     MIN_SPEEDUP,
     Cause,
     Change,

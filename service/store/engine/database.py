@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session, sessionmaker
 
-from service.store.columns import dump_document, load_document
-from service.store.database_errors import ErrorCounts
-from service.store.events import store_events, store_last_events
-from service.store.file_guard import FileGuard, count_change, num_changes
-from service.store.job_labels import store_labels
-from service.store.postgres import SessionLimits, create_reader, create_writer, lift_limits
+from service.store.engine.database_errors import ErrorCounts
+from service.store.engine.events import store_events, store_last_events
+from service.store.engine.file_guard import FileGuard, count_change, num_changes
+from service.store.engine.job_labels import store_labels
+from service.store.engine.postgres import SessionLimits, create_reader, create_writer, lift_limits
+from service.store.tables.columns import dump_document, load_document
 
 _BUSY_S = 30.0
 """Longest wait of a writer, in seconds."""

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from service.store.models import EventRow, JobRow
+from service.store.tables.models import EventRow, JobRow
 
 FIRST_EVENT = 1
 """Number of a job's first event. The row of a new job counts it, which saves an update."""

@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import delete, insert, inspect
 from sqlalchemy.orm import Session
 
-from service.store.job_label_table import JobLabelRow
-from service.store.models import JobRow
-from service.store.stored_documents import stored_labels
+from service.store.tables.job_labels import JobLabelRow
+from service.store.tables.models import JobRow
+from service.store.tables.stored_documents import stored_labels
 from workers.plain_text import clean_texts
 
 COPIED_COLUMNS = ("archived", "created_at", "kind", "owner", "name")

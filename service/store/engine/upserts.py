@@ -10,7 +10,7 @@ from sqlalchemy import Insert, Table, inspect
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service.store.models import Base
+from service.store.tables.models import Base
 
 
 class Upserts:

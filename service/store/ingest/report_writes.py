@@ -8,12 +8,12 @@ import structlog
 from sqlalchemy import Select, inspect, select
 from sqlalchemy.orm.attributes import flag_modified
 
-from service.domain.job_status import ENDED
-from service.store.database import Database
-from service.store.history_limits import HistoryLimits, trim_history
-from service.store.leases import check_token
-from service.store.models import JobRow
-from service.store.record_ingest import JobReport, ingest_records
+from service.domain.jobs.status_table import ENDED
+from service.store.engine.database import Database
+from service.store.ingest.record_ingest import JobReport, ingest_records
+from service.store.tables.models import JobRow
+from service.store.writes.history_limits import HistoryLimits, trim_history
+from service.store.writes.leases import check_token
 
 _OFTEN_CHANGED = (
     *("event_seq", "log_number", "log_bytes", "progress", "metrics"),

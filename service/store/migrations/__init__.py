@@ -16,9 +16,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from service.errors import StartError
-from service.store.database import Database, hide_password
-from service.store.file_guard import is_damage
-from service.store.postgres import find_encoding
+from service.store.engine.database import Database, hide_password
+from service.store.engine.file_guard import is_damage
+from service.store.engine.postgres import find_encoding
 
 _PG_LOCK = 0x4143_434F
 """Any number that nobody else uses for an advisory lock in this database."""

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from service.store.models import Base
+from service.store.tables.models import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,20 +1,14 @@
-"""Audit log: who changed what, written in the transaction of the change."""
+"""Audit log: who changed what."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, select, tuple_
-from sqlalchemy.orm import Session
 
-from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.store.database import Database
-from service.store.models import AuditRow
-
-Values = Mapping[str, Any]
+from service.domain.audit import AuditAction
+from service.store.engine.database import Database
+from service.store.tables.models import AuditRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,42 +26,6 @@ class AuditFilter:
     before_id: int | None = None
     """Entry that ended the previous page."""
     limit: int = 50
-
-
-def append_audit(
-    session: Session,
-    caller: Caller,
-    action: AuditAction,
-    *,
-    subject: str,
-    before: Values | None = None,
-    after: Values | None = None,
-    now: float,
-) -> None:
-    """Record a change.
-
-    Args:
-        session: transaction of the change.
-        caller: who makes it.
-        action: what is done.
-        subject: ID of the job, plan or token, name of the user, secret, webhook or node, SHA-256 of
-            the upload, or account of the quota.
-        before: values that the change replaces; None if it creates the subject.
-        after: values from now on; None if it ends the subject.
-        now: seconds since 1970.
-    """
-    session.add(
-        AuditRow(
-            time=now,
-            user=caller.user,
-            token_id=caller.token_id,
-            request_id=caller.request_id,
-            action=action.value,
-            subject=subject,
-            before=None if before is None else dict(before),
-            after=None if after is None else dict(after),
-        )
-    )
 
 
 def read_audit(database: Database, wanted: AuditFilter) -> list[AuditRow]:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.store.database import Database
-from service.store.models import AuditRow, JobRow, TokenRow
+from service.store.engine.database import Database
+from service.store.tables.models import AuditRow, JobRow, TokenRow
 
 _JOB_ACTIONS = ("job.", "override.")
 _TOKEN_ACTIONS = ("token.",)

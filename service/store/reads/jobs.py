@@ -33,8 +33,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from service.store.job_label_table import JobLabelRow
-from service.store.models import JobRow
+from service.store.tables.job_labels import JobLabelRow
+from service.store.tables.models import JobRow
 
 MAX_ROWS = 5000
 """Jobs with a label whose rows may be looked up to read a page; how many more there are is not

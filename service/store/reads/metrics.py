@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from sqlalchemy import and_, case, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from service.domain.jobs import Reason, Status
-from service.domain.webhook_retries import DeliveryState
-from service.store.database import Database
-from service.store.delivery_queue import has_served_webhook
-from service.store.models import (
+from service.domain.jobs.statuses import Reason, Status
+from service.domain.webhooks.retries import DeliveryState
+from service.store.engine.database import Database
+from service.store.reads.webhooks import has_served_webhook
+from service.store.tables.models import (
     AttemptRow,
     CheckpointRow,
     DecisionRow,

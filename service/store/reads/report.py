@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Select, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.domain.thinning import Position, choose_in_force, thin_evenly
-from service.store.database import Database
-from service.store.models import (
+from service.domain.performance.thinning import Position, choose_in_force, thin_evenly
+from service.store.engine.database import Database
+from service.store.tables.models import (
     AttemptRow,
     DecisionRow,
     EpochRow,

@@ -1,7 +1,6 @@
 """Reads of the store: each method reads one snapshot; rows are detached and stay usable.
 
-Writes are in `job_submission.py` and `job_lifecycle.py` (users) and `scheduler_writes.py`
-(scheduler).
+Requests of users are in `store/writes/`, what the scheduler writes is in `store/scheduling/`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, Select, and_, false, func, select, tuple_, union
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
-from service.domain.cluster_snapshot import list_unschedulable
-from service.domain.job_status import UNFINISHED
-from service.domain.jobs import Kind, Reason, Status
-from service.domain.quotas import Quota, QuotaTable
-from service.domain.waiting_message import WAITS_ITS_TURN
-from service.store.database import Database
-from service.store.job_list import JobFilter, count_listed, read_page
-from service.store.models import (
+from service.domain.capacity.cluster_snapshot import list_unschedulable
+from service.domain.capacity.quotas import Quota, QuotaTable
+from service.domain.capacity.waiting_message import WAITS_ITS_TURN
+from service.domain.jobs.status_table import UNFINISHED
+from service.domain.jobs.statuses import Kind, Reason, Status
+from service.store.engine.database import Database
+from service.store.reads.jobs import JobFilter, count_listed, read_page
+from service.store.tables.models import (
     AckRow,
     AttemptRow,
     CheckpointRow,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.store.models import AttemptRow, JobRow
-from service.store.stored_documents import stored_progress
-from service.store.stored_spec import spec_value
+from service.store.tables.models import AttemptRow, JobRow
+from service.store.tables.stored_documents import stored_progress
+from service.store.tables.stored_spec import spec_value
 
 
 def trained_seconds(job: JobRow, attempt: AttemptRow) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import inspect, select
 from sqlalchemy.orm import defer
 
-from service.store.database import Database
-from service.store.models import JobRow
-from service.store.repository import IS_UNFINISHED, Repository
+from service.store.engine.database import Database
+from service.store.reads.repository import IS_UNFINISHED, Repository
+from service.store.tables.models import JobRow
 
 MAX_IDS_PER_QUERY = 1000
 """Changed rows from which on all are read: a statement has a limited number of parameters."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.domain.jobs import Kind
-from service.store.models import EpochRow, JobRow
-from service.store.stored_spec import spec_value
+from service.domain.jobs.statuses import Kind
+from service.store.tables.models import EpochRow, JobRow
+from service.store.tables.stored_spec import spec_value
 from workers.contract import Drained, EndRecord, PausedRecord
 
 

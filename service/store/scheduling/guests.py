@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.domain.guests import name_guest
-from service.domain.job_status import UNFINISHED
-from service.domain.jobs import Desired, Kind, Reason, Status
-from service.domain.ray_run import RayRun
-from service.store.events import FIRST_EVENT
-from service.store.models import AttemptRow, JobRow
-from service.store.status_changes import record_first_status
-from service.store.stored_spec import extract_filter_values
+from service.domain.jobs.guests import name_guest
+from service.domain.jobs.ray_run import RayRun
+from service.domain.jobs.status_table import UNFINISHED
+from service.domain.jobs.statuses import Desired, Kind, Reason, Status
+from service.store.engine.events import FIRST_EVENT
+from service.store.tables.models import AttemptRow, JobRow
+from service.store.tables.stored_spec import extract_filter_values
+from service.store.writes.status_changes import record_first_status
 from workers.contract import GUEST_ATTEMPT, Guest
 
 _MESSAGE = "registered by its Ray Train script; waits for its first report"

@@ -15,25 +15,25 @@ import structlog
 from sqlalchemy.orm import Session
 
 from accordion.messages import Override
-from service.domain import overrides
-from service.domain.actions import MarkLost
-from service.domain.job_status import ENDED, HELD
-from service.domain.jobs import Desired, Kind, Reason, Status
-from service.domain.override_status import ORDERED
-from service.domain.waiting_message import WAITS_FOR_SCHEDULER
+from service.domain.capacity.waiting_message import WAITS_FOR_SCHEDULER
+from service.domain.jobs.actions import MarkLost
+from service.domain.jobs.status_table import ENDED, HELD
+from service.domain.jobs.statuses import Desired, Kind, Reason, Status
+from service.domain.overrides import transitions
+from service.domain.overrides.states import ORDERED
 from service.runtime.protocol import Node
-from service.store.database import Database
-from service.store.end_messages import describe_end, describe_pause
-from service.store.events import append_end_event, append_event
-from service.store.guest_rows import insert_guest, update_guest
-from service.store.history_limits import HistoryLimits, trim_history
-from service.store.job_time import describe_limit, describe_time_out, trained_seconds
-from service.store.leases import is_newest_token
-from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
-from service.store.record_ingest import ingest_records, mark_training, update_overrides
-from service.store.repository import Repository
-from service.store.status_changes import change_status
-from service.store.stored_documents import is_override_readable
+from service.store.engine.database import Database
+from service.store.engine.events import append_end_event, append_event
+from service.store.ingest.record_ingest import ingest_records, mark_training, update_overrides
+from service.store.reads.repository import Repository
+from service.store.reads.time_limits import describe_limit, describe_time_out, trained_seconds
+from service.store.scheduling.end_messages import describe_end, describe_pause
+from service.store.scheduling.guests import insert_guest, update_guest
+from service.store.tables.models import AttemptRow, ClusterRow, JobRow, OverrideRow
+from service.store.tables.stored_documents import is_override_readable
+from service.store.writes.history_limits import HistoryLimits, trim_history
+from service.store.writes.leases import is_newest_token
+from service.store.writes.status_changes import change_status
 from workers.contract import DesiredState, Drained, EndRecord, Guest, Size
 from workers.plain_text import clean_text
 
@@ -235,7 +235,7 @@ class SchedulerWrites:
         def change(session: Session, job: JobRow) -> None:
             job.orders_confirmed = version
             update_overrides(
-                session, job, lambda status: overrides.deliver(status, version), now=now
+                session, job, lambda status: transitions.deliver(status, version), now=now
             )
 
         return self._write(seen.id, token, change)
@@ -479,7 +479,7 @@ def _end_job(
     now: float,
 ) -> None:
     by = _find_user(job, reason)
-    update_overrides(session, job, overrides.end, now=now)
+    update_overrides(session, job, transitions.end, now=now)
     change_status(session, job, status, reason=reason, message=message, now=now, by=by)
     append_end_event(session, job, now, by=by)
 

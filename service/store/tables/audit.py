@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Index, Integer
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.store.columns import LongPlainText, PlainText
-from service.store.table_base import Base
+from service.store.tables.columns import LongPlainText, PlainText
+from service.store.tables.table_base import Base
 
 
 class AuditRow(Base):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.domain.logger_states import LoggerState
-from service.store.columns import LongPlainText, PlainText
-from service.store.table_base import Base
+from service.domain.jobs.loggers import LoggerState
+from service.store.tables.columns import LongPlainText, PlainText
+from service.store.tables.table_base import Base
 
 
 class LoggerRow(Base):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.store.columns import LongPlainText, PlainText
-from service.store.table_base import Base
+from service.store.tables.columns import LongPlainText, PlainText
+from service.store.tables.table_base import Base
 
 
 class LoginCodeRow(Base):

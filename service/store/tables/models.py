@@ -11,17 +11,17 @@ from typing import Any
 from sqlalchemy import BigInteger, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.domain.jobs import Kind
-from service.store.audit_table import AuditRow as AuditRow
-from service.store.checkpoint_table import CheckpointRow as CheckpointRow
-from service.store.columns import LISTED_COLUMNS, LongPlainText, PlainText
-from service.store.job_label_table import JobLabelRow as JobLabelRow
-from service.store.logger_table import LoggerRow as LoggerRow
-from service.store.login_code_table import LoginCodeRow as LoginCodeRow
-from service.store.node_table import NodeFailureRow as NodeFailureRow
-from service.store.node_table import NodeRow as NodeRow
-from service.store.table_base import Base as Base
-from service.store.webhook_secret_table import WebhookSecretRow as WebhookSecretRow
+from service.domain.jobs.statuses import Kind
+from service.store.tables.audit import AuditRow as AuditRow
+from service.store.tables.checkpoints import CheckpointRow as CheckpointRow
+from service.store.tables.columns import LISTED_COLUMNS, LongPlainText, PlainText
+from service.store.tables.job_labels import JobLabelRow as JobLabelRow
+from service.store.tables.loggers import LoggerRow as LoggerRow
+from service.store.tables.login_codes import LoginCodeRow as LoginCodeRow
+from service.store.tables.nodes import NodeFailureRow as NodeFailureRow
+from service.store.tables.nodes import NodeRow as NodeRow
+from service.store.tables.table_base import Base as Base
+from service.store.tables.webhook_secrets import WebhookSecretRow as WebhookSecretRow
 
 _ID = PlainText(36)
 _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
@@ -103,7 +103,7 @@ class JobRow(Base):
     failures: Mapped[int] = mapped_column(default=0)
     """Worker groups that failed, for any cause."""
     tally: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Cost of elasticity over all attempts; see `domain/elasticity.py`."""
+    """Cost of elasticity over all attempts; see `domain/performance/elasticity.py`."""
     deadline: Mapped[float | None]
     """When a start counts as failed, or a stop is forced."""
     start_at: Mapped[float | None]
@@ -136,7 +136,7 @@ class JobRow(Base):
     storage: Mapped[dict[str, Any] | None]
     """`StorageUse` of the newest worker group, and when that was; None before the first."""
     ray_run: Mapped[dict[str, Any] | None]
-    """What runs the newest worker group in Ray (`domain/ray_run.py`); None before the first."""
+    """What runs the newest worker group in Ray (`ray_run.py`); None before the first."""
     packages: Mapped[dict[str, Any] | None]
     """`PackagesRecord` of its `pip`, and when that was written; None before."""
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -303,7 +303,7 @@ class LeaseRow(Base):
     renewed_at: Mapped[float]
     expires_at: Mapped[float]
     counts: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """What schedulers counted of themselves; see `store/scheduler_counts.py`."""
+    """What schedulers counted of themselves; see `store/writes/scheduler_counts.py`."""
 
 
 class IdempotencyRow(Base):
@@ -374,7 +374,7 @@ class QuotaRow(Base):
     __tablename__ = "quotas"
 
     account: Mapped[str] = mapped_column(PlainText(192), primary_key=True)
-    """Account of `domain/quotas.py`, such as `user ada` or `label team:vision`."""
+    """Account of `domain/capacity/quotas.py`, such as `user ada` or `label team:vision`."""
     jobs: Mapped[int | None]
     workers: Mapped[int | None]
     gpus: Mapped[float | None]
@@ -484,4 +484,4 @@ class ClusterRow(Base):
     """Address of Ray's dashboard as the scheduler reaches it; None if none answers."""
     nodes: Mapped[list[Any]]
     autoscaler: Mapped[dict[str, Any] | None]
-    """Request to Ray's autoscaler (`service.domain.autoscaler_record.AutoscalerRecord`)."""
+    """Request to Ray's autoscaler (`service.domain.capacity.autoscaling.AutoscalerRecord`)."""

@@ -15,9 +15,9 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from accordion.messages import LayerInfo, OptionValue
-from service.domain.elasticity import ElasticityStats
-from service.domain.ray_run import RayRun
-from service.store.models import AttemptRow, JobRow, OverrideRow
+from service.domain.jobs.ray_run import RayRun
+from service.domain.performance.elasticity import ElasticityStats
+from service.store.tables.models import AttemptRow, JobRow, OverrideRow
 from workers.contract import Package
 
 

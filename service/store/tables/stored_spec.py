@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from service.domain.capacity.resources import ResourceRequest, sort_custom
 from service.domain.documents import Value, entries_at, value_at
-from service.domain.resources import ResourceRequest, sort_custom
 from service.errors import Conflict
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
 from workers.contract import JobSpec
 from workers.node_selectors import read_selector
 

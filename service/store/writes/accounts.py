@@ -19,12 +19,12 @@ from service.domain.access import (
     ServiceUser,
     scopes_of_role,
 )
-from service.domain.audit_actions import AuditAction
+from service.domain.audit import AuditAction
 from service.domain.tokens import UserToken, digest_of, token_matches
 from service.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import TokenRow, UserRow
+from service.store.engine.database import Database
+from service.store.tables.models import TokenRow, UserRow
+from service.store.writes.audit import append_audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.domain.autoscaler_record import AutoscalerRecord, read_autoscaler_record
-from service.store.database import Database
-from service.store.leases import is_newest_token
-from service.store.models import ClusterRow
+from service.domain.capacity.autoscaling import AutoscalerRecord, read_autoscaler_record
+from service.store.engine.database import Database
+from service.store.tables.models import ClusterRow
+from service.store.writes.leases import is_newest_token
 
 
 class AutoscalerRows:

@@ -12,10 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.errors import StartError
-from service.store.database import Database, hide_password
+from service.store.engine.database import Database, hide_password
+from service.store.engine.postgres import lift_limits
 from service.store.migrations import current, head, upgrade
-from service.store.models import Base, LeaseRow
-from service.store.postgres import lift_limits
+from service.store.tables.models import Base, LeaseRow
 
 _ROWS_AT_ONCE = 200
 _FROM_THE_START = frozenset(

@@ -7,18 +7,24 @@ from collections.abc import Callable, Collection
 from sqlalchemy import delete, select
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.job_status import ENDED
-from service.domain.jobs import Status
+from service.domain.audit import AuditAction
+from service.domain.jobs.status_table import ENDED
+from service.domain.jobs.statuses import Status
 from service.errors import Conflict
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.job_lifecycle import CheckJob, lock_job
-from service.store.models import DeletedJobRow, DeliveryRow, IdempotencyRow, JobRow, OverrideRow
-from service.store.node_rows import blank_node_failures
-from service.store.stored_documents import stored_labels
-from service.store.stored_spec import spec_value
-from service.store.webhook_messages import lock_deliveries
+from service.store.engine.database import Database
+from service.store.tables.models import (
+    DeletedJobRow,
+    DeliveryRow,
+    IdempotencyRow,
+    JobRow,
+    OverrideRow,
+)
+from service.store.tables.stored_documents import stored_labels
+from service.store.tables.stored_spec import spec_value
+from service.store.writes.audit import append_audit
+from service.store.writes.nodes import blank_node_failures
+from service.store.writes.steering import CheckJob, lock_job
+from service.store.writes.webhook_messages import lock_deliveries
 
 
 class JobDeletion:

@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, CursorResult, func, or_, select, update
+from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
-from service.domain.access import SCOPES_OF_ROLE, Caller, Scope, ServiceUser
-from service.domain.audit_actions import AuditAction
-from service.domain.webhook_retries import MAX_ATTEMPTS, DeliveryState, retry_delay_s
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import DeliveryRow, UserRow, WebhookRow, WebhookSecretRow
-from service.store.webhook_messages import ALL_USERS, lock_deliveries
+from service.domain.access import Caller, ServiceUser
+from service.domain.audit import AuditAction
+from service.domain.webhooks.retries import MAX_ATTEMPTS, DeliveryState, retry_delay_s
+from service.store.engine.database import Database
+from service.store.reads.webhooks import is_served
+from service.store.tables.models import DeliveryRow, UserRow, WebhookRow, WebhookSecretRow
+from service.store.writes.audit import append_audit
+from service.store.writes.webhook_messages import lock_deliveries
 
 CLAIM_S = 60.0
 """Seconds for which an attempt belongs to the process that claimed it: three times as long as it
@@ -89,7 +90,7 @@ class DeliveryQueue:
             .join(UserRow, UserRow.name == WebhookRow.user)
             .where(
                 DeliveryRow.next_attempt_at <= self._clock(),
-                *_is_served(),
+                *is_served(),
             )
         )
         if without:
@@ -115,7 +116,7 @@ class DeliveryQueue:
         served = (
             select(WebhookRow)
             .join(UserRow, UserRow.name == WebhookRow.user)
-            .where(WebhookRow.id == webhook_id, *_is_served())
+            .where(WebhookRow.id == webhook_id, *is_served())
         )
         with self._database.write() as session:
             webhook = session.scalar(served)
@@ -172,25 +173,6 @@ class DeliveryQueue:
                 return DeliveryState.DEAD if _update(session, claimed, outcome, **dead) else None
             is_valid = _update(session, claimed, outcome, next_attempt_at=now + delay_s)
             return DeliveryState.PENDING if is_valid else None
-
-
-def has_served_webhook() -> ColumnElement[bool]:
-    """Return the condition that the webhook of a delivery gets messages: neither it nor its user is
-    disabled, and the user may see the jobs that it is for.
-    """
-    webhook = select(WebhookRow.id).join(UserRow, UserRow.name == WebhookRow.user)
-    webhook = webhook.where(WebhookRow.id == DeliveryRow.webhook_id, *_is_served())
-    return webhook.correlate(DeliveryRow).exists()
-
-
-def _is_served() -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions under which a webhook gets messages, for a query that joins users."""
-    roles = [role.value for role, scopes in SCOPES_OF_ROLE.items() if Scope.READ_ALL in scopes]
-    return (
-        WebhookRow.disabled_at.is_(None),
-        UserRow.disabled_at.is_(None),
-        or_(WebhookRow.jobs_of != ALL_USERS, UserRow.role.in_(roles)),
-    )
 
 
 def _lock_next(session: Session, webhook_id: str, *, now: float) -> DeliveryRow | None:
@@ -287,5 +269,4 @@ __all__ = [
     "ClaimedDelivery",
     "DeliveryQueue",
     "DueWebhook",
-    "has_served_webhook",
 ]

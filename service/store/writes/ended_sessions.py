@@ -7,8 +7,8 @@ from contextlib import suppress
 from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 
-from service.store.database import Database
-from service.store.models import EndedSessionRow
+from service.store.engine.database import Database
+from service.store.tables.models import EndedSessionRow
 
 _KEPT_S = 30 * 86_400.0
 """How long a row outlives its cookie: a clock that was ahead and is set back revives the cookie."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from sqlalchemy import select, update
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.jobs import Kind
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.events import append_event
-from service.store.models import CheckpointRow, JobRow
+from service.domain.audit import AuditAction
+from service.domain.jobs.statuses import Kind
+from service.store.engine.database import Database
+from service.store.engine.events import append_event
+from service.store.tables.models import CheckpointRow, JobRow
+from service.store.writes.audit import append_audit
 
 
 class ExpiredCheckpoints:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from sqlalchemy import select
 
-from service.store.database import Database
-from service.store.history_limits import trim_ended
-from service.store.models import JobRow
+from service.store.engine.database import Database
+from service.store.tables.models import JobRow
+from service.store.writes.history_limits import trim_ended
 
 
 class ExpiredHistory:

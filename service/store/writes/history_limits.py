@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from service.store.models import EventRow, JobRow, LogChunkRow
+from service.store.tables.models import EventRow, JobRow, LogChunkRow
 
 _SPARE = 10
 """A history above its limit is cut to this fraction below it (a tenth), so that cuts are rare."""

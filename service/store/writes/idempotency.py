@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.errors import Invalid
-from service.store.models import IdempotencyRow
+from service.store.tables.models import IdempotencyRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
-from service.store.database import Database
-from service.store.models import LeaseRow
-from service.store.repository import SCHEDULER_LEASE
-from service.store.scheduler_counts import SchedulerCounts, add_counts
+from service.store.engine.database import Database
+from service.store.reads.repository import SCHEDULER_LEASE
+from service.store.tables.models import LeaseRow
+from service.store.writes.scheduler_counts import SchedulerCounts, add_counts
 
 _RENEWALS = 3
 """Renewals within the life of a lease: two may come late before it runs out."""

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import ColumnElement, CursorResult, func, or_, select, tuple_, update
 
-from service.domain.job_status import ENDED
-from service.domain.logger_states import EpochPosition, LoggerState
-from service.store.database import Database
-from service.store.models import EpochRow, JobRow, LoggerRow, UserRow
+from service.domain.jobs.loggers import EpochPosition, LoggerState
+from service.domain.jobs.status_table import ENDED
+from service.store.engine.database import Database
+from service.store.tables.models import EpochRow, JobRow, LoggerRow, UserRow
 
 CLAIM_S = 300.0
 """Seconds for which a turn belongs to the process that claimed it."""

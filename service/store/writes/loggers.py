@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Row, case, select, update
 from sqlalchemy.orm import Session
 
-from service.domain.logger_states import LoggerState
-from service.store.models import JobRow, LoggerRow
-from service.store.repository import IS_UNFINISHED
+from service.domain.jobs.loggers import LoggerState
+from service.store.reads.repository import IS_UNFINISHED
+from service.store.tables.models import JobRow, LoggerRow
 from workers.contract import JobSpec
 
 

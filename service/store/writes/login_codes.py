@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import delete
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import LoginCodeRow
+from service.domain.audit import AuditAction
+from service.store.engine.database import Database
+from service.store.tables.models import LoginCodeRow
+from service.store.writes.audit import append_audit
 
 CODE_LIFETIME_S = 60.0
 """Lifetime of a code, in seconds: the browser hands it over at once."""

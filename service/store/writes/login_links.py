@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import delete
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import LoginLinkRow
+from service.domain.audit import AuditAction
+from service.store.engine.database import Database
+from service.store.tables.models import LoginLinkRow
+from service.store.writes.audit import append_audit
 
 LINK_LIFETIME_S = 900.0
 """Lifetime of a login link, in seconds."""

@@ -9,14 +9,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.cluster_snapshot import name_of_node
-from service.domain.job_status import UNFINISHED
-from service.domain.node_avoidance import Avoidance, NodeFailure, NodeRecord
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.leases import is_newest_token
-from service.store.models import ClusterRow, JobRow, NodeFailureRow, NodeRow
+from service.domain.audit import AuditAction
+from service.domain.capacity.cluster_snapshot import name_of_node
+from service.domain.capacity.nodes import Avoidance, NodeFailure, NodeRecord
+from service.domain.jobs.status_table import UNFINISHED
+from service.store.engine.database import Database
+from service.store.tables.models import ClusterRow, JobRow, NodeFailureRow, NodeRow
+from service.store.writes.audit import append_audit
+from service.store.writes.leases import is_newest_token
 from workers.contract import FailureRecord, Record
 
 _MAX_TEXT = 2000

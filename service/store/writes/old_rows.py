@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import CursorResult, and_, delete, exists, func, not_, or_, select
 from sqlalchemy.orm import aliased
 
-from service.domain.webhook_retries import DeliveryState
-from service.store.database import Database
-from service.store.delivery_queue import has_served_webhook
-from service.store.models import (
+from service.domain.webhooks.retries import DeliveryState
+from service.store.engine.database import Database
+from service.store.reads.webhooks import has_served_webhook
+from service.store.tables.models import (
     AuditRow,
     DeliveryRow,
     IdempotencyRow,

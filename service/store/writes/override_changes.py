@@ -9,10 +9,10 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from accordion.messages import Ack
-from service.domain.override_status import OverrideStatus
-from service.store.events import append_event
-from service.store.models import AckRow, JobRow, OverrideRow
-from service.store.stored_documents import override_columns
+from service.domain.overrides.states import OverrideStatus
+from service.store.engine.events import append_event
+from service.store.tables.models import AckRow, JobRow, OverrideRow
+from service.store.tables.stored_documents import override_columns
 
 
 def load_override_statuses(

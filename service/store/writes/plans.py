@@ -11,12 +11,12 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.plan_status import PlanStatus
+from service.domain.audit import AuditAction
+from service.domain.jobs.plans import PlanStatus
 from service.errors import Conflict, Forbidden, NotFound, Unavailable
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import PlanRow
+from service.store.engine.database import Database
+from service.store.tables.models import PlanRow
+from service.store.writes.audit import append_audit
 
 MAX_OPEN = 20
 """Largest number of plans that wait or run; each takes half a minute or more."""

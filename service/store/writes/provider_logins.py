@@ -11,13 +11,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller, Role, ServiceUser, scopes_of_role
-from service.domain.audit_actions import AuditAction
+from service.domain.audit import AuditAction
 from service.domain.provider_users import ProviderUser
 from service.domain.tokens import UserToken, digest_of
 from service.errors import Conflict, Forbidden
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import TokenRow, UserRow
+from service.store.engine.database import Database
+from service.store.tables.models import TokenRow, UserRow
+from service.store.writes.audit import append_audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

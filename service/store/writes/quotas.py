@@ -9,12 +9,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.quotas import ANY_USER, Quota, split_account
+from service.domain.audit import AuditAction
+from service.domain.capacity.quotas import ANY_USER, Quota, split_account
 from service.errors import NotFound
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import QuotaRow, UserRow
+from service.store.engine.database import Database
+from service.store.tables.models import QuotaRow, UserRow
+from service.store.writes.audit import append_audit
 
 
 class QuotaStore:

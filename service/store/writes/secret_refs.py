@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.errors import Invalid
-from service.store.models import SecretRow
+from service.store.tables.models import SecretRow
 from workers.contract import JobSpec, list_secret_names
 from workers.logger_spec import list_logger_secrets
 

@@ -10,14 +10,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
+from service.domain.audit import AuditAction
 from service.errors import Conflict, NotFound
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.logger_rows import list_sending
-from service.store.models import JobRow, SecretRow, UserRow, WebhookRow
-from service.store.repository import IS_UNFINISHED
-from service.store.stored_spec import refers_to_secret
+from service.store.engine.database import Database
+from service.store.reads.repository import IS_UNFINISHED
+from service.store.tables.models import JobRow, SecretRow, UserRow, WebhookRow
+from service.store.tables.stored_spec import refers_to_secret
+from service.store.writes.audit import append_audit
+from service.store.writes.loggers import list_sending
 
 MAX_SECRETS = 100
 """Maximum number of secrets of a user."""

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from service.domain.job_status import ENDED, is_transition_allowed
-from service.domain.jobs import Reason, Status
-from service.store.events import append_event
-from service.store.models import JobRow
-from service.store.webhook_messages import queue_status_messages
+from service.domain.jobs.status_table import ENDED, is_transition_allowed
+from service.domain.jobs.statuses import Reason, Status
+from service.store.engine.events import append_event
+from service.store.tables.models import JobRow
+from service.store.writes.webhook_messages import queue_status_messages
 from workers.plain_text import clean_text
 
 

@@ -11,23 +11,23 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from service.domain import overrides
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.job_status import ENDED, HELD, is_transition_allowed
-from service.domain.jobs import Desired, Kind, Reason, Status
-from service.domain.waiting_message import WAITS_FOR_SCHEDULER, format_start
+from service.domain.audit import AuditAction
+from service.domain.capacity.waiting_message import WAITS_FOR_SCHEDULER, format_start
+from service.domain.jobs.status_table import ENDED, HELD, is_transition_allowed
+from service.domain.jobs.statuses import Desired, Kind, Reason, Status
+from service.domain.overrides import transitions
 from service.errors import Conflict, Forbidden, Invalid, NotFound
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.events import append_end_event, append_event, reopen_history
-from service.store.job_time import describe_time_out, time_out_at
-from service.store.logger_rows import reopen_loggers
-from service.store.models import AttemptRow, JobRow
-from service.store.override_changes import load_override_statuses, store_override_status
-from service.store.status_changes import change_status
-from service.store.stored_documents import stored_labels, stored_ray_run
-from service.store.stored_spec import spec_of
+from service.store.engine.database import Database
+from service.store.engine.events import append_end_event, append_event, reopen_history
+from service.store.reads.time_limits import describe_time_out, time_out_at
+from service.store.tables.models import AttemptRow, JobRow
+from service.store.tables.stored_documents import stored_labels, stored_ray_run
+from service.store.tables.stored_spec import spec_of
+from service.store.writes.audit import append_audit
+from service.store.writes.loggers import reopen_loggers
+from service.store.writes.override_changes import load_override_statuses, store_override_status
+from service.store.writes.status_changes import change_status
 from workers.contract import JobSpec
 from workers.spec_types import MAX_LABELS
 
@@ -429,7 +429,7 @@ def _check_limits(job: JobRow, min_workers: int, max_workers: int) -> None:
 
 def _cancel_inactive(session: Session, job: JobRow, now: float, *, by: str) -> None:
     for row, old in load_override_statuses(session, job).values():
-        new = overrides.end(old)
+        new = transitions.end(old)
         store_override_status(session, job, row=row, old=old, new=new, now=now, by=by)
     message = f"cancelled while it was {job.status.lower()}"
     attempt = session.get(AttemptRow, (job.id, job.attempt)) if job.status == Status.LOST else None

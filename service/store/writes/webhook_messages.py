@@ -15,13 +15,12 @@ from sqlalchemy import ColumnElement, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Scope, scopes_of_role
-from service.domain.jobs import Status
-from service.domain.webhook_retries import DeliveryState
-from service.store.models import DeliveryRow, JobRow, UserRow, WebhookRow
-from service.store.stored_documents import stored_labels
+from service.domain.jobs.statuses import Status
+from service.domain.webhooks.retries import DeliveryState
+from service.store.reads.webhooks import ALL_USERS
+from service.store.tables.models import DeliveryRow, JobRow, UserRow, WebhookRow
+from service.store.tables.stored_documents import stored_labels
 
-ALL_USERS = "*"
-"""Value of `WebhookRow.jobs_of` for the jobs of all users; no user has this name."""
 JOB_STATUS = "job.status"
 TEST = "webhook.test"
 MAX_PENDING = 1000
@@ -171,7 +170,6 @@ def _format_time(seconds: float) -> str:
 
 
 __all__ = [
-    "ALL_USERS",
     "MAX_PENDING",
     "give_up_oldest",
     "lock_deliveries",

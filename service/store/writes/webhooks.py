@@ -13,15 +13,15 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller, Scope
-from service.domain.audit_actions import AuditAction
-from service.domain.jobs import Status
-from service.domain.webhook_retries import SECRET_OVERLAP_S, DeliveryState
+from service.domain.audit import AuditAction
+from service.domain.jobs.statuses import Status
+from service.domain.webhooks.retries import SECRET_OVERLAP_S, DeliveryState
 from service.errors import Conflict, Forbidden, NotFound
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.models import DeliveryRow, UserRow, WebhookRow, WebhookSecretRow
-from service.store.webhook_messages import (
-    ALL_USERS,
+from service.store.engine.database import Database
+from service.store.reads.webhooks import ALL_USERS
+from service.store.tables.models import DeliveryRow, UserRow, WebhookRow, WebhookSecretRow
+from service.store.writes.audit import append_audit
+from service.store.writes.webhook_messages import (
     give_up_oldest,
     lock_deliveries,
     queue_test_message,

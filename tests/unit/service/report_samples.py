@@ -8,7 +8,7 @@ from typing import Any
 
 from accordion.messages import Decision, Level
 from service.api.dashboard.report_content import ReportSource
-from service.domain.elasticity import ElasticityStats
+from service.domain.performance.elasticity import ElasticityStats
 from service.schemas.jobs import (
     AttemptView,
     BatchSchedule,

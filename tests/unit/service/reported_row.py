@@ -8,11 +8,12 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import Ack, Decision
 from service.domain.access import FULL_ACCESS
-from service.store.database import Database
-from service.store.job_submission import JobSubmission, RequestedOverride
-from service.store.models import AttemptRow, EventRow, JobRow
-from service.store.record_ingest import ingest_records
-from service.store.repository import Repository
+from service.store.engine.database import Database
+from service.store.ingest.record_ingest import ingest_records
+from service.store.reads.repository import Repository
+from service.store.tables.models import AttemptRow, EventRow, JobRow
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.overrides import JobOverrides, RequestedOverride
 from workers.contract import (
     AcksRecord,
     Bytes,
@@ -157,8 +158,8 @@ class Row:
             "apply_at": "next_step",
         }
         wish = RequestedOverride(**given, until=until, reason="")
-        submission = JobSubmission(self._database, lambda: 0.0, FULL_ACCESS)
-        return submission.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
+        overrides = JobOverrides(self._database, lambda: 0.0, FULL_ACCESS)
+        return overrides.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
 
     def confirm(self, made: str) -> AcksRecord:
         """All ranks confirm a plan with this override."""

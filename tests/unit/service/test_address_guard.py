@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.domain.webhook_targets import RefusedTarget
+from service.domain.webhooks.targets import RefusedTarget
 from service.loggers.address_guard import AddressGuard
 
 HERE = ip_network("127.0.0.1/32")

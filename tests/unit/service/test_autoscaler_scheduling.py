@@ -17,9 +17,9 @@ from ray.autoscaler.v2.schema import AutoscalerInstance
 from ray.core.generated.autoscaler_pb2 import NodeState, NodeStatus
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
-from service.domain.capacity_trials import NO_TRIALS
-from service.domain.queue import PendingJob
-from service.domain.resources import ResourceRequest, Resources
+from service.domain.capacity.queue import PendingJob
+from service.domain.capacity.resources import ResourceRequest, Resources
+from service.domain.capacity.trials import NO_TRIALS
 from service.runtime.ray_autoscaler import RayAutoscaler
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
 from tests.unit.service.test_backfill import running_job

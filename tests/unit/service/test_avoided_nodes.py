@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from service.domain.access import FULL_ACCESS
-from service.domain.node_avoidance import AvoidanceRules, start_avoidances
+from service.domain.capacity.nodes import AvoidanceRules, start_avoidances
 from service.process.trusted_clock import AGREED_S
 from service.runtime.protocol import Node
 from service.scheduler.nodes import NodeAvoidance
 from service.scheduler.retention import NODE_FAILURE_RETENTION_S, RowRetention
 from service.settings.settings import load_settings
-from service.store.database import Database
-from service.store.job_submission import JobSubmission
-from service.store.leases import Lease
-from service.store.models import JobRow, NodeFailureRow
-from service.store.node_rows import NodeStore
+from service.store.engine.database import Database
+from service.store.tables.models import JobRow, NodeFailureRow
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.leases import Lease
+from service.store.writes.nodes import NodeStore
 from tests.api.world import DIGITS
 from workers.contract import JobSpec
 

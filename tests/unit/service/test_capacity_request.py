@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.bin_packing import FreeCapacity
-from service.domain.capacity_request import (
+from service.domain.capacity.bin_packing import FreeCapacity
+from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.capacity.quotas import Quota, QuotaTable
+from service.domain.capacity.requests import (
     MAX_TIED_NODES,
     NODE_GROUP_LABEL,
     NODE_ID_LABEL,
@@ -20,17 +22,15 @@ from service.domain.capacity_request import (
     list_within_quotas,
     plan_capacity,
 )
-from service.domain.capacity_trials import (
+from service.domain.capacity.resources import ResourceRequest, Resources
+from service.domain.capacity.trials import (
     NO_TRIALS,
     RETRY_S,
     Trials,
     judge_request,
     renew_trials,
 )
-from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.quotas import Quota, QuotaTable
-from service.domain.resources import ResourceRequest, Resources
+from service.domain.jobs.statuses import Reason
 from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
 from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
 from workers.node_selectors import format_selector, node_matches, read_selector

@@ -19,13 +19,13 @@ from service.machine import secret_check
 from service.settings.home import Home
 from service.settings.secret_box import create_secret_box
 from service.settings.settings import load_settings
-from service.store.account_rows import AccountStore
-from service.store.copying import copy_database
-from service.store.database import Database
-from service.store.job_submission import JobSubmission
+from service.store.engine.database import Database
 from service.store.migrations import upgrade
-from service.store.models import JobRow
-from service.store.secret_rows import SecretStore
+from service.store.tables.models import JobRow
+from service.store.writes.accounts import AccountStore
+from service.store.writes.copying import copy_database
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.secrets import SecretStore
 from tests.unit.service.conftest import Accordion
 from workers.contract import JobSpec
 

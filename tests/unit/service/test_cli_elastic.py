@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.client import Client
-from service.domain.elasticity import ElasticityStats
+from service.domain.performance.elasticity import ElasticityStats
 from service.schemas.format import format_elasticity, format_worker_event
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion

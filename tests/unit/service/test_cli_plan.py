@@ -13,7 +13,7 @@ import pytest
 from service.client import Client
 from service.commands.cli_app import INTERRUPTED
 from service.commands.plans import describe_gain, parse_link
-from service.domain.plan_status import PlanStatus
+from service.domain.jobs.plans import PlanStatus
 from service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.api.fake_plans import FOUND

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.domain.job_status import UNFINISHED
+from service.domain.jobs.status_table import UNFINISHED
 from tests.api.conftest import Live
 from tests.unit.service.conftest import LONG, Accordion
 

@@ -11,10 +11,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.errors import DatabaseReplaced, Unavailable
-from service.store.database import Database
-from service.store.database_errors import classify_error
-from service.store.models import LoginLinkRow
-from service.store.postgres import SessionLimits
+from service.store.engine.database import Database
+from service.store.engine.database_errors import classify_error
+from service.store.engine.postgres import SessionLimits
+from service.store.tables.models import LoginLinkRow
 from tests.postgres import Postgres
 
 

@@ -16,26 +16,27 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, delete, event, update
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Role
-from service.domain.jobs import Reason, Status
-from service.domain.webhook_retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
+from service.domain.jobs.statuses import Reason, Status
+from service.domain.webhooks.retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
 from service.errors import Forbidden
 from service.scheduler.retention import DEAD_RETENTION_S
-from service.store import webhook_messages
-from service.store.audit_log import AuditFilter, read_audit
-from service.store.database import Database
-from service.store.delivery_queue import (
+from service.store.engine.database import Database
+from service.store.reads.audit import AuditFilter, read_audit
+from service.store.reads.webhooks import ALL_USERS
+from service.store.tables.models import DeliveryRow, JobRow, UserRow, WebhookRow
+from service.store.writes import webhook_messages
+from service.store.writes.delivery_queue import (
     CLAIM_S,
     DELIVERY,
     AttemptOutcome,
     ClaimedDelivery,
     DeliveryQueue,
 )
-from service.store.job_submission import JobSubmission
-from service.store.models import DeliveryRow, JobRow, UserRow, WebhookRow
-from service.store.old_rows import delete_deliveries
-from service.store.status_changes import change_status
-from service.store.webhook_messages import ALL_USERS, queue_status_messages
-from service.store.webhook_rows import DeliveryFilter, RequestedWebhook, WebhookStore
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.old_rows import delete_deliveries
+from service.store.writes.status_changes import change_status
+from service.store.writes.webhook_messages import queue_status_messages
+from service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
 from tests.api.world import DIGITS, Clock
 from workers.contract import JobSpec
 

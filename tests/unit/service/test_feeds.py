@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from service.api.feeds import Feed, FeedHub, Frame, StreamPage, follow_feed
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
 
 
 class _Versions:

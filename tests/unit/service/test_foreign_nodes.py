@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from service.domain.allocation import plan_allocations
-from service.domain.cluster_snapshot import read_cluster_snapshot
-from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.resources import ResourceRequest
+from service.domain.capacity.allocation import plan_allocations
+from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
+from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from service.domain.capacity.resources import ResourceRequest
+from service.domain.jobs.statuses import Reason
 from service.runtime.protocol import Node
 from service.scheduler.allocator import ClusterState
 

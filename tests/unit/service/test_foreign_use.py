@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
-from service.domain.cluster_snapshot import read_cluster_snapshot
-from service.domain.queue import PendingJob, plan_queue
-from service.domain.resources import ResourceRequest, Resources
+from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
+from service.domain.capacity.queue import PendingJob, plan_queue
+from service.domain.capacity.resources import ResourceRequest, Resources
 from service.runtime.protocol import Node
 from service.scheduler.allocator import ClusterState
 from service.scheduler.foreign_use import LAG_S, ForeignUse

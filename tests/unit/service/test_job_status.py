@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.dashboard.assets import STATIC
-from service.domain.job_status import (
+from service.domain.jobs.status_table import (
     ALLOWED_TRANSITIONS,
     ENDED,
     STATUS_TABLE,
     Phase,
     is_transition_allowed,
 )
-from service.domain.jobs import Desired, Reason, Status
-from service.domain.override_status import OVERRIDE_TABLE, OverrideState
+from service.domain.jobs.statuses import Desired, Reason, Status
+from service.domain.overrides.states import OVERRIDE_TABLE, OverrideState
 from workers.contract import EndReason
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -61,7 +61,7 @@ def assigns_status(path: Path) -> bool:
 
 def test_only_one_module_changes_the_status_of_a_row() -> None:
     found = [path for path in SERVICE.rglob("*.py") if assigns_status(path)]
-    assert found == [SERVICE / "store/status_changes.py"]
+    assert found == [SERVICE / "store/writes/status_changes.py"]
 
 
 def test_every_status_is_reached_from_the_queue_and_reaches_every_end() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.store import job_list
-from service.store.database import Database
-from service.store.job_list import JobFilter, ListingState
-from service.store.models import JobRow
-from service.store.repository import Repository
+from service.store.engine.database import Database
+from service.store.reads import jobs as job_list
+from service.store.reads.jobs import JobFilter, ListingState
+from service.store.reads.repository import Repository
+from service.store.tables.models import JobRow
 
 NUM_JOBS, LIMIT = 240, 20
 COMMON: dict[str, Any] = {

@@ -20,9 +20,10 @@ from starlette.testclient import TestClient
 
 from accordion.messages import Decision, Level, to_json
 from service.api.request_times import RequestTimes, TimedRequests
-from service.domain.jobs import Status
-from service.store.database import Database
-from service.store.models import (
+from service.domain.jobs.statuses import Status
+from service.store.engine.database import Database
+from service.store.reads.repository import Repository
+from service.store.tables.models import (
     CheckpointRow,
     ClusterRow,
     DecisionRow,
@@ -31,7 +32,6 @@ from service.store.models import (
     LeaseRow,
     OverrideRow,
 )
-from service.store.repository import Repository
 from service.views.jobs import progress_view
 from service.views.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from tests.e2e.dashboard_check import family as family_of

@@ -7,7 +7,7 @@ import pytest
 from accordion.config import Config
 from accordion.errors import OverrideError
 from accordion.overrides import resolve_level
-from service.domain.override_checks import check_effect, invalid_fields
+from service.domain.overrides.validity import check_effect, invalid_fields
 from service.errors import Invalid
 
 

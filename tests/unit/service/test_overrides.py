@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.messages import Ack
-from service.domain import overrides
-from service.domain.override_status import LIVE, ORDERED, OverrideStatus, SwitchReport
+from service.domain.overrides import transitions
+from service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 LAYERS = ["fc1", "fc2", "fc3"]
 GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])
@@ -50,7 +50,7 @@ def switched(world_size: int, acks: tuple[Ack, ...]) -> SwitchReport:
 def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
     status: OverrideStatus, world_size: int, acks: tuple[Ack, ...]
 ) -> None:
-    new = overrides.acknowledge(status, switched(world_size, acks))
+    new = transitions.acknowledge(status, switched(world_size, acks))
     complete = sorted((ack.rank, ack.digest) for ack in acks) == [
         (rank, "d") for rank in range(world_size)
     ]
@@ -67,23 +67,23 @@ def test_what_is_over_by_decision_never_comes_back(
 ) -> None:
     new = status
     for epoch in epochs:
-        new = overrides.expire(overrides.restart(overrides.deliver(new, 9), epoch, 0), epoch)
+        new = transitions.expire(transitions.restart(transitions.deliver(new, 9), epoch, 0), epoch)
     if status.state in {"REJECTED", "SUPERSEDED", "CANCELLED"}:
         assert new == status
 
 
 @given(STATUSES, st.integers(0, 30))
 def test_nothing_lives_beyond_its_interval_or_its_job(status: OverrideStatus, epoch: int) -> None:
-    expired = overrides.expire(status, epoch)
+    expired = transitions.expire(status, epoch)
     assert expired.state not in LIVE or status.until is None or epoch < status.until
-    assert overrides.end(status).state not in LIVE
+    assert transitions.end(status).state not in LIVE
 
 
 @given(STATUSES, st.integers(0, 30))
 def test_work_rolled_back_into_the_interval_brings_it_back(
     status: OverrideStatus, epoch: int
 ) -> None:
-    again = overrides.restart(status, epoch, 0)
+    again = transitions.restart(status, epoch, 0)
     if status.state in {"APPLIED", "EXPIRED", "DELIVERED"}:
         held = status.until is None or epoch < status.until
         assert again.state == ("DELIVERED" if held else "EXPIRED")
@@ -101,7 +101,7 @@ def test_only_what_newer_applied_ones_hold_to_the_end_is_superseded(
         for n, (globs, until, state) in enumerate(raw)
     ]
     for old, new in zip(
-        load_override_statuses, overrides.supersede(load_override_statuses, LAYERS), strict=True
+        load_override_statuses, transitions.supersede(load_override_statuses, LAYERS), strict=True
     ):
         if new != old:
             assert new.state == "SUPERSEDED"
@@ -120,25 +120,25 @@ def status(number: int, state: str = "APPLIED", **more: Any) -> OverrideStatus:
     ("confirmed", "state"), [(2, "PENDING"), (3, "DELIVERED"), (4, "DELIVERED")]
 )
 def test_it_is_delivered_with_the_first_orders_that_hold_it(confirmed: int, state: str) -> None:
-    assert overrides.deliver(status(3, "PENDING"), confirmed).state == state
+    assert transitions.deliver(status(3, "PENDING"), confirmed).state == state
 
 
 def test_a_plan_without_it_says_nothing_of_it() -> None:
     pending = status(3, "PENDING")
     assert (
-        overrides.acknowledge(pending, switched(1, (Ack(rank=0, step=9, digest="d"),))) == pending
+        transitions.acknowledge(pending, switched(1, (Ack(rank=0, step=9, digest="d"),))) == pending
     )
 
 
 def test_a_rank_that_answers_twice_confirms_nothing() -> None:
     twice = (Ack(rank=0, step=9, digest="d"),) * 2
-    new = overrides.acknowledge(status(3, "DELIVERED", id="a"), switched(1, twice))
+    new = transitions.acknowledge(status(3, "DELIVERED", id="a"), switched(1, twice))
     assert (new.state, new.message) == ("DELIVERED", "unexpected or twice: rank 0 (of 1 workers)")
 
 
 @pytest.mark.parametrize("state", STATES_OF_ALL)
 def test_the_workers_reject_whatever_is_part_of_their_orders(state: str) -> None:
-    assert (overrides.reject(status(1, state), "no").state == "REJECTED") == (
+    assert (transitions.reject(status(1, state), "no").state == "REJECTED") == (
         state in ORDERED or state == "REJECTED"
     )
 
@@ -150,7 +150,7 @@ def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_o
     )
     batch, live = status(3, "SUPERSEDED", target="batch"), status(4, layers=("fc1",))
     handed, newer = status(5, layers=("fc1", "fc2")), status(6, "SUPERSEDED", layers=("fc1",))
-    new = overrides.cancel_with_superseded(
+    new = transitions.cancel_with_superseded(
         [same, other, batch, live, handed, newer], handed, LAYERS, by="ada"
     )
     assert [one.state for one in new] == [
@@ -169,13 +169,13 @@ def test_a_new_group_has_acknowledged_nothing_and_rolls_back_what_followed_its_s
     step: int, place: tuple[int | None, int | None]
 ) -> None:
     acks = (Ack(rank=0, step=9, digest="d"),)
-    again = overrides.restart(status(1, acks=acks, epoch=3, step=9, world_size=1), 4, step)
+    again = transitions.restart(status(1, acks=acks, epoch=3, step=9, world_size=1), 4, step)
     assert (again.acks, again.epoch, again.step, again.world_size) == ((), *place, None)
 
 
 def test_what_came_into_force_before_a_new_group_keeps_its_place_when_that_switches() -> None:
-    before = overrides.restart(status(1, id="a", acks=(), epoch=1, step=4, world_size=2), 3, 9)
-    again = overrides.acknowledge(before, switched(1, (Ack(rank=0, step=9, digest="d"),)))
+    before = transitions.restart(status(1, id="a", acks=(), epoch=1, step=4, world_size=2), 3, 9)
+    again = transitions.acknowledge(before, switched(1, (Ack(rank=0, step=9, digest="d"),)))
     assert (again.state, again.epoch, again.step, again.world_size) == ("APPLIED", 1, 4, 1)
 
 
@@ -197,7 +197,7 @@ def test_one_is_superseded_where_a_newer_one_holds_all_of_it_as_long(
     older: dict[str, Any], newer: dict[str, Any], state: str
 ) -> None:
     both = [status(1, **older), status(2, **newer)]
-    assert [one.state for one in overrides.supersede(both, LAYERS)] == [state, both[1].state]
+    assert [one.state for one in transitions.supersede(both, LAYERS)] == [state, both[1].state]
 
 
 def test_a_newer_one_that_ends_earlier_supersedes_nothing() -> None:
@@ -207,19 +207,19 @@ def test_a_newer_one_that_ends_earlier_supersedes_nothing() -> None:
     newer = OverrideStatus(
         id="b", number=2, layers=("*",), until=10, orders_version=2, state="APPLIED"
     )
-    assert overrides.supersede([older, newer], LAYERS) == [older, newer]
+    assert transitions.supersede([older, newer], LAYERS) == [older, newer]
 
 
 def test_the_sentence_names_the_ranks_that_are_missing_or_differ() -> None:
     status = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
     acks = (Ack(rank=0, step=9, digest="d"), Ack(rank=2, step=9, digest="e"))
-    new = overrides.acknowledge(status, switched(4, acks))
+    new = transitions.acknowledge(status, switched(4, acks))
     assert new.message == "not switched yet: rank 1, 3; running another plan: rank 2 (of 4 workers)"
 
 
 def test_the_first_switch_says_where_it_was_applied() -> None:
     status = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
     acks = (Ack(rank=0, step=9, digest="d"),)
-    first = overrides.acknowledge(status, switched(1, acks))
+    first = transitions.acknowledge(status, switched(1, acks))
     later = SwitchReport(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
-    assert overrides.acknowledge(first, later).epoch == 3
+    assert transitions.acknowledge(first, later).epoch == 3

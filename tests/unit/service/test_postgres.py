@@ -17,18 +17,18 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from service.domain.access import FULL_ACCESS
 from service.errors import Conflict, StartError
-from service.store import job_submission
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.ended_sessions import end_session, is_session_ended
-from service.store.job_list import JobFilter
-from service.store.job_submission import JobSubmission
-from service.store.leases import Lease
+from service.store.engine.database import Database
+from service.store.engine.postgres import SessionLimits
 from service.store.migrations import upgrade
-from service.store.models import EndedSessionRow
-from service.store.postgres import SessionLimits
-from service.store.repository import Repository
-from service.store.secret_rows import SecretStore
+from service.store.reads.jobs import JobFilter
+from service.store.reads.repository import Repository
+from service.store.tables.models import EndedSessionRow
+from service.store.writes import jobs as job_submission
+from service.store.writes.audit import append_audit
+from service.store.writes.ended_sessions import end_session, is_session_ended
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.leases import Lease
+from service.store.writes.secrets import SecretStore
 from tests.postgres import Postgres
 from workers.contract import JobSpec
 

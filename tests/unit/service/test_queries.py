@@ -13,15 +13,15 @@ from sqlalchemy import Engine, event, insert, select
 
 from service.domain.access import FULL_ACCESS
 from service.scheduler import allocator
-from service.store import job_list
-from service.store.audit_log import AuditFilter, read_audit
-from service.store.database import Database
-from service.store.expired_history import ExpiredHistory
-from service.store.job_list import JobFilter, ListingState
-from service.store.models import Base, JobRow
-from service.store.repository import Repository
-from service.store.secret_rows import SecretStore
-from service.store.unfinished_jobs import UnfinishedJobs
+from service.store.engine.database import Database
+from service.store.reads import jobs as job_list
+from service.store.reads.audit import AuditFilter, read_audit
+from service.store.reads.jobs import JobFilter, ListingState
+from service.store.reads.repository import Repository
+from service.store.reads.unfinished_jobs import UnfinishedJobs
+from service.store.tables.models import Base, JobRow
+from service.store.writes.expired_history import ExpiredHistory
+from service.store.writes.secrets import SecretStore
 from service.views.metrics import metrics_response
 from tests.api.world import World
 

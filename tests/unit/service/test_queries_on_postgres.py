@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from service.store.job_list import JobFilter
-from service.store.models import Base
+from service.store.reads.jobs import JobFilter
+from service.store.tables.models import Base
 from service.views.metrics import metrics_response
 from tests.api.world import World
 from tests.postgres import Postgres

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.bin_packing import count_fitting, num_unplaced
-from service.domain.cluster_snapshot import read_cluster_snapshot
-from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.resources import ResourceRequest, Resources
+from service.domain.capacity.bin_packing import count_fitting, num_unplaced
+from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
+from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from service.domain.capacity.resources import ResourceRequest, Resources
+from service.domain.jobs.statuses import Reason
 from workers.node_selectors import read_selector
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from service.domain.resources import Resources
+from service.domain.capacity.resources import Resources
 from service.runtime.protocol import AutoscalerReport
 from service.runtime.ray_autoscaler import (
     POLL_INTERVAL_S,

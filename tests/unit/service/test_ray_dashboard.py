@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from service.domain.ray_links import link_to_workers
-from service.domain.ray_run import RayRun
+from service.domain.jobs.ray_links import link_to_workers
+from service.domain.jobs.ray_run import RayRun
 from service.runtime.ray_dashboard import PROBE_INTERVAL_S, DashboardProbe, serves_pages
 
 JOB = RayRun(engine="ray-train", train_run="digits-a.1")

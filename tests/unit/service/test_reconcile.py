@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.actions import (
+from service.domain.jobs.actions import (
     Finish,
     Follow,
     MarkLost,
@@ -18,9 +18,9 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.job_status import ENDED, HELD
-from service.domain.jobs import Reason, Status
-from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
+from service.domain.jobs.reconcile import ObservedJob, ObservedSupervisor, next_action
+from service.domain.jobs.status_table import ENDED, HELD
+from service.domain.jobs.statuses import Reason, Status
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))
 SUPERVISORS = st.none() | st.builds(

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import update
 
-from service.domain.job_status import LEAVING
-from service.domain.jobs import Reason, Status
-from service.store.checkpoint_table import CheckpointRow
-from service.store.database import Database
-from service.store.end_messages import describe_pause
-from service.store.record_ingest import has_new_data
+from service.domain.jobs.status_table import LEAVING
+from service.domain.jobs.statuses import Reason, Status
+from service.store.engine.database import Database
+from service.store.ingest.record_ingest import has_new_data
+from service.store.scheduling.end_messages import describe_pause
+from service.store.tables.checkpoints import CheckpointRow
 from tests.unit.service.reported_row import (
     CHECKPOINT,
     FAILURE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.store.database import Database
+from service.store.engine.database import Database
 from tests.unit.service.reported_row import Row, epoch, progress, started
 from workers.contract import Drained, LogLine
 

@@ -15,7 +15,7 @@ from service.api.dashboard.assets import STATIC
 from service.api.dashboard.report_content import MAX_ROWS, list_figures, list_tables
 from service.api.dashboard.report_page import build_report, choose_limits
 from service.api.dashboard.script_bundle import bundle_modules
-from service.domain.shareable_spec import TextMask, hide_secrets
+from service.domain.jobs.shareable_spec import TextMask, hide_secrets
 from tests.unit.service.report_samples import (
     BEGIN,
     LAYERS,

@@ -19,17 +19,17 @@ from sqlalchemy import Connection, Integer, MetaData, column, inspect, select, t
 
 from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
 from service.errors import StartError
-from service.store import job_submission
-from service.store.account_rows import AccountStore
-from service.store.database import Database
-from service.store.idempotency import Idempotency, find_replay
-from service.store.job_submission import JobSubmission
-from service.store.leases import Lease, is_newest_token
-from service.store.login_links import use_login_link
+from service.store.engine.database import Database
 from service.store.migrations import alembic_config, current, head, upgrade
-from service.store.models import Base, JobRow
-from service.store.plan_rows import PlanStore
-from service.store.repository import Repository
+from service.store.reads.repository import Repository
+from service.store.tables.models import Base, JobRow
+from service.store.writes import jobs as job_submission
+from service.store.writes.accounts import AccountStore
+from service.store.writes.idempotency import Idempotency, find_replay
+from service.store.writes.jobs import JobSubmission
+from service.store.writes.leases import Lease, is_newest_token
+from service.store.writes.login_links import use_login_link
+from service.store.writes.plans import PlanStore
 from tests.api.label_law import check_labels, listed_labels
 from workers.contract import JobSpec
 

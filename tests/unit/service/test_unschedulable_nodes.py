@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from service.domain import queue
-from service.domain.allocation import find_stranded, plan_allocations
-from service.domain.cluster_snapshot import find_available_nodes, list_unschedulable
-from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.resources import ResourceRequest, Resources
-from service.domain.wait_causes import explain_queue
+from service.domain.capacity import queue
+from service.domain.capacity.allocation import find_stranded, plan_allocations
+from service.domain.capacity.cluster_snapshot import find_available_nodes, list_unschedulable
+from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from service.domain.capacity.resources import ResourceRequest, Resources
+from service.domain.capacity.wait_causes import explain_queue
+from service.domain.jobs.statuses import Reason
 from service.runtime.protocol import SupervisorState
 from service.scheduler.allocator import ClusterState
-from service.store.models import JobRow
+from service.store.tables.models import JobRow
 from tests.unit.service.test_queue import HELD, NODES, WAITING, jobs_of
 from workers.contract import AVOID_S
 

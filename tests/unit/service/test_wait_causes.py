@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from service.domain import wait_causes
-from service.domain.allocation import Allocation, plan_allocations
-from service.domain.jobs import Reason
-from service.domain.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.quotas import Quota, QuotaTable
-from service.domain.resources import ResourceRequest, Resources
-from service.domain.wait_causes import WaitCause, explain_queue
+from service.domain.capacity import wait_causes
+from service.domain.capacity.allocation import Allocation, plan_allocations
+from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from service.domain.capacity.quotas import Quota, QuotaTable
+from service.domain.capacity.resources import ResourceRequest, Resources
+from service.domain.capacity.wait_causes import WaitCause, explain_queue
+from service.domain.jobs.statuses import Reason
 from workers.node_selectors import read_selector
 
 GPU_NODE = Resources(cpus=8, gpus=1, node="g", memory=16e9)

@@ -23,9 +23,9 @@ from service.access.host_lookup import (
     LookupPostponed,
     look_up_host,
 )
-from service.domain.webhook_targets import Address
+from service.domain.webhooks.targets import Address
 from service.scheduler.webhook_sender import WebhookSender
-from service.store.delivery_queue import AttemptOutcome
+from service.store.writes.delivery_queue import AttemptOutcome
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 
 NETWORKS = (ip_network(LOOPBACK),)

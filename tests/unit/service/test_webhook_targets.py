@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.webhook_targets import (
+from service.domain.webhooks.targets import (
     MAX_URL_LENGTH,
     RefusedTarget,
     choose_address,

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from service.domain.access import Caller
-from service.domain.audit_actions import AuditAction
-from service.domain.job_status import ENDED
-from service.domain.jobs import Status
+from service.domain.audit import AuditAction
+from service.domain.jobs.status_table import ENDED
+from service.domain.jobs.statuses import Status
 from service.errors import Conflict
-from service.store.audit_log import append_audit
-from service.store.database import Database
-from service.store.events import append_event
-from service.store.job_lifecycle import CheckJob, lock_job, raise_versions
-from service.store.models import JobRow
+from service.store.engine.database import Database
+from service.store.engine.events import append_event
+from service.store.tables.models import JobRow
+from service.store.writes.audit import append_audit
+from service.store.writes.steering import CheckJob, lock_job, raise_versions
 
 
 class JobArchive:

@@ -15,14 +15,20 @@ from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import Session
 
 from accordion.messages import Decision, to_json
-from service.domain import overrides
-from service.domain.elasticity import ElasticityStats, add_cost, count_recovery, count_resize
-from service.domain.job_status import LEAVING
-from service.domain.jobs import Kind, Reason, Status
-from service.domain.override_status import OverrideStatus, SwitchReport
-from service.domain.ray_run import RayRun
-from service.store.events import append_event, load_newest_times
-from service.store.models import (
+from service.domain.jobs.ray_run import RayRun
+from service.domain.jobs.status_table import LEAVING
+from service.domain.jobs.statuses import Kind, Reason, Status
+from service.domain.overrides import transitions
+from service.domain.overrides.states import OverrideStatus, SwitchReport
+from service.domain.performance.elasticity import (
+    ElasticityStats,
+    add_cost,
+    count_recovery,
+    count_resize,
+)
+from service.store.engine.events import append_event, load_newest_times
+from service.store.engine.upserts import Upserts
+from service.store.tables.models import (
     AttemptRow,
     CheckpointRow,
     DecisionRow,
@@ -32,12 +38,11 @@ from service.store.models import (
     LogChunkRow,
     OverrideRow,
 )
-from service.store.node_rows import record_node_failures
-from service.store.override_changes import load_override_statuses, store_override_status
-from service.store.status_changes import change_status
-from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
-from service.store.stored_spec import spec_value
-from service.store.upserts import Upserts
+from service.store.tables.stored_documents import layer_names, stored_elasticity, stored_progress
+from service.store.tables.stored_spec import spec_value
+from service.store.writes.nodes import record_node_failures
+from service.store.writes.override_changes import load_override_statuses, store_override_status
+from service.store.writes.status_changes import change_status
 from workers.contract import (
     AcksRecord,
     CheckpointRecord,
@@ -218,7 +223,7 @@ class _Intake:
         if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
             mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
-            self._update_overrides(lambda status: overrides.expire(status, progress.epoch), now)
+            self._update_overrides(lambda status: transitions.expire(status, progress.epoch), now)
 
     def _take_packages(self, record: Record, found: PackagesRecord) -> None:
         content = found.model_dump(mode="json", exclude={"kind"})
@@ -246,7 +251,7 @@ class _Intake:
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
         self._append_event(record, "workers", {"what": "started", "why": why, **data})
         self._update_overrides(
-            lambda status: overrides.restart(status, started.epoch, started.step), record.time
+            lambda status: transitions.restart(status, started.epoch, started.step), record.time
         )
 
     def _find_announced_cause(self, record: Record) -> str:
@@ -301,7 +306,7 @@ class _Intake:
             self._job.progress = {**progress, **at_end}
         self._append_event(record, "epoch", content)
         self._update_overrides(
-            lambda status: overrides.expire(status, epoch.epoch + 1), record.time
+            lambda status: transitions.expire(status, epoch.epoch + 1), record.time
         )
 
     def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
@@ -311,7 +316,7 @@ class _Intake:
         self._upserts.add(DecisionRow, {"job_id": self._job.id, **row})
         data: dict[str, Any] = {"decision": decision}
         if taken.decision.override_ids:
-            users = overrides.name_requesters(taken.decision, self._requesters)
+            users = transitions.name_requesters(taken.decision, self._requesters)
             data |= {"user_by_override": users} if users else {}
         self._append_event(record, "decision", data)
 
@@ -322,8 +327,8 @@ class _Intake:
         if not self._requesters:
             return
         found = load_override_statuses(self._session, self._job)
-        known = [overrides.acknowledge(old, switched) for _, old in found.values()]
-        for new in overrides.supersede(known, layer_names(self._job)):
+        known = [transitions.acknowledge(old, switched) for _, old in found.values()]
+        for new in transitions.supersede(known, layer_names(self._job)):
             row, old = found[new.id]
             store_override_status(
                 self._session, self._job, row=row, old=old, new=new, now=record.time
@@ -333,7 +338,7 @@ class _Intake:
         found = load_override_statuses(self._session, self._job).get(rejected.override_id)
         if found is not None:
             row, old = found
-            new = overrides.reject(old, rejected.reason[:_MAX_TEXT])
+            new = transitions.reject(old, rejected.reason[:_MAX_TEXT])
             store_override_status(
                 self._session, self._job, row=row, old=old, new=new, now=record.time
             )

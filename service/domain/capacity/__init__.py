@@ -1,0 +1,1 @@
+"""Which jobs hold which part of the cluster, and what the others wait for."""

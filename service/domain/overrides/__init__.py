@@ -1,0 +1,1 @@
+"""Overrides: their states, changes and checks."""

@@ -1,0 +1,1 @@
+"""Messages to other programs: where they may go, when, and signed how."""

@@ -1,0 +1,1 @@
+"""Sessions of the database, and what each of them does by itself: events, labels, guards."""

@@ -1,0 +1,1 @@
+"""What jobs report, as rows and events."""

@@ -1,0 +1,1 @@
+"""Reads that change nothing."""

@@ -1,0 +1,1 @@
+"""What the scheduler decides about jobs, in guarded transactions."""

@@ -1,0 +1,1 @@
+"""Tables, and the values of their columns."""

@@ -1,0 +1,1 @@
+"""Requests of users and of housekeeping, each in one transaction."""
