@@ -47,6 +47,10 @@ class ClusterState:
     """
     restored_with: int | None = None
     """Token of the lease with which `avoided_until` was last restored."""
+    missing_since: dict[str, float] = field(default_factory=dict)
+    """When the supervisor of an unfinished job was first found missing, by job id; monotonic
+    clock.
+    """
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
     awaiting_nodes: frozenset[str] = frozenset()
     """Waiting jobs for which the autoscaler adds nodes."""
@@ -93,6 +97,14 @@ class ClusterState:
     def list_avoided(self) -> dict[str, frozenset[str]]:
         """Return the nodes on which workers of a job cannot start for now, by job id."""
         return {job_id: frozenset(nodes) for job_id, nodes in self.avoided_until.items()}
+
+    def update_missing(self, missing: Iterable[str], now: float) -> None:
+        """Note which unfinished jobs have no supervisor, by job id."""
+        self.missing_since = {job_id: self.missing_since.get(job_id, now) for job_id in missing}
+
+    def seconds_missing(self, job_id: str, now: float) -> float:
+        """How long the supervisor of a job has been missing; 0 if it is there."""
+        return now - self.missing_since.get(job_id, now)
 
     def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
         """Store the use of the nodes, by the workers of these jobs and besides."""
