@@ -1,0 +1,1 @@
+"""What every process of the training side uses: errors, names, texts, the node's cache."""

@@ -1,0 +1,1 @@
+"""Messages between workers, plans and the service."""

@@ -1,0 +1,1 @@
+"""The specification of a job, one module per part; loads neither ray nor torch."""
