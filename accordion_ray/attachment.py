@@ -32,8 +32,8 @@ from accordion_ray.service_connection import (
     find_installations,
 )
 from accordion_ray.train_context import GuestContext, current_run, follow_reports
-from workers.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
 from workers.hub.journal import Journal
+from workers.records.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
 from workers.training.clock import Clock
 
 logger = logging.getLogger(__name__)

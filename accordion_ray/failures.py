@@ -10,9 +10,9 @@ from collections.abc import Callable
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accordion_ray.train_context import read_training_error
-from workers.contract import FailureRecord
-from workers.error_kinds import is_peer_loss
-from workers.error_text import format_with_line
+from workers.common.error_kinds import is_peer_loss
+from workers.common.error_text import format_with_line
+from workers.records.contract import FailureRecord
 
 POLL_S = 0.5
 """Pause between two reads of the store while training; Ray Train polls its workers every 2 s."""

@@ -32,7 +32,10 @@ from accordion_ray.records import (
     read_totals,
 )
 from accordion_ray.service_connection import ServiceConnection
-from workers.contract import (
+from workers.hub.journal import Journal
+from workers.hub.order_watcher import OrderWatcher
+from workers.hub.record_sender import RecordSender
+from workers.records.contract import (
     GUEST_ATTEMPT,
     DesiredState,
     EndReason,
@@ -43,9 +46,6 @@ from workers.contract import (
     Progress,
     RejectedRecord,
 )
-from workers.hub.journal import Journal
-from workers.hub.order_watcher import OrderWatcher
-from workers.hub.record_sender import RecordSender
 from workers.training.clock import Clock, Phases
 from workers.training.load_timing import time_loading
 from workers.training.reports import PROGRESS_EVERY_S, switch_records

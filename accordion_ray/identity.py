@@ -24,8 +24,8 @@ import uuid_utils
 from pydantic import ValidationError
 
 from accordion_ray.train_context import GuestContext
-from workers.contract import EndRecord, Record
 from workers.hub.journal import claim_generation, newest_generation
+from workers.records.contract import EndRecord, Record
 
 KEPT_DAYS = 30.0
 """Records in temporary directories are removed after this long without a new one."""

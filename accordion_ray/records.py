@@ -17,9 +17,9 @@ from accordion.optimizer_steps import Optimizers, list_optimizers
 from accordion.session import Session
 from accordion.step_results import Switch
 from accordion_ray.identity import GuestState
-from workers.contract import Bytes, JobSpec, Started
+from workers.records.contract import Bytes, JobSpec, Started
+from workers.spec.workers import MIN_SHARE
 from workers.tasks import GUEST
-from workers.workers_spec import MIN_SHARE
 
 _LOSS_METRICS = ("train_loss", "loss")
 """Names under which scripts report the mean loss of an epoch, the first found counts."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accordion_ray.errors import AttachError
-from workers.contract import GUEST_PROTOCOL, Guest
+from workers.common.names import NAMESPACE, find_actor_name, installation_of, package_version
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import Fenced, PostResponse
-from workers.names import NAMESPACE, find_actor_name, installation_of, package_version
+from workers.records.contract import GUEST_PROTOCOL, Guest
 
 ENLIST_TIMEOUT_S = 5.0
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.types import Scope
 
 from service.errors import Invalid
-from workers.plain_text import describe_refused_text
+from workers.common.plain_text import describe_refused_text
 
 _STORED_HEADERS = (b"idempotency-key", b"if-match", b"last-event-id", b"x-request-id")
 """Headers whose text we store, compare or return; all others must only be free of NUL."""

@@ -58,7 +58,7 @@ from service.settings.settings import Settings
 from service.store.engine.database import Database
 from service.store.migrations import upgrade
 from service.store.reads.repository import Repository
-from workers.described_models import build_models
+from workers.common.described_models import build_models
 
 _GRACE_S = 10
 """Seconds for open requests to finish after the stop signal; streams end by themselves."""

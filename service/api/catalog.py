@@ -36,7 +36,7 @@ from service.schemas.cluster import (
 from service.store.tables.models import JobRow
 from service.store.tables.stored_spec import resource_request
 from service.views.jobs import cluster_view
-from workers.spec_types import MAX_PRIORITY
+from workers.spec.types import MAX_PRIORITY
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 _SHOWN_TO_ALL = ("id", "owner", "priority", "reason", "created_at")

@@ -21,8 +21,8 @@ from service.errors import Invalid, NotFound, UnsupportedMediaType
 from service.job_inputs.code import Code, CodeStore
 from service.schemas.jobs import CodeView
 from service.store.writes.audit import append_audit
-from workers.contract import JobSpec
-from workers.spec_patterns import SHA256_PATTERN
+from workers.records.contract import JobSpec
+from workers.spec.patterns import SHA256_PATTERN
 from workers.tasks import SCRIPT
 
 ZIP = "application/zip"

@@ -53,9 +53,9 @@ from service.store.tables.stored_spec import stored_spec
 from service.store.writes.idempotency import Idempotency, body_hash
 from service.store.writes.jobs import JobSubmission
 from service.views.jobs import job_view
-from workers.contract import JobSpec
-from workers.node_selectors import read_selector
-from workers.spec_types import MAX_PRIORITY
+from workers.common.node_selectors import read_selector
+from workers.records.contract import JobSpec
+from workers.spec.types import MAX_PRIORITY
 from workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])

@@ -7,8 +7,8 @@ from service.api.receiver_checks import check_receiver
 from service.api.secrets import check_owned
 from service.domain.access import Caller
 from service.store.writes.secret_refs import locate_logger_secrets
-from workers.contract import JobSpec
-from workers.logger_spec import MlflowSpec
+from workers.records.contract import JobSpec
+from workers.spec.loggers import MlflowSpec
 
 
 def check_loggers(state: AppState, caller: Caller, spec: JobSpec, *, pointer: str) -> None:

@@ -33,7 +33,7 @@ from service.store.writes.secret_refs import (
     locate_env_secrets,
 )
 from service.store.writes.secrets import SecretStore
-from workers.contract import SECRET_NAME_PATTERN, JobSpec
+from workers.records.contract import SECRET_NAME_PATTERN, JobSpec
 
 router = APIRouter(prefix="/secrets", tags=["secrets"], responses=describe_problems())
 _SecretName = Annotated[

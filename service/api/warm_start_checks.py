@@ -6,7 +6,7 @@ from service.api.app_state import AppState
 from service.domain.access import Caller
 from service.errors import Conflict, Invalid, NotFound
 from service.job_inputs.warm_starts import list_source_checkpoints
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 
 def check_warm_start(

@@ -9,7 +9,7 @@ from typing import NoReturn
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from workers.plain_text import clean_for_terminal
+from workers.common.plain_text import clean_for_terminal
 
 
 class CleanConsole(Console):

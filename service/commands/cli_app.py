@@ -170,7 +170,7 @@ def _print_error(error: Exception) -> int:
     """Print the error and return its exit code."""
     message, code = _describe_error(error)
     if message:
-        from workers.plain_text import clean_for_terminal
+        from workers.common.plain_text import clean_for_terminal
 
         sys.stderr.write(f"accordion: {clean_for_terminal(message)}\n")
     return code

@@ -11,7 +11,7 @@ import typer
 from pydantic import BaseModel
 
 from service.commands.completion import complete_job
-from workers.plain_text import clean_for_terminal
+from workers.common.plain_text import clean_for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -27,7 +27,7 @@ from service.process.child_processes import Program, end_process, inherit_enviro
 from service.schemas.format import format_metric
 from service.settings.home import Home
 from service.settings.settings import Settings
-from workers.contract import Bytes
+from workers.records.contract import Bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -183,8 +183,8 @@ def _check_spec(request: dict[str, Any]) -> None:
 
     from service.errors import SettingsError
     from service.schemas.invalid_values import describe_errors, join_items
-    from workers.contract import JobSpec
     from workers.planning.plan_checks import explain_refusal
+    from workers.records.contract import JobSpec
 
     spec = _set_workers(request)
     try:
@@ -231,7 +231,7 @@ def _add_data(spec: dict[str, Any], environment: dict[str, str]) -> None:
         SettingsError: the variable of data that are fetched for jobs is not set.
     """
     from service.errors import SettingsError
-    from workers.contract import name_variable
+    from workers.records.contract import name_variable
 
     data = spec.get("data")
     for name, location in data.items() if isinstance(data, dict) else ():

@@ -32,7 +32,7 @@ from service.schemas.format import (
 )
 from service.schemas.history import GapView
 from service.schemas.jobs import ProgressView
-from workers.public_records import Bytes, add_dense_wire
+from workers.spec.public_records import Bytes, add_dense_wire
 
 _COLOUR_BY_TONE: Mapping[Tone, str] = {
     "good": "green",

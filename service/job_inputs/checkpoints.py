@@ -11,7 +11,7 @@ from service.domain.jobs.status_table import ENDED, is_transition_allowed
 from service.domain.jobs.statuses import Status
 from service.errors import Conflict, NotFound
 from service.store.tables.models import CheckpointRow
-from workers.contract import ObjectiveSpec
+from workers.records.contract import ObjectiveSpec
 
 BEST = "best"
 """In place of a name: the checkpoint with the best value of the objective."""

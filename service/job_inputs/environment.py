@@ -14,7 +14,7 @@ from service.store.tables.models import JobRow
 from service.store.tables.stored_spec import list_env_secrets
 from service.store.writes.secret_refs import describe_missing, describe_unreadable
 from service.store.writes.secrets import SecretStore
-from workers.contract import DataCache, JobSpec, list_secret_names, resolve_env
+from workers.records.contract import DataCache, JobSpec, list_secret_names, resolve_env
 
 
 class JobEnv:

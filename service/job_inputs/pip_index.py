@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from service.errors import Invalid
 from service.settings.settings import Settings
-from workers.contract import JobSpec, PipIndex
+from workers.records.contract import JobSpec, PipIndex
 
 
 def check_packages(settings: Settings, spec: JobSpec, pointer: str = "") -> None:

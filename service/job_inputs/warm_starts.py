@@ -9,7 +9,7 @@ from service.settings.settings import Settings
 from service.store.reads.repository import Repository
 from service.store.tables.models import JobRow
 from service.store.tables.stored_spec import spec_of
-from workers.contract import JobSpec, ModelSource, WarmStartSpec
+from workers.records.contract import JobSpec, ModelSource, WarmStartSpec
 
 
 def find_initial_model(

@@ -1,5 +1,6 @@
-"""The kinds of loggers, one file each. A new kind is a part of the spec (`workers/logger_spec.py`),
-a file here, a row in `SINKS`, and a row in the tests that run over all kinds.
+"""The kinds of loggers, one file each. A new kind is a part of the spec
+(`workers/spec/loggers.py`), a file here, a row in `SINKS`, and a row in the tests that run over all
+kinds.
 
 Only the process that serves loggers imports those files: they load heavy packages.
 """

@@ -16,7 +16,7 @@ from service.store.tables.stored_documents import stored_labels
 from service.store.tables.stored_spec import stored_spec
 from service.store.writes.logger_queue import ClaimedTurn
 from service.views.metrics import groups_of
-from workers.contract import EpochRecord
+from workers.records.contract import EpochRecord
 
 MAX_VALUE_LENGTH = 500
 """Maximum characters of a value of the spec; MLflow servers take no longer ones."""

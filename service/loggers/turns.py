@@ -38,7 +38,7 @@ from service.store.writes.logger_queue import (
     LoggerQueue,
     TurnOutcome,
 )
-from workers.logger_spec import LoggerSpec, WandbSpec, list_logger_secrets
+from workers.spec.loggers import LoggerSpec, WandbSpec, list_logger_secrets
 
 MAX_PER_KIND = 16
 """Maximum number of loggers of a kind that are served at a time: one kind whose servers hang leaves

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from service.domain.capacity.requests import NodeType
 from service.domain.capacity.resources import Resources
-from workers.contract import (
+from workers.records.contract import (
     Cursor,
     DesiredState,
     Drained,

@@ -24,8 +24,8 @@ import structlog
 from service.domain.capacity.requests import NodeType
 from service.domain.capacity.resources import Resources, sort_custom
 from service.runtime.protocol import AutoscalerReport
-from workers.node_selectors import LabelCondition, Selector, format_selector
-from workers.workers_spec import BUILT_IN_RESOURCES
+from workers.common.node_selectors import LabelCondition, Selector, format_selector
+from workers.spec.workers import BUILT_IN_RESOURCES
 
 POLL_INTERVAL_S = 5.0
 """Seconds between two polls; the autoscaler itself runs every 5 s."""

@@ -18,7 +18,13 @@ from service.runtime.protocol import AutoscalerReport, Node, SupervisorState
 from service.runtime.ray_autoscaler import RayAutoscaler
 from service.runtime.ray_dashboard import DashboardProbe
 from workers.checkpoint.storage import MANIFEST, Storage, discard_checkpoint, open_storage
-from workers.contract import (
+from workers.common.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
+from workers.controller.plan_task import PlanTasks
+from workers.controller.ray_nodes import get_draining_nodes, get_free_resources
+from workers.controller.supervisor import start_supervisor
+from workers.hub.actor_client import ActorTimeoutError, RayActorClient, ensure_actor
+from workers.hub.journal import read_end, read_records
+from workers.records.contract import (
     Cursor,
     DesiredState,
     Drained,
@@ -28,13 +34,7 @@ from workers.contract import (
     PlanResult,
     PlanTask,
 )
-from workers.controller.plan_task import PlanTasks
-from workers.controller.ray_nodes import get_draining_nodes, get_free_resources
-from workers.controller.supervisor import start_supervisor
-from workers.hub.actor_client import ActorTimeoutError, RayActorClient, ensure_actor
-from workers.hub.journal import read_end, read_records
-from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
-from workers.workers_spec import BUILT_IN_RESOURCES
+from workers.spec.workers import BUILT_IN_RESOURCES
 
 PROBE_TIMEOUT_S = 2.0
 """Timeout, in seconds, of the check that GCS listens; a network responds in a fraction of it."""

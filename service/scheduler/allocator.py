@@ -23,7 +23,7 @@ from service.store.scheduling.scheduler_writes import SchedulerWrites
 from service.store.tables.models import JobRow
 from service.store.tables.stored_spec import resource_request
 from service.store.writes.leases import Lease
-from workers.contract import AVOID_S
+from workers.records.contract import AVOID_S
 
 
 @dataclass(slots=True)

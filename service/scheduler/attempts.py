@@ -26,7 +26,7 @@ from service.store.reads.repository import Repository
 from service.store.tables.models import JobRow
 from service.store.tables.stored_spec import UnreadableSpec, spec_of
 from service.store.writes.leases import Lease
-from workers.contract import Drained, EndRecord, Launch, PausedRecord
+from workers.records.contract import Drained, EndRecord, Launch, PausedRecord
 
 _CANCELLED = EndRecord(
     status="CANCELLED",

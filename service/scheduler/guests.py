@@ -26,7 +26,7 @@ from service.settings.settings import Settings
 from service.store.ingest.record_ingest import cursor_of, has_new_data
 from service.store.reads.repository import Repository
 from service.store.tables.models import JobRow
-from workers.contract import Drained, EndRecord, Guest
+from workers.records.contract import Drained, EndRecord, Guest
 
 _log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 
-from workers.contract import Drained, LogLine
+from workers.records.contract import Drained, LogLine
 
 MAX_PENDING_BYTES = 1 << 20
 """Bytes of a job's output kept while the database cannot be written; the cluster's own limit per

@@ -13,7 +13,7 @@ from service.job_inputs.environment import JobEnv
 from service.runtime.protocol import Runtime
 from service.store.tables.models import PlanRow
 from service.store.writes.plans import PlanStore
-from workers.contract import JobSpec, PlanTask, name_variable
+from workers.records.contract import JobSpec, PlanTask, name_variable
 
 PLAN_LIMIT_S = 600.0
 """Time limit of a plan in seconds, including the wait for free CPUs."""

@@ -17,7 +17,7 @@ from service.store.ingest.record_ingest import JobReport, cursor_of, has_new_dat
 from service.store.ingest.report_writes import ReportWrites
 from service.store.tables.models import JobRow
 from service.store.writes.leases import Lease, LeaseLost
-from workers.contract import Cursor, Drained, EndRecord, PausedRecord
+from workers.records.contract import Cursor, Drained, EndRecord, PausedRecord
 
 JOBS_PER_WRITE = 100
 """Jobs whose rows a transaction locks; requests that change them wait until it ends."""

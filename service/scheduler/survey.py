@@ -18,7 +18,7 @@ from service.store.engine.database import Database
 from service.store.reads.repository import Repository
 from service.store.reads.unfinished_jobs import UnfinishedJobs
 from service.store.scheduling.scheduler_writes import SchedulerWrites
-from workers.contract import AVOID_S
+from workers.records.contract import AVOID_S
 
 
 class Survey:

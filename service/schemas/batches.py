@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from service.domain.access import USER_NAME
 from service.domain.jobs.statuses import Status
 from service.schemas.jobs import Answer, Request, ResizeRequest
-from workers.spec_types import MAX_PRIORITY, Label, Whole
+from workers.spec.types import MAX_PRIORITY, Label, Whole
 
 MAX_JOBS = 200
 """Most jobs that one request changes."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from service.domain.performance.elasticity import ElasticityStats
     from service.schemas.jobs import JobView, ProgressView, RayRunView, StorageView
-    from workers.public_records import Bytes
+    from workers.spec.public_records import Bytes
 
 _MAX_LAYERS_SHOWN = 6
 """Maximum number of layers to list; more are counted."""

@@ -9,7 +9,7 @@ from accordion.policies import POLICIES
 from service.schemas.jobs import ProblemItem
 from service.schemas.known_keys import describe_no_mapping, describe_unknown, known_keys
 from service.schemas.rejected_values import describe_hidden, describe_rejected
-from workers.plain_text import REPLACEMENT
+from workers.common.plain_text import REPLACEMENT
 from workers.tasks import SCRIPT_ROW, TASKS
 
 _NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})

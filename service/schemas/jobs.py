@@ -15,10 +15,10 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from accordion.messages import Decision, OptionValue
 from service.domain.jobs.statuses import Desired, Kind, Reason, Status
 from service.domain.performance.elasticity import ElasticityStats
-from workers.described_models import DescribedModel
-from workers.plain_text import check_input
-from workers.public_records import Bytes, EpochRecord, Package, StorageUse
-from workers.spec_types import MAX_PRIORITY, MAX_SAMPLES, Label, Whole
+from workers.common.described_models import DescribedModel
+from workers.common.plain_text import check_input
+from workers.spec.public_records import Bytes, EpochRecord, Package, StorageUse
+from workers.spec.types import MAX_PRIORITY, MAX_SAMPLES, Label, Whole
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """One line of text. Databases reject some control characters, and terminals execute others."""

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from accordion.messages import Ack, OptionValue
 from service.domain.overrides.states import OverrideState
 from service.schemas.jobs import PLAIN, PLAIN_LINES, Answer, Request
-from workers.spec_types import MAX_SAMPLES, Whole
+from workers.spec.types import MAX_SAMPLES, Whole
 
 _MAX_EPOCH = 100_000
 

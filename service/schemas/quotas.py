@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from service.domain.access import USER_NAME
 from service.schemas.jobs import Answer, Request
-from workers.spec_types import Whole
+from workers.spec.types import Whole
 
 USER_OR_ANY = rf"{USER_NAME}|^\*$"
 _WORD = "[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?"

@@ -12,13 +12,13 @@ from service.domain.tokens import TOKEN_ID
 from service.schemas.jobs import PLAIN, PLAIN_LINES
 from service.schemas.quotas import LABEL, USER_OR_ANY
 from service.schemas.webhooks import WEBHOOK_NAME
-from workers.contract import (
+from workers.records.contract import (
     CHECKPOINT_NAME_PATTERN,
     ENV_NAME_PATTERN,
     JOB_ID_PATTERN,
     SECRET_NAME_PATTERN,
 )
-from workers.spec_patterns import (
+from workers.spec.patterns import (
     DATA_NAME_PATTERN,
     NODE_LABEL_NAME_PATTERN,
     NODE_SELECTOR_PATTERN,
@@ -27,7 +27,7 @@ from workers.spec_patterns import (
     URL_PATTERN,
     WANDB_NAME_PATTERN,
 )
-from workers.spec_types import LABEL_PATTERN
+from workers.spec.types import LABEL_PATTERN
 
 _MAX_SHOWN = 80
 """Longest value to repeat, in characters."""

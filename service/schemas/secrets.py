@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import ConfigDict, Field
 
 from service.schemas.jobs import Answer, Request
-from workers.spec_types import MAX_VALUE_LENGTH
+from workers.spec.types import MAX_VALUE_LENGTH
 
 
 class SecretRequest(Request):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from service.schemas.jobs import Answer, Request
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 
 class DryRun(Answer):

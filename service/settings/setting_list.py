@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import AliasChoices, SecretStr
 
 from service.settings.settings import PREFIX, Settings, list_variables
-from workers.data_spec import VARIABLE_PREFIX
-from workers.described_models import read_docstrings
+from workers.common.described_models import read_docstrings
+from workers.spec.data import VARIABLE_PREFIX
 
 _LOGIN_IN_URL = re.compile(r"://.*@")
 _SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:key|pass|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)

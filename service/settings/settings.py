@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from service.domain.access import Role
 from service.errors import SettingsError
 from service.settings.secret_files import read_secret
-from workers.spec_types import MAX_PRIORITY
+from workers.spec.types import MAX_PRIORITY
 
 PREFIX = "ACCORDION_"
 """Start of the variables of settings."""

@@ -59,8 +59,8 @@ from service.store.tables.stored_spec import (
     spec_value,
     stored_spec,
 )
-from workers.contract import JobSpec
-from workers.public_records import add_dense_wire, complete_bytes
+from workers.records.contract import JobSpec
+from workers.spec.public_records import add_dense_wire, complete_bytes
 
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""

@@ -35,7 +35,7 @@ from service.store.tables.stored_spec import spec_value
 from service.views.jobs import progress_view
 from service.views.metric_samples import Family, Sample, build_metric, build_metrics
 from service.views.service_metrics import SERVICE_FAMILIES, service_samples
-from workers.contract import Progress
+from workers.records.contract import Progress
 
 MAX_GROUPS = 20
 """Maximum number of layer groups per job; the REST API has the values by layer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.api.fake_job import FakeJob, controller_of
-from workers.contract import GUEST_ATTEMPT, Drained, Guest, JobSpec, Launch
+from workers.records.contract import GUEST_ATTEMPT, Drained, Guest, JobSpec, Launch
 from workers.tasks import GUEST
 
 

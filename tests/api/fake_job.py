@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from accordion.controller import Controller
 from accordion.messages import Decision, LayerInfo
-from workers.contract import (
+from workers.records.contract import (
     Bytes,
     DesiredState,
     EndRecord,

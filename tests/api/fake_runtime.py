@@ -33,7 +33,9 @@ from tests.api.fake_job import (
     used_cpus,
 )
 from tests.api.fake_plans import FakePlans
-from workers.contract import (
+from workers.hub.accordion_actor import DRAIN_LIMIT, LOG_LIMIT_BYTES
+from workers.hub.bounded_drain import BoundedDrain
+from workers.records.contract import (
     AcksRecord,
     Bytes,
     CheckpointRecord,
@@ -53,8 +55,6 @@ from workers.contract import (
     Started,
     StorageUse,
 )
-from workers.hub.accordion_actor import DRAIN_LIMIT, LOG_LIMIT_BYTES
-from workers.hub.bounded_drain import BoundedDrain
 
 
 class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):

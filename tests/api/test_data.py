@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from tests.api.team import JOBS
 from tests.api.world import DIGITS, World
-from workers.contract import DataCache
+from workers.records.contract import DataCache
 
 DATA = {"train": "s3://bucket/train", "valid": "/mnt/valid"}
 

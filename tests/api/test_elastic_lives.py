@@ -12,7 +12,7 @@ import pytest
 from service.domain.jobs.statuses import Desired, Reason, Status
 from service.errors import Conflict, Invalid
 from tests.api.world import TURN_S, World
-from workers.contract import Cursor, PausedRecord, Record
+from workers.records.contract import Cursor, PausedRecord, Record
 
 LONG = {"training": {"epochs": 40}}
 WIDE = {"workers": {"min": 1, "max": 4}, **LONG}

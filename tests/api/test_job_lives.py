@@ -16,7 +16,7 @@ from service.store.writes.leases import Lease
 from tests.api.fake_job import Saved
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
-from workers.contract import CheckpointRecord, Cursor, EndRecord
+from workers.records.contract import CheckpointRecord, Cursor, EndRecord
 
 
 def test_a_job_trains_to_its_end(world: World) -> None:

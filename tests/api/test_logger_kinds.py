@@ -18,7 +18,7 @@ from service.store.writes.steering import accept_any
 from tests.api.logger_readers import PACKAGES, READERS, StoredRun
 from tests.api.logger_world import KINDS, LoggerWorld
 from tests.conftest import Require
-from workers.logger_spec import MlflowSpec
+from workers.spec.loggers import MlflowSpec
 
 
 class Killed(BaseException):

@@ -13,7 +13,7 @@ from service.domain.jobs.statuses import Reason, Status
 from service.store.tables.models import ClusterRow, NodeFailureRow
 from tests.api.team import ADMIN, Team, api_routes
 from tests.api.world import DIGITS, World
-from workers.contract import FailureRecord
+from workers.records.contract import FailureRecord
 
 NODES = "/api/v1/nodes"
 LONG = {"training": {"epochs": 2000, "micro_batch": 8}}

@@ -17,7 +17,7 @@ from service.scheduler.pending_logs import MAX_PENDING_BYTES
 from service.store.ingest.record_ingest import JobReport
 from service.store.ingest.report_writes import ReportWrites
 from tests.api.world import World
-from workers.contract import Cursor, Drained, EndRecord
+from workers.records.contract import Cursor, Drained, EndRecord
 
 LONG = {"training": {"epochs": 40}}
 

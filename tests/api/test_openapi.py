@@ -17,7 +17,7 @@ from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.openapi import OPENAPI_JSON, openapi_text
 from service.schemas.overrides import OverrideRequest
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 
 from tests.api.fake_job import Saved
 from tests.api.world import World
-from workers.spec_types import MAX_SAMPLES
+from workers.spec.types import MAX_SAMPLES
 
 LONG = {"training": {"epochs": 30}}
 

@@ -14,7 +14,7 @@ from service.domain.jobs.statuses import Reason, Status
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS, PLAN
 from tests.api.world import DIGITS, World
-from workers.contract import PackagesRecord, PipIndex
+from workers.records.contract import PackagesRecord, PipIndex
 
 PIP = {"pip": ["einops==0.8.0", "acc-beta"]}
 LOGIN = "ada:s3cret-of-ada"

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.domain.jobs.statuses import Reason, Status
 from tests.api.world import DIGITS, World
-from workers.contract import AVOID_S, FailureRecord
+from workers.records.contract import AVOID_S, FailureRecord
 
 SPREAD = ("node-0", "node-1")
 WIDE = {"min": 1, "max": 1, "cpus": 4}

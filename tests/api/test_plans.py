@@ -14,7 +14,7 @@ from tests.api.conftest import refused_early
 from tests.api.fake_plans import FOUND
 from tests.api.test_code import GOOD, SHA, upload
 from tests.api.world import World
-from workers.contract import PlanResult
+from workers.records.contract import PlanResult
 
 PLANS = "/api/v1/plans"
 

@@ -20,7 +20,7 @@ from service.store.writes import history_limits
 from service.store.writes.leases import LeaseLost
 from tests.api.test_nothing_lost import LONG, expected, lines
 from tests.api.world import World
-from workers.contract import CheckpointRecord, DesiredState
+from workers.records.contract import CheckpointRecord, DesiredState
 
 Ingest = Callable[..., frozenset[str]]
 

@@ -14,7 +14,7 @@ from service.store.tables.models import JobRow
 from tests.api.conftest import refused_early
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.world import DIGITS, World
-from workers.contract import FailureRecord
+from workers.records.contract import FailureRecord
 
 OWN = {"name": "mine:Task"}
 JSON = {"Content-Type": "application/json"}

@@ -23,7 +23,7 @@ from service.store.tables.models import (
 from service.store.tables.stored_documents import stored_labels
 from tests.api.test_streams import frames
 from tests.api.world import World
-from workers.contract import FailureRecord
+from workers.records.contract import FailureRecord
 
 JOBS = "/api/v1/jobs"
 HISTORY = ("/attempts", "/epochs", "/decisions", "/checkpoints")

@@ -21,7 +21,7 @@ from service.store.writes.jobs import JobSubmission
 from service.store.writes.overrides import JobOverrides, RequestedOverride
 from service.store.writes.steering import JobLifecycle
 from tests.api.fake_runtime import FakeRuntime
-from workers.contract import JobSpec, LogLine
+from workers.records.contract import JobSpec, LogLine
 
 DIGITS: dict[str, Any] = {"task": {"name": "digits-mlp"}, "training": {"epochs": 4}}
 """A spec that ends after four epochs."""

@@ -15,7 +15,7 @@ import pytest
 from tests.architecture.source import PACKAGES, ROOT, module_name, parse, source_files
 
 PLANTED = [
-    ("one-way", "accordion/planted.py", "import workers.contract"),
+    ("one-way", "accordion/planted.py", "import workers.records.contract"),
     ("one-way", "workers/planted.py", "import service.settings.settings"),
     ("one-way", "workers/planted.py", "import accordion_ray"),
     ("one-way", "service/planted.py", "import accordion_ray.errors"),
@@ -25,7 +25,7 @@ PLANTED = [
     ("integrations", "accordion/planted.py", "from accordion.integrations import common"),
     ("torch-free", "accordion/messages.py", "import torch"),
     ("torch-free", "accordion/policies/fixed.py", "from accordion import session"),
-    ("torch-free", "workers/contract.py", "import ray"),
+    ("torch-free", "workers/records/contract.py", "import ray"),
     ("ray-home", "service/planted.py", "import ray"),
     ("ray-home", "service/planted.py", "import torch"),
     ("api", "service/store/engine/database.py", "from service.runtime import ray_backend"),
@@ -47,7 +47,7 @@ PLANTED = [
     ("wire", "service/schemas/planted.py", "import fastapi"),
     ("wire", "service/schemas/planted.py", "from service.store import database"),
     ("client", "service/client/__init__.py", "from service import settings"),
-    ("client", "service/client/planted.py", "import workers.contract"),
+    ("client", "service/client/planted.py", "import workers.records.contract"),
     ("view", "service/planted.py", "from accordion import session"),
     ("view", "service/planted.py", "from accordion.compressors import none"),
     ("view", "service/planted.py", "from workers.training import loop"),
@@ -59,8 +59,9 @@ PLANTED = [
     ("rooms", "workers/hub/planted.py", "from workers.checkpoint import storage"),
     ("rooms", "workers/checkpoint/planted.py", "from workers.training import sampler"),
     ("rooms", "workers/user_code/planted.py", "from workers.training import loop"),
-    ("rooms", "workers/contract.py", "from workers.hub import journal"),
-    ("rooms", "workers/spec.py", "from workers.checkpoint import storage"),
+    ("rooms", "workers/planted.py", ""),
+    ("rooms", "workers/records/contract.py", "from workers.hub import journal"),
+    ("rooms", "workers/spec/job.py", "from workers.checkpoint import storage"),
     ("rooms", "workers/tasks/base.py", "from workers.user_code import install"),
     ("workers-ray", "workers/training/planted.py", "import ray"),
     ("workers-ray", "workers/worker/memory.py", "import ray"),

@@ -21,9 +21,9 @@ TABLES_OF_RECORDS = {
     "service.schemas.format": "every value that the command line prints",
     "service.errors": "every error of the service, one a status",
     "service.store.tables.models": "every table of the database",
-    "workers.errors": "every error of the training side",
-    "workers.contract": "every record between service and workers",
-    "workers.spec": "what a person asks for, part by part",
+    "workers.common.errors": "every error of the training side",
+    "workers.records.contract": "every record between service and workers",
+    "workers.spec.job": "what a person asks for, part by part",
 }
 """Modules that may have more public names than others, and what they list."""
 

@@ -55,8 +55,10 @@ SHARED_MODULE_NAMES = {
     "language": "language models and the tasks that train them",
     "loop": "the loop that a process runs until it ends",
     "process": "the entry point of a process",
+    "objective": "the metric by which models are compared: how a job names it, and its values",
     "retries": "when what failed is tried again",
     "session": "what a training script imports: of the library, and inside a job",
+    "warm_start": "the model to start with: how a job names it, and how it is loaded",
 }
 """Other base names that several modules may have, because all of them deal with the same thing."""
 SHARED_CLASS_NAMES = {

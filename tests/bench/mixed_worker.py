@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tests.bench.cpu_share import cpu_share
 from tests.distributed.loop_jobs import RecordingLink, context
-from workers.contract import JobSpec, Payload
+from workers.records.contract import JobSpec, Payload
 from workers.training.loop import train_job
 
 PATIENCE = timedelta(seconds=120)

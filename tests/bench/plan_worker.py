@@ -21,9 +21,9 @@ import torch.distributed as dist
 from accordion.messages import Level
 from tests.bench.cpu_share import cpu_share
 from tests.distributed.loop_jobs import RecordingLink, context
-from workers.contract import JobSpec
 from workers.planning.predictions import list_levels, nominal_link, predict_steps
 from workers.planning.step_measurement import StepMeasurement, measure_step
+from workers.records.contract import JobSpec
 from workers.training.clock import Clock
 from workers.training.loop import train_batch
 from workers.training.sampler import epoch_order

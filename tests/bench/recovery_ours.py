@@ -15,7 +15,7 @@ import uuid
 from service.runtime.ray_backend import RayBackend
 from tests.bench.recovery_stage import ORDERED
 from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MICRO_BATCH, MOMENTUM
-from workers.contract import Cursor, DesiredState, JobSpec, Launch, Size
+from workers.records.contract import Cursor, DesiredState, JobSpec, Launch, Size
 
 LOOK_S = 0.25
 """The scheduler's pace."""

@@ -24,7 +24,7 @@ from service.settings.settings import load_settings
 from service.store.engine.database import Database
 from tests.api.fake_job import FakeJob
 from tests.api.fake_runtime import FakeRuntime
-from workers.contract import Cursor, Drained
+from workers.records.contract import Cursor, Drained
 
 NODE_CPUS = (64.0,) * 16
 

@@ -28,7 +28,7 @@ from service.store.writes.jobs import JobSubmission
 from tests.bench.service_history import add_ended_jobs
 from tests.bench.service_load import Target
 from tests.conftest import free_port
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 300.0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.runtime.ray_backend import RayBackend
-from workers.contract import Cursor, Drained, JobSpec, Launch, Started
+from workers.records.contract import Cursor, Drained, JobSpec, Launch, Started
 
 SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 2}})
 JOBS = 3

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tests.distributed.loop_jobs import RecordingLink
-from workers.contract import JobSpec, Launch
-from workers.errors import WorkerError
+from workers.common.errors import WorkerError
+from workers.records.contract import JobSpec, Launch
 from workers.session import session
 from workers.training.boundaries import Outcome
 from workers.training.context import NoLink, RankProgress, WorkerContext

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from accordion.messages import Decision, Report
-from workers.contract import DesiredState, JobSpec, Launch, Payload, Progress, Started
+from workers.records.contract import DesiredState, JobSpec, Launch, Payload, Progress, Started
 from workers.training.boundaries import Outcome
 from workers.training.checkpointing import restore_checkpoint
 from workers.training.clock import Clock

@@ -12,8 +12,8 @@ import pytest
 
 from tests.distributed.code_jobs import how_it_ended
 from tests.distributed.test_own_code import order_of, script
-from workers.contract import FailureRecord
 from workers.controller.failure_causes import find_cause
+from workers.records.contract import FailureRecord
 
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:

@@ -18,7 +18,7 @@ from tests.distributed.loop_jobs import (
     spec,
     what_was_learned,
 )
-from workers.contract import DesiredState, JobSpec
+from workers.records.contract import DesiredState, JobSpec
 
 TRAINING = {"epochs": 7, "optimizer": {"lr": 0.05}, "lr_decay": {"at": [5]}}
 LEVELS = {"low": 64, "high": 256, "warmup_steps": 4}

@@ -9,7 +9,7 @@ import torch
 
 from tests.distributed.loop_jobs import RecordingLink, context, parameters, run_job, synthetic
 from tests.distributed.loop_tasks import run_task
-from workers.errors import LossNotFinite, TaskRaised
+from workers.common.errors import LossNotFinite, TaskRaised
 from workers.training.boundaries import MAX_SKIPPED_IN_A_ROW
 from workers.training.clock import Clock
 from workers.training.evaluation import gather_summaries, measure_metrics, sync_drifted_parameters

@@ -22,7 +22,7 @@ from tests.distributed.loop_jobs import (
     spec,
 )
 from tests.distributed.loop_tasks import run_task
-from workers.contract import DesiredState, EpochRecord, JobSpec
+from workers.records.contract import DesiredState, EpochRecord, JobSpec
 from workers.training.sampler import (
     batch_at,
     derive_seed,

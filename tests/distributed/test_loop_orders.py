@@ -8,8 +8,8 @@ import pytest
 
 from accordion.messages import Override, plan_digest
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
-from workers.compression_spec import CompressionSpec, WarmUpSpec
-from workers.contract import DesiredState
+from workers.records.contract import DesiredState
+from workers.spec.compression import CompressionSpec, WarmUpSpec
 
 STRONG = spec(training={"epochs": 4}, policy={"name": "fixed"})
 LIGHT_IN_2 = Override(id="by-hand", level="low", layers=("hidden*",), until=3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.distributed.loop_jobs import RecordingLink, equal, run_job, spec, what_was_learned
-from workers.contract import DesiredState, JobSpec
+from workers.records.contract import DesiredState, JobSpec
 from workers.tasks.digits import DigitsMlp
 
 STOP_IN_EPOCH_1 = RecordingLink(

@@ -11,7 +11,7 @@ import pytest
 
 from accordion.step_signals import Signal
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
-from workers.contract import StorageUse
+from workers.records.contract import StorageUse
 from workers.training.clock import PHASES, Clock
 from workers.training.loop import train_epochs, train_job
 from workers.training.reports import PROGRESS_EVERY_S

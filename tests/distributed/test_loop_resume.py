@@ -14,8 +14,8 @@ from tests.distributed.loop_jobs import (
     what_was_learned,
 )
 from tests.unit.workers import datasets
-from workers.contract import DesiredState
-from workers.errors import TaskRaised
+from workers.common.errors import TaskRaised
+from workers.records.contract import DesiredState
 
 POWERSGD = spec(training={"epochs": 4, "lr_decay": {"at": [3]}}, policy={"window": {"epochs": 1}})
 STOP_IN_EPOCH_1 = RecordingLink(

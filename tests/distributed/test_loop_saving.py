@@ -29,8 +29,8 @@ from tests.distributed.loop_jobs import (
     saved,
     synthetic,
 )
-from workers.contract import JobSpec
-from workers.errors import WorkerError
+from workers.common.errors import WorkerError
+from workers.records.contract import JobSpec
 from workers.training.checkpointing import (
     restore_checkpoint,
     save_checkpoint,

@@ -10,8 +10,8 @@ import pytest
 
 from tests.distributed import gate
 from tests.distributed.loop_jobs import RecordingLink, context, synthetic
-from workers.contract import DesiredState
-from workers.errors import WorkerError
+from workers.common.errors import WorkerError
+from workers.records.contract import DesiredState
 from workers.training.checkpointing import restore_checkpoint
 from workers.training.clock import Clock
 from workers.training.resume import StopRequested

@@ -13,9 +13,9 @@ from tests.distributed.loop_jobs import RecordingLink, run_job, synthetic
 from tests.distributed.test_own_code import SPEC, order_of, script
 from workers.checkpoint.checkpoint_files import find_candidates, read_manifest
 from workers.checkpoint.storage import LocalStorage
-from workers.contract import DesiredState, JobSpec
-from workers.errors import TaskRaised
-from workers.objective_spec import ObjectiveSpec
+from workers.common.errors import TaskRaised
+from workers.records.contract import DesiredState, JobSpec
+from workers.spec.objective import ObjectiveSpec
 
 
 def comparing(epochs: int = 9, *, keep: int = 1, every: int = 1, **objective: Any) -> JobSpec:

@@ -25,9 +25,9 @@ from tests.distributed.code_jobs import (
     run_without_us,
 )
 from tests.distributed.loop_jobs import RecordingLink
-from workers.contract import DesiredState, Launch
-from workers.errors import CodeError, LossNotFinite, StorageError, TaskRaised
+from workers.common.errors import CodeError, LossNotFinite, StorageError, TaskRaised
 from workers.hub.journal import SupersededError
+from workers.records.contract import DesiredState, Launch
 from workers.session import session
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.distributed.loop_jobs import Result, run_job, spec
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 TEXT = "".join(f"{number} green bottles hanging on the wall\n" for number in range(400))

@@ -14,7 +14,7 @@ import torch
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec
 from workers.checkpoint import broadcast
 from workers.checkpoint.checkpoint_files import read_part
-from workers.contract import DesiredState
+from workers.records.contract import DesiredState
 from workers.training import resume
 from workers.training.checkpointing import restore_checkpoint
 from workers.training.clock import Clock

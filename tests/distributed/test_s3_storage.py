@@ -21,8 +21,8 @@ from workers.checkpoint.checkpoint_files import (
     write_part,
 )
 from workers.checkpoint.storage import Storage, open_storage
-from workers.contract import DesiredState, JobSpec
-from workers.errors import CheckpointError
+from workers.common.errors import CheckpointError
+from workers.records.contract import DesiredState, JobSpec
 
 STOP_IN_EPOCH_1 = RecordingLink(
     orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)

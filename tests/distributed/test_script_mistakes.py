@@ -18,9 +18,9 @@ from tests.distributed.test_own_code import (
     order_of,
     stored,
 )
-from workers.contract import Launch
-from workers.errors import TaskRaised
-from workers.public_records import EpochRecord
+from workers.common.errors import TaskRaised
+from workers.records.contract import Launch
+from workers.spec.public_records import EpochRecord
 
 OURS = "session.backward(loss)\n        session.step()"
 WRAPPED = "DistributedDataParallel(nn.Linear(8, 8))"

@@ -12,8 +12,8 @@ import pytest
 from tests.distributed.code_jobs import run_own_script
 from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import SCRIPT, order_of
-from workers.contract import DesiredState
-from workers.errors import LossNotFinite, TaskRaised
+from workers.common.errors import LossNotFinite, TaskRaised
+from workers.records.contract import DesiredState
 
 AVERAGED = (
     SCRIPT.replace("seen=seen)", "scheduler=scheduler, average=average)")

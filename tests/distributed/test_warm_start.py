@@ -17,8 +17,8 @@ from tests.distributed.loop_jobs import (
     synthetic,
 )
 from workers.checkpoint.storage import LocalStorage
-from workers.contract import JobSpec, ModelSource
-from workers.errors import StorageError, TaskRaised
+from workers.common.errors import StorageError, TaskRaised
+from workers.records.contract import JobSpec, ModelSource
 from workers.training.checkpointing import restore_checkpoint
 from workers.training.clock import Clock
 from workers.training.train_state import build_train_state

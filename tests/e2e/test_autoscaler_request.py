@@ -22,7 +22,7 @@ from service.runtime.protocol import AutoscalerReport
 from service.runtime.ray_autoscaler import POLL_INTERVAL_S, RayAutoscaler
 from service.runtime.ray_backend import RayBackend
 from tests.api.team import wait_for
-from workers.node_selectors import read_selector
+from workers.common.node_selectors import read_selector
 
 pytestmark = pytest.mark.ray
 WAIT_S = 120.0

@@ -7,7 +7,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
 from tests.api.team import wait_for
-from workers.node_selectors import node_matches, read_selector
+from workers.common.node_selectors import node_matches, read_selector
 
 pytestmark = pytest.mark.ray
 ID = "ray.io/node-id"

@@ -20,7 +20,8 @@ import ray
 
 from accordion.messages import Override
 from tests.e2e.guest_driver import EPOCHS, NAME
-from workers.contract import (
+from workers.hub.actor_client import RayActorClient
+from workers.records.contract import (
     AcksRecord,
     Cursor,
     DesiredState,
@@ -31,7 +32,6 @@ from workers.contract import (
     RejectedRecord,
     Started,
 )
-from workers.hub.actor_client import RayActorClient
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

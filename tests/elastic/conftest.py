@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
-from workers.contract import (
+from workers.records.contract import (
     Cursor,
     DataCache,
     DesiredState,

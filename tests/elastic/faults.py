@@ -13,7 +13,7 @@ import torch
 
 from tests.elastic.conftest import Life, place, wait_for
 from tests.elastic.watched import Step, let_go, steps
-from workers.contract import Started
+from workers.records.contract import Started
 
 EPOCHS, SAMPLES = 6, 1437
 EVERY_STEPS = 10

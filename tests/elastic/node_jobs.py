@@ -13,7 +13,7 @@ import ray
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, job_spec
 from tests.elastic.nodes import Cluster
-from workers.contract import Launch
+from workers.records.contract import Launch
 
 
 def start_job(

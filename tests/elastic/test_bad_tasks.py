@@ -11,8 +11,8 @@ import pytest
 
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, started_jobs
-from workers.contract import FailureRecord
 from workers.controller.failure_policy import MAX_DEATHS
+from workers.records.contract import FailureRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 IDLE_S = 10.0

@@ -10,7 +10,13 @@ import pytest
 from accordion.messages import Override
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, Start, kill, processes, started_jobs, wait_for
-from workers.contract import AcksRecord, CheckpointRecord, DesiredState, EndRecord, FailureRecord
+from workers.records.contract import (
+    AcksRecord,
+    CheckpointRecord,
+    DesiredState,
+    EndRecord,
+    FailureRecord,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 EPOCHS = 4

@@ -16,7 +16,7 @@ import pytest
 
 from tests.elastic.conftest import Watch, find_failures, kill, processes, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, equal
-from workers.contract import Started
+from workers.records.contract import Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

@@ -12,7 +12,7 @@ from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life
 from tests.elastic.faults import Watched, job
 from tests.elastic.watched import Step
-from workers.contract import JobSpec, Launch, Record, Started
+from workers.records.contract import JobSpec, Launch, Record, Started
 
 
 def watched(folder: Path, started: list[tuple[float, int]], lines: list[Step]) -> Watched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.elastic.conftest import Start
-from workers.contract import FailureRecord
+from workers.records.contract import FailureRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 

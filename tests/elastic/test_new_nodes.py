@@ -17,7 +17,7 @@ from tests.elastic.faults import Watched
 from tests.elastic.node_jobs import connected_cluster
 from tests.elastic.nodes import Node, may_mount, with_private
 from tests.elastic.watched import NO_DIGITS
-from workers.contract import FailureRecord, ResizeRecord
+from workers.records.contract import FailureRecord, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

@@ -17,7 +17,7 @@ from tests.elastic.faults import EVERY_STEPS, Watched, job
 from tests.elastic.memory_cgroup import memory_cgroup
 from tests.elastic.node_jobs import connected_cluster, start_job
 from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node
-from workers.contract import DesiredState, FailureRecord, ResizeRecord
+from workers.records.contract import DesiredState, FailureRecord, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

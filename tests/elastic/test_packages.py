@@ -13,7 +13,7 @@ import pytest
 from tests.elastic.conftest import Start, kill
 from tests.elastic.faults import Watched, job
 from tests.unit.workers.wheels import Index
-from workers.contract import EndRecord, PackagesRecord, PipIndex
+from workers.records.contract import EndRecord, PackagesRecord, PipIndex
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

@@ -13,7 +13,14 @@ from ray.train.v2._internal.state.state_actor import get_state_actor
 from tests.distributed.code_jobs import packed
 from tests.elastic.conftest import Start, kill, processes, wait_for
 from tests.elastic.faults import Watched, job
-from workers.contract import DesiredState, EpochRecord, FailureRecord, PausedRecord, Size, Started
+from workers.records.contract import (
+    DesiredState,
+    EpochRecord,
+    FailureRecord,
+    PausedRecord,
+    Size,
+    Started,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 CONTROLLER = "ray::RayTrainController"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.elastic.conftest import Watch, find_failures, kill
 from tests.elastic.faults import EVERY_STEPS
-from workers.contract import DesiredState, ResizeRecord, Size
+from workers.records.contract import DesiredState, ResizeRecord, Size
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

@@ -12,11 +12,11 @@ import pytest
 
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import everything_is_free, job_spec, processes, wait_for
-from workers.contract import Launch
+from workers.common.errors import ProcessLost
 from workers.controller import hang_detection
 from workers.controller.start_failures import FailedStart
 from workers.controller.worker_pool import WorkerPool, create_worker_pool
-from workers.errors import ProcessLost
+from workers.records.contract import Launch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 LIMIT_S = 5.0

@@ -28,7 +28,7 @@ from workers.checkpoint.checkpoint_files import (
 )
 from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from workers.checkpoint.storage import Storage, storage_advice
-from workers.objective_spec import Mode
+from workers.spec.objective import Mode
 
 SHARED_FILE = "shared.pt"
 """Name of the file in a checkpoint that holds the state shared by all ranks."""

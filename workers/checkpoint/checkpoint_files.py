@@ -21,9 +21,9 @@ from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from workers.checkpoint.storage import MANIFEST as _MANIFEST
 from workers.checkpoint.storage import Storage
 from workers.checkpoint.storage import discard_checkpoint as discard_checkpoint
-from workers.contract import Position
-from workers.errors import CheckpointError
-from workers.objective_spec import Mode
+from workers.common.errors import CheckpointError
+from workers.records.contract import Position
+from workers.spec.objective import Mode
 
 _FORMAT = 2
 

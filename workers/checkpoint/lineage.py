@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from workers.contract import Record
-from workers.milestones import Milestones, find_milestones
+from workers.records.contract import Record
+from workers.records.milestones import Milestones, find_milestones
 
 _NAME = re.compile(r"g(\d{12})-e\d{6}-s\d{10}")
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from workers.checkpoint.checkpoint_files import Manifest
 from workers.checkpoint.saved_model import read_model
 from workers.checkpoint.storage import Storage, open_storage
-from workers.errors import CheckpointError
+from workers.common.errors import CheckpointError
 
 MODEL_FILE = "model.safetensors"
 ANSWER_FILE = "answer.json"

@@ -8,7 +8,7 @@ from typing import Any
 from workers.checkpoint.async_save import SHARED_FILE
 from workers.checkpoint.checkpoint_files import Manifest, read_manifest, read_part
 from workers.checkpoint.storage import Storage
-from workers.errors import CheckpointError
+from workers.common.errors import CheckpointError
 
 
 def read_model(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workers.errors import StorageNotShared
+from workers.common.errors import StorageNotShared
 
 _TRIES = 5
 _PAUSE_S = 0.5

@@ -7,7 +7,7 @@ import re
 import traceback
 from pathlib import Path
 
-from workers.errors import ProcessCrashed, ProcessLost
+from workers.common.errors import ProcessCrashed, ProcessLost
 
 _SIGNS_OF_DEATH = frozenset(
     {

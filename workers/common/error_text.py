@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from workers.errors import WorkerError
-from workers.plain_text import clean_text, clean_texts
+from workers.common.errors import WorkerError
+from workers.common.plain_text import clean_text, clean_texts
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _OURS = Path(__file__).parent

@@ -18,19 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.shared_storage import write_token
-from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
-from workers.controller.hang_detection import HEARTBEAT_S, HangDetector
-from workers.controller.member import Member, Provision, list_provisions
-from workers.controller.ray_nodes import find_nodes, get_draining_nodes
-from workers.controller.scaling_policy import Process
-from workers.controller.start_failures import FailedStart
-from workers.error_kinds import (
+from workers.common.error_kinds import (
     is_lone_process_death,
     is_node_loss,
     is_process_death,
     is_storage_outage,
 )
-from workers.errors import (
+from workers.common.errors import (
     DataFetchError,
     PackagesError,
     ProcessCrashed,
@@ -38,7 +32,13 @@ from workers.errors import (
     StorageError,
     TaskRaised,
 )
-from workers.node_selectors import exclude_values
+from workers.common.node_selectors import exclude_values
+from workers.controller.hang_detection import HEARTBEAT_S, HangDetector
+from workers.controller.member import Member, Provision, list_provisions
+from workers.controller.ray_nodes import find_nodes, get_draining_nodes
+from workers.controller.scaling_policy import Process
+from workers.controller.start_failures import FailedStart
+from workers.records.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.training.context import PreviousGroup, RankProgress
 from workers.worker.exit_notes import discard_exit_note, exit_note_path, read_exit_note
 from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use

@@ -12,16 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from workers.contract import (
-    DesiredState,
-    EndReason,
-    EndRecord,
-    FailureRecord,
-    Launch,
-    PausedRecord,
-    ResizeRecord,
-    Size,
-)
+from workers.common.errors import ProcessLost
+from workers.common.secret_mask import SecretMask
 from workers.controller.failed_nodes import find_failed_nodes
 from workers.controller.failure_causes import (
     classify_start_failure,
@@ -49,9 +41,17 @@ from workers.controller.start_failures import (
     judge_starts,
 )
 from workers.controller.worker_pool import WorkerPool
-from workers.errors import ProcessLost
-from workers.objective_spec import describe_early_end
-from workers.secret_mask import SecretMask
+from workers.records.contract import (
+    DesiredState,
+    EndReason,
+    EndRecord,
+    FailureRecord,
+    Launch,
+    PausedRecord,
+    ResizeRecord,
+    Size,
+)
+from workers.spec.objective import describe_early_end
 from workers.training.context import PreviousGroup
 
 TICK_S = 0.1

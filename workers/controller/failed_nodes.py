@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 
-from workers.error_kinds import may_be_killed
-from workers.errors import PeerUnfit, StorageNotShared, WorkerError
+from workers.common.error_kinds import may_be_killed
+from workers.common.errors import PeerUnfit, StorageNotShared, WorkerError
 
 _HARDWARE_FAULT = re.compile(
     r"uncorrectable (ECC|NVLink) error|hardware failure|GPU has fallen off the bus|GPU is lost",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from workers.contract import EndReason, FailureRecord
-from workers.error_kinds import (
+from workers.common.error_kinds import (
     describe_death,
     is_lone_process_death,
     is_peer_loss,
@@ -14,8 +13,15 @@ from workers.error_kinds import (
     is_storage_error,
     is_storage_outage,
 )
-from workers.error_text import format_error
-from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
+from workers.common.error_text import format_error
+from workers.common.errors import (
+    LossNotFinite,
+    ProcessCrashed,
+    StorageError,
+    TaskRaised,
+    WorkerError,
+)
+from workers.records.contract import EndReason, FailureRecord
 from workers.training.context import RankProgress
 
 

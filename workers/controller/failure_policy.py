@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from workers.contract import EndReason, FailureRecord, Payload
-from workers.milestones import safe_step
+from workers.records.contract import EndReason, FailureRecord, Payload
+from workers.records.milestones import safe_step
 
 MAX_LOST_GROUPS = 20
 """Worker groups that may be lost in a row without a new checkpoint or epoch."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from workers.contract import FailureRecord
+from workers.common.errors import PackagesError, ProcessLost, TaskNotReady, WorkerError
 from workers.controller.member import Member
-from workers.errors import PackagesError, ProcessLost, TaskNotReady, WorkerError
-from workers.spec import LimitsSpec
+from workers.records.contract import FailureRecord
+from workers.spec.job import LimitsSpec
 from workers.training.context import RankProgress
 from workers.user_code.packages import INSTALL_LIMIT_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 from workers.worker.memory import MemoryWatch
 from workers.worker.process import Heartbeat, ProcessLocation
 

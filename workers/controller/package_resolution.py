@@ -25,9 +25,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from workers.contract import Launch, Package, PackagesRecord, PipIndex
-from workers.errors import PackagesError
-from workers.secret_mask import mask_url_logins
+from workers.common.errors import PackagesError
+from workers.common.secret_mask import mask_url_logins
+from workers.records.contract import Launch, Package, PackagesRecord, PipIndex
 from workers.user_code.packages import marker_applies
 from workers.user_code.pip_process import POLL_S, run_pip
 from workers.user_code.resolution import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import ray
 
-from workers.contract import PlanResult, PlanTask
+from workers.common.secret_mask import SecretMask
 from workers.planning.planner_process import run_planner
-from workers.secret_mask import SecretMask
+from workers.records.contract import PlanResult, PlanTask
 
 MEASURE_LIMIT_S = 300.0
 """Longest time, in seconds, to load the task and its data, and to measure."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from workers.node_selectors import node_matches, read_selector
+from workers.common.node_selectors import node_matches, read_selector
 
 
 def get_draining_nodes() -> frozenset[str]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from workers.train_run import TRAIN_SETTINGS, TrainRun
+from workers.common.train_run import TRAIN_SETTINGS, TrainRun
 
 if TYPE_CHECKING:
     from workers.controller.ray_train_internals import ExternalWorkersController

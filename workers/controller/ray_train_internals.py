@@ -48,8 +48,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError
 
 if TYPE_CHECKING:
+    from workers.common.train_run import TrainRun
     from workers.controller.ray_train_controller import RunState
-    from workers.train_run import TrainRun
 
 _UNUSED_CALLBACKS = {
     "DatasetsCallback",

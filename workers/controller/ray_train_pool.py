@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from workers.contract import EndRecord, Launch, PausedRecord
+from workers.common.errors import EngineUnavailable
+from workers.common.names import train_run_name
+from workers.common.train_run import TrainRun
 from workers.controller.actor_pool import ActorPool
 from workers.controller.hang_detection import HEARTBEAT_S
 from workers.controller.member import Member
 from workers.controller.ray_train_controller import RayTrainController, RunState
-from workers.errors import EngineUnavailable
-from workers.names import train_run_name
+from workers.records.contract import EndRecord, Launch, PausedRecord
 from workers.tasks import SCRIPT
-from workers.train_run import TrainRun
 from workers.worker.ray_train_worker import WorkerInRayTrain
 
 RAY_SERIES = "2.60"

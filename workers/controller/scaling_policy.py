@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.contract import Size
+from workers.records.contract import Size
 
 FIRST_PATIENCE_S = 10.0
 """How long the first group waits for the remaining processes once it has enough of them. They

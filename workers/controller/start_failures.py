@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from workers.contract import AVOID_S, EndReason, FailureRecord
-from workers.controller.failure_causes import classify_start_failure
-from workers.controller.scaling_policy import Process
-from workers.error_kinds import is_peer_loss, is_storage_outage
-from workers.error_text import format_error
-from workers.errors import (
+from workers.common.error_kinds import is_peer_loss, is_storage_outage
+from workers.common.error_text import format_error
+from workers.common.errors import (
     DataFetchError,
     DataNotOnNode,
     PackagesError,
@@ -19,6 +16,9 @@ from workers.errors import (
     StorageNotShared,
     TaskRaised,
 )
+from workers.controller.failure_causes import classify_start_failure
+from workers.controller.scaling_policy import Process
+from workers.records.contract import AVOID_S, EndReason, FailureRecord
 
 MAX_TRIED_NODES = 2
 """Nodes on which a job that never trained tries to install its packages, and to fetch its data;

@@ -16,7 +16,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workers.checkpoint.lineage import Lineage
-from workers.contract import (
+from workers.common.errors import EngineUnavailable, PackagesError, WorkerError
+from workers.common.names import NAMESPACE, SupervisorName, supervisor_name
+from workers.common.plain_text import clean_text
+from workers.common.secret_mask import SecretMask
+from workers.controller.attempt import Attempt
+from workers.controller.failure_policy import FailureCounts
+from workers.controller.package_resolution import (
+    ResolutionHost,
+    ResolutionStopped,
+    resolve_packages,
+)
+from workers.controller.worker_pool import WorkerPool, create_worker_pool
+from workers.hub.actor_client import HEAD_NODE, ActorClient, ActorTimeoutError, RayActorClient
+from workers.hub.journal import Journal, claim_generation, read_end, read_records, write_end
+from workers.hub.journal_summary import extend_summary, read_milestones
+from workers.hub.log_shipper import LogSource, ship_logs
+from workers.hub.order_watcher import OrderWatcher
+from workers.hub.record_sender import RecordSender
+from workers.records.contract import (
     Cursor,
     DesiredState,
     EndRecord,
@@ -28,24 +46,6 @@ from workers.contract import (
     Record,
     Started,
 )
-from workers.controller.attempt import Attempt
-from workers.controller.failure_policy import FailureCounts
-from workers.controller.package_resolution import (
-    ResolutionHost,
-    ResolutionStopped,
-    resolve_packages,
-)
-from workers.controller.worker_pool import WorkerPool, create_worker_pool
-from workers.errors import EngineUnavailable, PackagesError, WorkerError
-from workers.hub.actor_client import HEAD_NODE, ActorClient, ActorTimeoutError, RayActorClient
-from workers.hub.journal import Journal, claim_generation, read_end, read_records, write_end
-from workers.hub.journal_summary import extend_summary, read_milestones
-from workers.hub.log_shipper import LogSource, ship_logs
-from workers.hub.order_watcher import OrderWatcher
-from workers.hub.record_sender import RecordSender
-from workers.names import NAMESPACE, SupervisorName, supervisor_name
-from workers.plain_text import clean_text
-from workers.secret_mask import SecretMask
 from workers.training.context import PreviousGroup
 
 MAX_RESTARTS = 100

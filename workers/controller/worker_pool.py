@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, cast
 
-from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
+from workers.records.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.training.context import PreviousGroup, RankProgress
 
 ENGINES = {

@@ -17,18 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from accordion.controller import Controller
 from accordion.errors import ReportError
-from workers.contract import (
-    GUEST_ATTEMPT,
-    GUEST_PROTOCOL,
-    Cursor,
-    DesiredState,
-    Drained,
-    EndRecord,
-    Guest,
-    LogLine,
-    Progress,
-    Record,
-)
+from workers.common.names import package_version
 from workers.hub.actor_messages import (
     DecideRequest,
     DecideResponse,
@@ -41,7 +30,18 @@ from workers.hub.actor_messages import (
 )
 from workers.hub.bounded_drain import BoundedDrain
 from workers.hub.journal import RecordKey, record_key
-from workers.names import package_version
+from workers.records.contract import (
+    GUEST_ATTEMPT,
+    GUEST_PROTOCOL,
+    Cursor,
+    DesiredState,
+    Drained,
+    EndRecord,
+    Guest,
+    LogLine,
+    Progress,
+    Record,
+)
 
 LOG_LIMIT_BYTES = 1 << 20
 """Log text held for one job: eight seconds at the highest rate allowed."""

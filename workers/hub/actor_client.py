@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from workers.common.names import NAMESPACE, actor_name
 from workers.hub.accordion_actor import AccordionActor
-from workers.names import NAMESPACE, actor_name
 
 HEAD = "node:__internal_head__"
 """Resource that only the head node has, with a quantity of one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accordion.messages import Decision, LayerInfo, Report
-from workers.contract import Cursor, JobSpec, LogLine
+from workers.records.contract import Cursor, JobSpec, LogLine
 
 _RECORD_BYTES = 100
 """Estimated size of the other fields of a pickled log line."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from workers.contract import Cursor, Drained
 from workers.hub.actor_messages import estimate_line_bytes
+from workers.records.contract import Cursor, Drained
 
 
 class BoundedDrain:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from workers.contract import Cursor, Drained, EndRecord, Payload, Record
-from workers.secret_mask import SecretMask
+from workers.common.secret_mask import SecretMask
+from workers.records.contract import Cursor, Drained, EndRecord, Payload, Record
 
 _FORCED = frozenset({"started", "epoch"})
 """Kinds of records that checkpoints depend on; flushed to disk before a checkpoint is."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from workers.contract import Cursor
 from workers.hub.journal import newest_generation, read_records
-from workers.milestones import Milestones, find_milestones
+from workers.records.contract import Cursor
+from workers.records.milestones import Milestones, find_milestones
 
 
 def read_milestones(storage: Path) -> list[Milestones]:

@@ -18,12 +18,12 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass
 from typing import TextIO
 
-from workers.contract import LogLine
+from workers.common.plain_text import clean_text
+from workers.common.secret_mask import SecretMask
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import estimate_line_bytes
 from workers.hub.journal import Clock
-from workers.plain_text import clean_text
-from workers.secret_mask import SecretMask
+from workers.records.contract import LogLine
 
 BATCH_BYTES = 64 * 1024
 BATCH_PAUSE_S = 0.5

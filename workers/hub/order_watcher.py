@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from workers.contract import DesiredState
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
+from workers.records.contract import DesiredState
 
 WATCH_S = 20.0
 """Duration of one long poll."""

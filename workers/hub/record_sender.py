@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 
-from workers.contract import Cursor, Payload, Progress, Record
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
 from workers.hub.journal import Journal, read_records, record_key
+from workers.records.contract import Cursor, Payload, Progress, Record
 
 TICK_S = 0.25
 """Pause between two calls while records are unsent or unconfirmed; longer if the actor asks."""

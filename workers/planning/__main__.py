@@ -23,11 +23,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from accordion.errors import AccordionError
-from workers.contract import JobSpec
+from workers.common.errors import TaskRaised, WorkerError
 from workers.data.files import DataError
-from workers.errors import TaskRaised, WorkerError
 from workers.planning.predictions import nominal_link, predict_steps
 from workers.planning.step_measurement import measure_step
+from workers.records.contract import JobSpec
 
 PARENT_POLL_S = 0.5
 """Seconds between two looks whether the parent still runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 from workers.tasks import SCRIPT
 
 

@@ -17,8 +17,8 @@ from accordion.exchange_plan import (
 from accordion.level_costs import measure_levels
 from accordion.link_model import LinkModel, wire_bytes
 from accordion.messages import Level, OptionValue
-from workers.contract import JobSpec
 from workers.planning.step_measurement import StepMeasurement
+from workers.records.contract import JobSpec
 from workers.training.loop import min_step_s
 
 MAX_SECONDS = 30.0

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from accordion.hook import Hook
 from accordion.layer_stacks import Bucket, Layer
 from accordion.messages import LayerInfo
-from workers.contract import JobSpec, Launch
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 from workers.planning.plan_checks import explain_refusal
-from workers.spec import CompressionSpec
+from workers.records.contract import JobSpec, Launch
+from workers.spec.job import CompressionSpec
 from workers.training.clock import Clock
 from workers.training.context import NoLink, WorkerContext
 from workers.training.loop import accumulate_gradients

@@ -13,30 +13,30 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
-from workers.data_spec import DataCache as DataCache
-from workers.data_spec import name_variable as name_variable
-from workers.env_spec import ENV_NAME_PATTERN as ENV_NAME_PATTERN
-from workers.env_spec import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
-from workers.env_spec import list_secret_names as list_secret_names
-from workers.env_spec import list_secret_values
-from workers.env_spec import resolve_env as resolve_env
-from workers.objective_spec import ObjectiveSpec as ObjectiveSpec
-from workers.plan_messages import PlanResult as PlanResult
-from workers.plan_messages import PlanTask as PlanTask
-from workers.public_records import Bytes as Bytes
-from workers.public_records import EpochRecord as EpochRecord
-from workers.public_records import Package as Package
-from workers.public_records import Reported as Reported
-from workers.public_records import StorageUse as StorageUse
-from workers.public_records import WithBytes
-from workers.requirement_spec import PackagesRecord as PackagesRecord
-from workers.requirement_spec import PipIndex as PipIndex
-from workers.spec import JobSpec as JobSpec
-from workers.spec_types import Label, Strict
-from workers.warm_start_spec import CHECKPOINT_NAME_PATTERN as CHECKPOINT_NAME_PATTERN
-from workers.warm_start_spec import JOB_ID_PATTERN as JOB_ID_PATTERN
-from workers.warm_start_spec import ModelSource as ModelSource
-from workers.warm_start_spec import WarmStartSpec as WarmStartSpec
+from workers.records.plan_messages import PlanResult as PlanResult
+from workers.records.plan_messages import PlanTask as PlanTask
+from workers.spec.data import DataCache as DataCache
+from workers.spec.data import name_variable as name_variable
+from workers.spec.env import ENV_NAME_PATTERN as ENV_NAME_PATTERN
+from workers.spec.env import SECRET_NAME_PATTERN as SECRET_NAME_PATTERN
+from workers.spec.env import list_secret_names as list_secret_names
+from workers.spec.env import list_secret_values
+from workers.spec.env import resolve_env as resolve_env
+from workers.spec.job import JobSpec as JobSpec
+from workers.spec.objective import ObjectiveSpec as ObjectiveSpec
+from workers.spec.public_records import Bytes as Bytes
+from workers.spec.public_records import EpochRecord as EpochRecord
+from workers.spec.public_records import Package as Package
+from workers.spec.public_records import Reported as Reported
+from workers.spec.public_records import StorageUse as StorageUse
+from workers.spec.public_records import WithBytes
+from workers.spec.requirements import PackagesRecord as PackagesRecord
+from workers.spec.requirements import PipIndex as PipIndex
+from workers.spec.types import Label, Strict
+from workers.spec.warm_start import CHECKPOINT_NAME_PATTERN as CHECKPOINT_NAME_PATTERN
+from workers.spec.warm_start import JOB_ID_PATTERN as JOB_ID_PATTERN
+from workers.spec.warm_start import ModelSource as ModelSource
+from workers.spec.warm_start import WarmStartSpec as WarmStartSpec
 
 GUEST_ATTEMPT = 1
 """Attempt of every guest run: Ray Train restarts it, so only its generation grows."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from workers.contract import CheckpointRecord, EpochRecord, Payload, Record, Started
-from workers.spec_types import Strict
+from workers.records.contract import CheckpointRecord, EpochRecord, Payload, Record, Started
+from workers.spec.types import Strict
 
 
 class GroupStart(Strict):

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from workers.env_spec import list_secret_values
-from workers.spec import JobSpec
-from workers.spec_types import Strict
+from workers.spec.env import list_secret_values
+from workers.spec.job import JobSpec
+from workers.spec.types import Strict
 
 
 class PlanTask(Strict):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, WarmUp, WarmUpLevel
 from accordion.messages import OptionValue
-from workers.spec_types import Strict, Whole
+from workers.spec.types import Strict, Whole
 
 _LIBRARY = Config()
 """Settings of the library, whose defaults are those of a spec."""

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from workers.spec_patterns import DATA_NAME_PATTERN
-from workers.spec_types import Strict
-from workers.storage_url import check_storage_url
+from workers.common.storage_url import check_storage_url
+from workers.spec.patterns import DATA_NAME_PATTERN
+from workers.spec.types import Strict
 
 MAX_LOCATIONS = 16
 """Maximum number of locations of a job."""

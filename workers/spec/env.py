@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from workers.spec_types import MAX_VALUE_LENGTH, Strict
+from workers.spec.types import MAX_VALUE_LENGTH, Strict
 
 MAX_VARIABLES = 64
 """Maximum number of variables of a job."""

@@ -21,15 +21,16 @@ from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
-from workers.compression_spec import CompressionSpec as CompressionSpec
-from workers.data_spec import DataLocations
-from workers.env_spec import Env
-from workers.limits_spec import LimitsSpec as LimitsSpec
-from workers.logger_spec import MAX_LOGGERS, LoggerSpec
-from workers.objective_spec import ObjectiveSpec, check_metric
-from workers.plain_text import check_input
-from workers.requirement_spec import PipRequirements
-from workers.spec_types import (
+from workers.common.plain_text import check_input
+from workers.common.storage_url import check_storage_url
+from workers.spec.compression import CompressionSpec as CompressionSpec
+from workers.spec.data import DataLocations
+from workers.spec.env import Env
+from workers.spec.limits import LimitsSpec as LimitsSpec
+from workers.spec.loggers import MAX_LOGGERS, LoggerSpec
+from workers.spec.objective import ObjectiveSpec, check_metric
+from workers.spec.requirements import PipRequirements
+from workers.spec.types import (
     MAX_LABELS,
     MAX_PRIORITY,
     MAX_SAMPLES,
@@ -39,10 +40,9 @@ from workers.spec_types import (
     Strict,
     Whole,
 )
-from workers.storage_url import check_storage_url
+from workers.spec.warm_start import WarmStartSpec
+from workers.spec.workers import WorkersSpec as WorkersSpec
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
-from workers.warm_start_spec import WarmStartSpec
-from workers.workers_spec import WorkersSpec as WorkersSpec
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """Name of a user's task class: `package.module:Class`."""

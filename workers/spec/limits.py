@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from workers.spec_types import Number, Strict
+from workers.spec.types import Number, Strict
 
 
 class LimitsSpec(Strict):

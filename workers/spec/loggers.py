@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from workers.env_spec import SecretRef
-from workers.spec_patterns import URL_PATTERN, WANDB_NAME_PATTERN
-from workers.spec_types import Strict
+from workers.spec.env import SecretRef
+from workers.spec.patterns import URL_PATTERN, WANDB_NAME_PATTERN
+from workers.spec.types import Strict
 
 MAX_LOGGERS = 4
 """Maximum number of loggers of a job."""

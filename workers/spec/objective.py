@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from workers.spec_types import Number, Strict, Whole
+from workers.spec.types import Number, Strict, Whole
 
 Mode = Literal["min", "max"]
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from workers.plain_text import clean_texts
-from workers.spec_types import Strict
+from workers.common.plain_text import clean_texts
+from workers.spec.types import Strict
 
 
 class Reported(Strict):

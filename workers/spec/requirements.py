@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, Field
 
-from workers.public_records import Package
-from workers.secret_mask import mask_url_logins
-from workers.spec_types import Strict
+from workers.common.secret_mask import mask_url_logins
+from workers.spec.public_records import Package
+from workers.spec.types import Strict
 
 MAX_REQUIREMENTS = 64
 """Maximum number of requirements of a job."""

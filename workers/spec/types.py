@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from workers.described_models import DescribedModel
-from workers.spec_patterns import SHA256_PATTERN
+from workers.common.described_models import DescribedModel
+from workers.spec.patterns import SHA256_PATTERN
 
 MAX_LABELS = 32
 """Maximum number of labels of a job."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from workers.spec_types import Strict
+from workers.spec.types import Strict
 
 JOB_ID_PATTERN = r"^[0-9a-f-]+$"
 CHECKPOINT_NAME_PATTERN = r"^[A-Za-z0-9._-]+$"

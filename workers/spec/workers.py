@@ -14,13 +14,13 @@ from pydantic import (
     model_validator,
 )
 
-from workers.node_selectors import format_selector, read_selector
-from workers.spec_patterns import (
+from workers.common.node_selectors import format_selector, read_selector
+from workers.spec.patterns import (
     NODE_LABEL_NAME_PATTERN,
     NODE_SELECTOR_PATTERN,
     RESOURCE_NAME_PATTERN,
 )
-from workers.spec_types import Number, Strict, Whole
+from workers.spec.types import Number, Strict, Whole
 
 MIN_SHARE = 0.001
 """Smallest share of a CPU or GPU; Ray can reserve less, but less is usually a mistake."""

@@ -11,8 +11,8 @@ from typing import Literal
 
 from accordion.session import StepResult
 from accordion.step_signals import Signal
-from workers.contract import Position
-from workers.errors import LossNotFinite, TaskRaised
+from workers.common.errors import LossNotFinite, TaskRaised
+from workers.records.contract import Position
 from workers.training.balancing import OWN_WORK, balance_workers
 from workers.training.checkpointing import (
     is_due_after_epoch,

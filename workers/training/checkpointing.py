@@ -25,8 +25,8 @@ from workers.checkpoint.async_save import (
 )
 from workers.checkpoint.checkpoint_files import Manifest, checkpoint_name
 from workers.checkpoint.storage import Storage, open_storage
-from workers.contract import CheckpointRecord, StorageUse
 from workers.hub.journal import SupersededError, is_superseded
+from workers.records.contract import CheckpointRecord, StorageUse
 from workers.training.resume import find_checkpoint, read_parts
 from workers.training.running_statistics import average_buffers
 from workers.training.slow_work import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accordion.messages import Decision, Report
-from workers.contract import DesiredState, Launch, Payload, Progress, Started
+from workers.records.contract import DesiredState, Launch, Payload, Progress, Started
 
 if TYPE_CHECKING:
     from accordion.step_signals import Signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING
 
-from workers.errors import TaskRaised
+from workers.common.errors import TaskRaised
 from workers.training.slow_work import gather_objects
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from workers.contract import Launch
-from workers.data_spec import name_variable
-from workers.errors import CodeError
+from workers.common.errors import CodeError
+from workers.records.contract import Launch
+from workers.spec.data import name_variable
 
 
 def find_data(name: str, launch: Launch | None) -> Path:

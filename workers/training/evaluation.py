@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workers.contract import JobSpec
 from workers.data.nested import to_device
+from workers.records.contract import JobSpec
 from workers.training.sampler import derive_seed, micro_batches, rank_shard
 from workers.training.train_state import TrainState, seeded_generators
 

@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from accordion.optimizer_steps import Optimizers, as_sequence
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 from workers.training.snapshot import map_tensors
 
 _UNSUPPORTED = re.compile(r"GLOBAL ([\w.]+)")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from workers.contract import JobSpec
 from workers.data.nested import to_device
+from workers.records.contract import JobSpec
 from workers.training.boundaries import (
     FLUSH_TIMEOUT_S,
     EpochRates,

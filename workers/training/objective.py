@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from workers.objective_spec import ObjectiveSpec, check_metric
+from workers.spec.objective import ObjectiveSpec, check_metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

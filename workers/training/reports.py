@@ -11,7 +11,7 @@ from accordion.errors import OverrideError
 from accordion.messages import Decision, Override, plan_digest
 from accordion.session import Switch
 from accordion.step_signals import Signal
-from workers.contract import (
+from workers.records.contract import (
     AcksRecord,
     DecisionRecord,
     DesiredState,

@@ -20,10 +20,10 @@ from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_
 from workers.checkpoint.lineage import Lineage, generation_of
 from workers.checkpoint.shared_storage import not_shared, sees_token
 from workers.checkpoint.storage import MissingCheckpointsError, Storage, storage_advice
-from workers.errors import CheckpointError, PeerUnfit, StorageError, StorageNotShared
+from workers.common.errors import CheckpointError, PeerUnfit, StorageError, StorageNotShared
 from workers.hub.journal import SupersededError, is_superseded
 from workers.hub.journal_summary import read_milestones
-from workers.milestones import Milestones
+from workers.records.milestones import Milestones
 from workers.training.slow_work import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,

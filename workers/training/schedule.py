@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from workers.spec import JobSpec, TrainingSpec
+from workers.spec.job import JobSpec, TrainingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 from workers.training.sampler import (
     batch_at,
     epoch_order,

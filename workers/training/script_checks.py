@@ -10,7 +10,7 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 from workers.training.standalone_context import NO_JOB
 from workers.training.train_state import TrainState
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from accordion.attach_refusal import refuse_attach
-from workers.contract import Launch
-from workers.error_kinds import is_peer_loss
-from workers.error_text import format_with_line
-from workers.errors import CodeError, TaskRaised, WorkerError
+from workers.common.error_kinds import is_peer_loss
+from workers.common.error_text import format_with_line
+from workers.common.errors import CodeError, TaskRaised, WorkerError
+from workers.records.contract import Launch
 from workers.training.context import WorkerContext
 from workers.training.script_checks import OTHER_ATTACH, explain_second_group
 from workers.training.script_session import session

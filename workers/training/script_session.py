@@ -31,7 +31,7 @@ from accordion.errors import HookError
 from accordion.optimizer_steps import Optimizers
 from accordion.session import Session
 from accordion.step_signals import Signal
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 from workers.training import standalone_context as standalone
 from workers.training.boundaries import (
     FLUSH_TIMEOUT_S,

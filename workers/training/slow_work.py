@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch.distributed as dist
 
 from workers.checkpoint.storage import MissingCheckpointsError
-from workers.errors import CheckpointError
+from workers.common.errors import CheckpointError
 
 if TYPE_CHECKING:
     from workers.training.train_state import TrainState

@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from accordion.saved_states import MeanState
-from workers.contract import Bytes, Position
-from workers.public_records import add_dense_wire
+from workers.records.contract import Bytes, Position
+from workers.spec.public_records import add_dense_wire
 from workers.training.data_checks import check_equal_to_saved, count_samples
 from workers.training.generators import read_generators, restore_generators
 from workers.training.objective import ObjectiveProgress

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.contract import JobSpec, Launch, Payload, Started
-from workers.errors import CodeError, StorageError
+from workers.common.errors import CodeError, StorageError
 from workers.hub.journal import Journal, SupersededError, claim_generation, newest_generation
+from workers.records.contract import JobSpec, Launch, Payload, Started
 from workers.training.clock import Clock
 from workers.training.context import NoLink, WorkerContext
 from workers.training.slow_work import decide_on_rank_0

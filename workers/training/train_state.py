@@ -22,12 +22,12 @@ from accordion.module_checks import unwrap_module
 from accordion.optimizer_steps import Optimizers, as_sequence
 from accordion.session import Session, attach
 from workers.checkpoint.async_save import SaveStatus
-from workers.contract import Bytes, JobSpec, Position
+from workers.common.error_text import format_with_line
+from workers.common.errors import TaskRaised
 from workers.data import Data
 from workers.data.nested import to_device, to_float32
-from workers.error_text import format_with_line
-from workers.errors import TaskRaised
-from workers.spec import OptimizerSpec
+from workers.records.contract import Bytes, JobSpec, Position
+from workers.spec.job import OptimizerSpec
 from workers.tasks.base import Task
 from workers.training.balancing import Division, OwnWork, can_balance
 from workers.training.clock import Clock, Phases

@@ -9,8 +9,8 @@ from typing import Any
 from workers.checkpoint.broadcast import broadcast_state
 from workers.checkpoint.saved_model import read_model
 from workers.checkpoint.storage import open_storage
-from workers.contract import ModelSource
-from workers.errors import CheckpointError, StorageError, TaskRaised
+from workers.common.errors import CheckpointError, StorageError, TaskRaised
+from workers.records.contract import ModelSource
 from workers.training.resume import wait_for_storage
 from workers.training.train_state import TrainState
 

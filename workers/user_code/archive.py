@@ -18,7 +18,7 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import BinaryIO
 
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 
 _END = struct.Struct("<4s4H2LH")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")

@@ -17,8 +17,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from workers.contract import Launch
-from workers.errors import CodeError, TaskRaised
+from workers.common.errors import CodeError, TaskRaised
+from workers.records.contract import Launch
 from workers.user_code.archive import top_level_modules, unpack_archive
 
 _PREFIX = "accordion-code-"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from accordion.messages import OptionValue
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 from workers.tasks import TASKS
 from workers.tasks.base import METHODS, Task
 

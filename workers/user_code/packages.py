@@ -29,9 +29,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from workers.contract import Launch
-from workers.errors import PackagesError
-from workers.node_cache import UnsafeRootError, keep_in_use, lock_entry, open_root
+from workers.common.errors import PackagesError
+from workers.common.node_cache import UnsafeRootError, keep_in_use, lock_entry, open_root
+from workers.records.contract import Launch
 from workers.user_code.install import lock_folder
 from workers.user_code.pip_process import run_pip
 from workers.user_code.resolution import WHEELS, Resolution, packages_folder, read_resolution

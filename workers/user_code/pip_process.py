@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from workers.errors import PackagesError
-from workers.secret_mask import mask_url_logins
+from workers.common.errors import PackagesError
+from workers.common.secret_mask import mask_url_logins
 
 POLL_S = 0.1
 """Seconds between two calls of `raise_if_stopped`."""

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Set
 from pathlib import Path
 
-from workers.contract import Package
-from workers.spec_types import Sha256, Strict
+from workers.records.contract import Package
+from workers.spec.types import Sha256, Strict
 
 WHEELS = "wheels"
 """Folder of the wheels, beside the file of the resolution."""

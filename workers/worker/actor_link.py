@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accordion.messages import Decision, LayerInfo, Report
-from workers.contract import DesiredState, Launch, Payload, Progress, Started
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import (
     DecideRequest,
@@ -22,6 +21,7 @@ from workers.hub.journal import Journal, SupersededError, is_superseded
 from workers.hub.log_shipper import LogShipper
 from workers.hub.order_watcher import OrderWatcher
 from workers.hub.record_sender import RecordSender
+from workers.records.contract import DesiredState, Launch, Payload, Progress, Started
 
 DECIDE_TIMEOUT_S = 2.0
 """Timeout of a decision request; rank 0's own proposal is equivalent."""

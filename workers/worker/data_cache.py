@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from workers.contract import DataCache, Launch
-from workers.data_spec import name_variable
-from workers.errors import DataFetchError, DataNotOnNode
-from workers.node_cache import (
+from workers.common.errors import DataFetchError, DataNotOnNode
+from workers.common.node_cache import (
     DRAFT_SUFFIX,
     UnsafeRootError,
     draft_of,
@@ -32,7 +30,9 @@ from workers.node_cache import (
     open_root,
     remove_unless_used,
 )
-from workers.spec_types import Strict
+from workers.records.contract import DataCache, Launch
+from workers.spec.data import name_variable
+from workers.spec.types import Strict
 from workers.worker.data_source import (
     LOG_S,
     Listing,

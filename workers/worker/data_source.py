@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from workers.errors import DataFetchError, DataNotOnNode
+from workers.common.errors import DataFetchError, DataNotOnNode
 
 RETRY_S = 10.0
 """Seconds between two attempts to reach a location."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from workers.errors import OutOfMemory, ProcessLost, WorkerError
+from workers.common.errors import OutOfMemory, ProcessLost, WorkerError
 
 PRESSURE = 0.92
 """Share of a node's memory in use from which its largest worker is killed; Ray acts at 0.95."""

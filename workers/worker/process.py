@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workers.checkpoint.shared_storage import check_token
-from workers.contract import Launch, ResizeRecord
-from workers.error_kinds import is_peer_loss, is_process_death, is_raised_by_storage
-from workers.error_text import (
+from workers.common.error_kinds import is_peer_loss, is_process_death, is_raised_by_storage
+from workers.common.error_text import (
     clean_raised_errors,
     find_user_line,
     format_error,
     format_with_line,
 )
-from workers.errors import TaskRaised, WorkerError
+from workers.common.errors import TaskRaised, WorkerError
+from workers.common.secret_mask import SecretMask
 from workers.hub.actor_client import RayActorClient
 from workers.hub.journal import Journal
 from workers.hub.log_shipper import LogShipper, LogSource, ship_logs
-from workers.secret_mask import SecretMask
+from workers.records.contract import Launch, ResizeRecord
 from workers.tasks import SCRIPT
 from workers.training.context import (
     Link,

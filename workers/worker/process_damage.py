@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from workers.error_kinds import is_bad_descriptor
-from workers.error_text import find_user_line, is_user_code
+from workers.common.error_kinds import is_bad_descriptor
+from workers.common.error_text import find_user_line, is_user_code
 
 _DISTRIBUTED = Path(dist.__file__).parent
 _PROJECT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
-from workers.spec import WorkersSpec
+from workers.spec.job import WorkersSpec
 
 PEER_TIMEOUT = timedelta(seconds=60)
 """Timeout of a collective."""

@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.train_fn_utils import (
 )
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 
-from workers.errors import CodeError
+from workers.common.errors import CodeError
 
 if TYPE_CHECKING:
     from workers.worker.ray_train_worker import LocalRanks

@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workers.common.train_run import TRAIN_SETTINGS
 from workers.tasks import SCRIPT
-from workers.train_run import TRAIN_SETTINGS
 from workers.worker.process import GroupAssignment, Worker
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from service.schemas.jobs import (
 )
 from service.schemas.overrides import OverrideView
 from service.schemas.why import WhyView
-from workers.public_records import Bytes
+from workers.spec.public_records import Bytes
 
 MAX_ROWS = 300
 """Most rows of a table."""

@@ -18,7 +18,7 @@ from service.domain.capacity.resources import (
     list_worker_resources,
     worker_resources,
 )
-from workers.node_selectors import node_matches
+from workers.common.node_selectors import node_matches
 
 _ROUNDING = 1e-6
 """Tolerance: three thirds of a CPU must fill one CPU. Far below any share that users request."""

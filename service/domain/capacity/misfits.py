@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from service.domain.capacity.resources import ResourceRequest, Resources
-from workers.node_selectors import node_matches
+from workers.common.node_selectors import node_matches
 
 _GB = 1e9
 _NAMED_NODES = 2

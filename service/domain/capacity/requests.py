@@ -33,7 +33,7 @@ from service.domain.capacity.resources import (
     sort_custom,
 )
 from service.domain.capacity.trials import NO_TRIALS, Group, Trials
-from workers.node_selectors import LabelCondition, Selector
+from workers.common.node_selectors import LabelCondition, Selector
 
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray gives every node."""

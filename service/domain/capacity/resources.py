@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workers.node_selectors import Selector
+from workers.common.node_selectors import Selector
 
 Custom = tuple[tuple[str, float], ...]
 """Amounts of Ray's custom resources, sorted by name."""

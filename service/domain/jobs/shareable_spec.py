@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from workers.secret_mask import MASK, MIN_LENGTH, SecretMask, mask_url_logins
+from workers.common.secret_mask import MASK, MIN_LENGTH, SecretMask, mask_url_logins
 
 _SECRET_NAME = re.compile(
     r"passw|passphrase|pwd|secret|credential|authorization|cookie|connection_?string"

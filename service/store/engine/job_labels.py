@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.store.tables.job_labels import JobLabelRow
 from service.store.tables.models import JobRow
 from service.store.tables.stored_documents import stored_labels
-from workers.plain_text import clean_texts
+from workers.common.plain_text import clean_texts
 
 COPIED_COLUMNS = ("archived", "created_at", "kind", "owner", "name")
 """Columns of a job that the rows of its labels have, too."""

@@ -43,7 +43,8 @@ from service.store.tables.stored_spec import spec_value
 from service.store.writes.nodes import record_node_failures
 from service.store.writes.override_changes import load_override_statuses, store_override_status
 from service.store.writes.status_changes import change_status
-from workers.contract import (
+from workers.common.names import train_run_name
+from workers.records.contract import (
     AcksRecord,
     CheckpointRecord,
     Cursor,
@@ -62,7 +63,6 @@ from workers.contract import (
     ResizeRecord,
     Started,
 )
-from workers.names import train_run_name
 
 _MAX_TEXT = 2000
 """Characters of a message that a row keeps."""

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from service.domain.jobs.statuses import Kind
 from service.store.tables.models import EpochRow, JobRow
 from service.store.tables.stored_spec import spec_value
-from workers.contract import Drained, EndRecord, PausedRecord
+from workers.records.contract import Drained, EndRecord, PausedRecord
 
 
 def describe_end(session: Session, job: JobRow, end: EndRecord) -> str:

@@ -16,7 +16,7 @@ from service.store.engine.events import FIRST_EVENT
 from service.store.tables.models import AttemptRow, JobRow
 from service.store.tables.stored_spec import extract_filter_values
 from service.store.writes.status_changes import record_first_status
-from workers.contract import GUEST_ATTEMPT, Guest
+from workers.records.contract import GUEST_ATTEMPT, Guest
 
 _MESSAGE = "registered by its Ray Train script; waits for its first report"
 

@@ -34,8 +34,8 @@ from service.store.tables.stored_documents import is_override_readable
 from service.store.writes.history_limits import HistoryLimits, trim_history
 from service.store.writes.leases import is_newest_token
 from service.store.writes.status_changes import change_status
-from workers.contract import DesiredState, Drained, EndRecord, Guest, Size
-from workers.plain_text import clean_text
+from workers.common.plain_text import clean_text
+from workers.records.contract import DesiredState, Drained, EndRecord, Guest, Size
 
 Change = Callable[[Session, JobRow], None]
 _SAVES = "saving a checkpoint"

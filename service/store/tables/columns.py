@@ -12,7 +12,7 @@ from sqlalchemy import String, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from workers.plain_text import clean_text, clean_texts
+from workers.common.plain_text import clean_text, clean_texts
 
 LISTED_COLUMNS = (
     *("archived", "created_at", "id", "kind", "owner", "name", "reason", "desired", "priority"),

@@ -18,7 +18,7 @@ from accordion.messages import LayerInfo, OptionValue
 from service.domain.jobs.ray_run import RayRun
 from service.domain.performance.elasticity import ElasticityStats
 from service.store.tables.models import AttemptRow, JobRow, OverrideRow
-from workers.contract import Package
+from workers.records.contract import Package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

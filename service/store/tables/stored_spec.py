@@ -16,8 +16,8 @@ from service.domain.capacity.resources import ResourceRequest, sort_custom
 from service.domain.documents import Value, entries_at, value_at
 from service.errors import Conflict
 from service.store.tables.models import JobRow
-from workers.contract import JobSpec
-from workers.node_selectors import read_selector
+from workers.common.node_selectors import read_selector
+from workers.records.contract import JobSpec
 
 _FILTERED = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
 """Columns with a value of the spec, and its place there."""

@@ -21,7 +21,7 @@ from service.store.writes.idempotency import Idempotency, find_replay, store_key
 from service.store.writes.loggers import add_loggers
 from service.store.writes.secret_refs import locate_env_secrets, locate_logger_secrets, lock_secrets
 from service.store.writes.status_changes import record_first_status
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 _MAX_TASK_IN_NAME = 56
 """Characters of the task name in a generated job name, which stays within the limit of 63."""

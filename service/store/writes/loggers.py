@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from service.domain.jobs.loggers import LoggerState
 from service.store.reads.repository import IS_UNFINISHED
 from service.store.tables.models import JobRow, LoggerRow
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 
 def add_loggers(session: Session, job: JobRow, spec: JobSpec, *, now: float) -> None:

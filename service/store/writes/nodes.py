@@ -17,7 +17,7 @@ from service.store.engine.database import Database
 from service.store.tables.models import ClusterRow, JobRow, NodeFailureRow, NodeRow
 from service.store.writes.audit import append_audit
 from service.store.writes.leases import is_newest_token
-from workers.contract import FailureRecord, Record
+from workers.records.contract import FailureRecord, Record
 
 _MAX_TEXT = 2000
 """Characters of a reason that a row keeps."""

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from service.errors import Invalid
 from service.store.tables.models import SecretRow
-from workers.contract import JobSpec, list_secret_names
-from workers.logger_spec import list_logger_secrets
+from workers.records.contract import JobSpec, list_secret_names
+from workers.spec.loggers import list_logger_secrets
 
 
 def locate_env_secrets(spec: JobSpec, pointer: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from service.domain.jobs.statuses import Reason, Status
 from service.store.engine.events import append_event
 from service.store.tables.models import JobRow
 from service.store.writes.webhook_messages import queue_status_messages
-from workers.plain_text import clean_text
+from workers.common.plain_text import clean_text
 
 
 class ForbiddenTransition(Exception):

@@ -28,8 +28,8 @@ from service.store.writes.audit import append_audit
 from service.store.writes.loggers import reopen_loggers
 from service.store.writes.override_changes import load_override_statuses, store_override_status
 from service.store.writes.status_changes import change_status
-from workers.contract import JobSpec
-from workers.spec_types import MAX_LABELS
+from workers.records.contract import JobSpec
+from workers.spec.types import MAX_LABELS
 
 CheckJob = Callable[[JobRow], None]
 """Raises if the caller's condition on the job (If-Match) does not hold; runs inside the

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 from accordion_ray import failures
 from accordion_ray.failures import OutcomeStore, watch_end
 from tests.unit.workers.world import until
-from workers.contract import FailureRecord
+from workers.records.contract import FailureRecord
 
 
 class Ranks:

@@ -23,7 +23,9 @@ from accordion_ray.identity import GuestState
 from accordion_ray.records import Attached, known_spec
 from accordion_ray.service_connection import ServiceConnection
 from tests.unit.workers.world import FakeCluster, until
-from workers.contract import (
+from workers.hub.journal import Journal, claim_generation, read_records
+from workers.hub.record_sender import RecordSender
+from workers.records.contract import (
     GUEST_ATTEMPT,
     AcksRecord,
     Cursor,
@@ -36,8 +38,6 @@ from workers.contract import (
     RejectedRecord,
     Started,
 )
-from workers.hub.journal import Journal, claim_generation, read_records
-from workers.hub.record_sender import RecordSender
 from workers.training.clock import Clock
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))

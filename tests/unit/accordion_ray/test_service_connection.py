@@ -18,9 +18,9 @@ from accordion_ray.service_connection import (
     print_line,
 )
 from tests.unit.workers.world import FakeCluster
-from workers.contract import Guest, JobSpec
+from workers.common.names import NAMESPACE, package_version
 from workers.hub.actor_client import ActorTimeoutError
-from workers.names import NAMESPACE, package_version
+from workers.records.contract import Guest, JobSpec
 
 SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, "max": 2}})
 

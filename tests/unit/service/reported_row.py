@@ -14,7 +14,7 @@ from service.store.reads.repository import Repository
 from service.store.tables.models import AttemptRow, EventRow, JobRow
 from service.store.writes.jobs import JobSubmission
 from service.store.writes.overrides import JobOverrides, RequestedOverride
-from workers.contract import (
+from workers.records.contract import (
     AcksRecord,
     Bytes,
     CheckpointRecord,

@@ -25,7 +25,7 @@ from tests.unit.service.fake_gcs import FakeGcs, build_constraint
 from tests.unit.service.test_backfill import running_job
 from tests.unit.service.test_capacity_request import judge, plan, started_node, waiting
 from tests.unit.service.test_queue import asked
-from workers.node_selectors import read_selector
+from workers.common.node_selectors import read_selector
 
 LONG_IDLE_MS = 3_600_000
 GPU_NODE, CPU_NODE = {"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}

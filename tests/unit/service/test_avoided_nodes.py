@@ -20,7 +20,7 @@ from service.store.writes.jobs import JobSubmission
 from service.store.writes.leases import Lease
 from service.store.writes.nodes import NodeStore
 from tests.api.world import DIGITS
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 NOW = 1_800_000_000.0
 WHY = (

@@ -33,7 +33,7 @@ from service.domain.capacity.trials import (
 from service.domain.jobs.statuses import Reason
 from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
 from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
-from workers.node_selectors import format_selector, node_matches, read_selector
+from workers.common.node_selectors import format_selector, node_matches, read_selector
 
 NO_QUOTAS = QuotaTable()
 ACCOUNTS = ["user ada", "user bob", "label team:vision"]

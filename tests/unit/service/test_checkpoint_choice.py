@@ -7,7 +7,7 @@ import pytest
 from service.errors import Conflict
 from service.job_inputs.checkpoints import KeptCheckpoints, choose_checkpoints, find_kept
 from service.store.tables.models import CheckpointRow
-from workers.contract import ObjectiveSpec
+from workers.records.contract import ObjectiveSpec
 
 NO_MODEL = " and has saved no checkpoint, so there is no model of it; "
 

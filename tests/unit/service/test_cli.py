@@ -21,7 +21,7 @@ from service.errors import SettingsError
 from service.schemas.format import format_metrics
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion, job_name
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 
 def test_submit_prints_the_id_and_how_to_watch_it(accordion: Accordion, spec: Path) -> None:
@@ -410,7 +410,7 @@ def test_show_loads_no_database_no_server_and_no_spec() -> None:
     code, *loaded = done.stdout.split()
     assert code == "3", done.stderr
     assert "service.client" in loaded
-    assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec"}.isdisjoint(loaded)
+    assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec.job"}.isdisjoint(loaded)
     others = {"service.commands.listing", "service.commands.watch", "service.schemas.plans"}
     assert others.isdisjoint(loaded)
 

@@ -27,7 +27,7 @@ from service.store.writes.copying import copy_database
 from service.store.writes.jobs import JobSubmission
 from service.store.writes.secrets import SecretStore
 from tests.unit.service.conftest import Accordion
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 
 @pytest.fixture

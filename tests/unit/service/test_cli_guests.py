@@ -10,7 +10,7 @@ import pytest
 from service.settings.home import Home, Running
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
-from workers.contract import EndRecord
+from workers.records.contract import EndRecord
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from service.client import Client
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
-from workers.contract import FailureRecord
+from workers.records.contract import FailureRecord
 
 NODE = "10.0.0.1"
 """The only node of the live service."""

@@ -18,8 +18,8 @@ from service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.api.fake_plans import FOUND
 from tests.unit.service.conftest import Accordion
-from workers.contract import PlanResult
 from workers.planning import planner_process
+from workers.records.contract import PlanResult
 
 
 @pytest.mark.parametrize(

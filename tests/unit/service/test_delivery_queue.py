@@ -38,7 +38,7 @@ from service.store.writes.status_changes import change_status
 from service.store.writes.webhook_messages import queue_status_messages
 from service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
 from tests.api.world import DIGITS, Clock
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 TAKEN = AttemptOutcome(response_status=200)
 FAILED = AttemptOutcome(response_status=500, message="the receiver responded with 500")

@@ -13,7 +13,7 @@ from service.schemas.format import (
     format_workers,
 )
 from tests.unit.service.report_samples import make_job
-from workers.public_records import Bytes
+from workers.spec.public_records import Bytes
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from service.domain.jobs.status_table import (
 )
 from service.domain.jobs.statuses import Desired, Reason, Status
 from service.domain.overrides.states import OVERRIDE_TABLE, OverrideState
-from workers.contract import EndReason
+from workers.records.contract import EndReason
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SERVICE = Path(__file__).parents[3] / "service"

@@ -35,7 +35,7 @@ from service.store.tables.models import (
 from service.views.jobs import progress_view
 from service.views.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from tests.e2e.dashboard_check import family as family_of
-from workers.contract import Bytes, EpochRecord, JobSpec, Progress
+from workers.records.contract import Bytes, EpochRecord, JobSpec, Progress
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 T = NOW.timestamp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.scheduler.pending_logs import PendingLogs
-from workers.contract import Drained, LogLine
+from workers.records.contract import Drained, LogLine
 
 LINE = LogLine(attempt=1, rank=0, time=1.0, text="line")
 

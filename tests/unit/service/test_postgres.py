@@ -30,7 +30,7 @@ from service.store.writes.jobs import JobSubmission
 from service.store.writes.leases import Lease
 from service.store.writes.secrets import SecretStore
 from tests.postgres import Postgres
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
 MANY = 25

@@ -13,7 +13,7 @@ from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
 from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
 from service.domain.capacity.resources import ResourceRequest, Resources
 from service.domain.jobs.statuses import Reason
-from workers.node_selectors import read_selector
+from workers.common.node_selectors import read_selector
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 ZONE_A, ZONE_B = frozenset({("zone", "a")}), frozenset({("zone", "b")})

@@ -23,7 +23,7 @@ from service.runtime.ray_autoscaler import (
     RayAutoscaler,
 )
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
-from workers.node_selectors import read_selector
+from workers.common.node_selectors import read_selector
 
 CPU = Resources(cpus=1.0, gpus=0.0)
 GPU = Resources(

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 from service.errors import RuntimeUnavailable
 from service.runtime import ray_backend
 from service.runtime.ray_backend import RayBackend
-from workers.contract import Cursor
+from workers.records.contract import Cursor
 
 
 class Handle:

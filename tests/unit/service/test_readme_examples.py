@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from service.schemas.specs import PlanRequest
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 ROOT = Path(__file__).parents[3]
 

@@ -26,7 +26,7 @@ from tests.unit.service.reported_row import (
     progress,
     started,
 )
-from workers.contract import (
+from workers.records.contract import (
     Bytes,
     Drained,
     EndRecord,

@@ -8,7 +8,7 @@ import pytest
 
 from service.store.engine.database import Database
 from tests.unit.service.reported_row import Row, epoch, progress, started
-from workers.contract import Drained, LogLine
+from workers.records.contract import Drained, LogLine
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from service.store.writes.leases import Lease, is_newest_token
 from service.store.writes.login_links import use_login_link
 from service.store.writes.plans import PlanStore
 from tests.api.label_law import check_labels, listed_labels
-from workers.contract import JobSpec
+from workers.records.contract import JobSpec
 
 
 @pytest.fixture

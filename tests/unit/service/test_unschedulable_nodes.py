@@ -18,7 +18,7 @@ from service.runtime.protocol import SupervisorState
 from service.scheduler.allocator import ClusterState
 from service.store.tables.models import JobRow
 from tests.unit.service.test_queue import HELD, NODES, WAITING, jobs_of
-from workers.contract import AVOID_S
+from workers.records.contract import AVOID_S
 
 WHY = (
     "node gpu-7 is cordoned by ada; an operator can restore it with 'accordion node restore gpu-7'"

@@ -15,7 +15,7 @@ from service.domain.capacity.quotas import Quota, QuotaTable
 from service.domain.capacity.resources import ResourceRequest, Resources
 from service.domain.capacity.wait_causes import WaitCause, explain_queue
 from service.domain.jobs.statuses import Reason
-from workers.node_selectors import read_selector
+from workers.common.node_selectors import read_selector
 
 GPU_NODE = Resources(cpus=8, gpus=1, node="g", memory=16e9)
 CPU_NODE = Resources(cpus=8, gpus=0, node="c", memory=8e9)

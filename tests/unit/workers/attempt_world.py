@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from tests.unit.workers.fake_pool import FakePool, Outcome
 from tests.unit.workers.world import launch
-from workers.contract import DesiredState, EndRecord, FailureRecord, PausedRecord
 from workers.controller.attempt import Attempt
 from workers.controller.failure_policy import FailureCounts
-from workers.spec import WorkersSpec
+from workers.records.contract import DesiredState, EndRecord, FailureRecord, PausedRecord
+from workers.spec.job import WorkersSpec
 
 
 @dataclass

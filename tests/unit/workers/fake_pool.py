@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.unit.workers.world import note
-from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
+from workers.common.errors import ProcessLost
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
-from workers.errors import ProcessLost
 from workers.hub.journal import Journal
+from workers.records.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.training.context import PreviousGroup, RankProgress
 
 Outcome = str | Mapping[int, str | BaseException]

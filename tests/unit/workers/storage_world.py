@@ -16,8 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.workers.faulty import STORE, Fault, Gone, Group
-from workers.contract import DesiredState, EpochRecord, JobSpec, Launch, Payload, Record, Started
 from workers.hub.journal import Journal, claim_generation, read_records
+from workers.records.contract import (
+    DesiredState,
+    EpochRecord,
+    JobSpec,
+    Launch,
+    Payload,
+    Record,
+    Started,
+)
 from workers.training.clock import Clock
 from workers.training.context import LoopControl, NoLink, WorkerContext
 from workers.training.loop import train_job

@@ -23,7 +23,6 @@ from tests.unit.workers.world import (
     token,
     until,
 )
-from workers.contract import Cursor, DesiredState, LogLine, Progress
 from workers.hub import accordion_actor as actor_module
 from workers.hub.actor_messages import (
     DecideRequest,
@@ -33,6 +32,7 @@ from workers.hub.actor_messages import (
     Registration,
 )
 from workers.hub.record_sender import TICK_S
+from workers.records.contract import Cursor, DesiredState, LogLine, Progress
 
 
 def controller() -> Controller:

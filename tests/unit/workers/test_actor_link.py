@@ -24,11 +24,11 @@ from tests.unit.workers.world import (
     token,
     until,
 )
-from workers.contract import DesiredState
 from workers.hub import order_watcher as orders
 from workers.hub.journal import SupersededError
 from workers.hub.log_shipper import LogShipper, LogSource
-from workers.spec import BatchSpec
+from workers.records.contract import DesiredState
+from workers.spec.job import BatchSpec
 from workers.worker import actor_link as link_module
 from workers.worker.actor_link import ActorLink
 

@@ -13,16 +13,16 @@ from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError
 
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from tests.unit.workers.pool_world import World, pool_of
-from workers.contract import ResizeRecord
+from workers.common.errors import DataFetchError, ProcessCrashed, ProcessLost, TaskRaised
 from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED
 from workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
 from workers.controller.start_failures import FailedStart
-from workers.errors import DataFetchError, ProcessCrashed, ProcessLost, TaskRaised
-from workers.spec import LimitsSpec
+from workers.records.contract import ResizeRecord
+from workers.spec.job import LimitsSpec
+from workers.spec.workers import WorkersSpec
 from workers.training.context import RankProgress
 from workers.worker.exit_notes import exit_note_path
 from workers.worker.process import Heartbeat, ProcessLocation
-from workers.workers_spec import WorkersSpec
 
 HUNG_S = LimitsSpec().answer_seconds
 NODE_DIED = ActorDiedError()

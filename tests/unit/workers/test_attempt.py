@@ -12,14 +12,14 @@ from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakePool, Outcome
-from workers.contract import DesiredState, EndRecord, PausedRecord, Size
+from workers.common.errors import ProcessCrashed, StorageError, TaskRaised
 from workers.controller.attempt import RETURN_S
 from workers.controller.failure_policy import FIRST_PAUSE_S, MAX_PAUSE_S
 from workers.controller.scaling_policy import LEAVE_PATIENCE_S
 from workers.controller.start_failures import FailedStart
-from workers.env_spec import SecretRef
-from workers.errors import ProcessCrashed, StorageError, TaskRaised
-from workers.objective_spec import ObjectiveSpec
+from workers.records.contract import DesiredState, EndRecord, PausedRecord, Size
+from workers.spec.env import SecretRef
+from workers.spec.objective import ObjectiveSpec
 from workers.training.context import PreviousGroup, RankProgress
 
 DEAD = ActorDiedError()

@@ -18,8 +18,8 @@ from workers.checkpoint.checkpoint_files import (
 )
 from workers.checkpoint.lineage import Lineage, StartedGroup
 from workers.checkpoint.storage import LocalStorage
-from workers.contract import Position
-from workers.errors import CheckpointError
+from workers.common.errors import CheckpointError
+from workers.records.contract import Position
 
 FILES = ("rank-0.pt", "rank-1.pt", "shared.pt")
 

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.workers.world import launch as launch_of
-from workers.contract import DataCache, Launch
-from workers.errors import DataFetchError
-from workers.node_cache import UnsafeRootError, lock_entry, open_root
+from workers.common.errors import DataFetchError
+from workers.common.node_cache import UnsafeRootError, lock_entry, open_root
+from workers.records.contract import DataCache, Launch
 from workers.worker import data_cache
 from workers.worker.data_cache import fetch_once, note_key, provide_data
 from workers.worker.data_source import (

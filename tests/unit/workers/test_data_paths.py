@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.world import launch as launch_of
+from workers.common.errors import CodeError
 from workers.data.files import expand_path
-from workers.errors import CodeError
 from workers.session import ScriptSession
 from workers.training.data_paths import find_data
 from workers.training.standalone_context import standalone_context

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.errors import DataFetchError
+from workers.common.errors import DataFetchError
 from workers.worker.data_source import Listing, Pace, list_files
 
 

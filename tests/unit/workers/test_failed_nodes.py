@@ -11,9 +11,7 @@ from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import BROKEN, FakePool
-from workers.contract import DesiredState
-from workers.controller.failed_nodes import find_failed_nodes
-from workers.errors import (
+from workers.common.errors import (
     OutOfMemory,
     ProcessCrashed,
     ProcessLost,
@@ -21,6 +19,8 @@ from workers.errors import (
     StorageNotShared,
     TaskRaised,
 )
+from workers.controller.failed_nodes import find_failed_nodes
+from workers.records.contract import DesiredState
 
 TWO = {0: "a", 1: "b"}
 CUDA = TaskRaised(3, 0, "AcceleratorError: CUDA error: uncorrectable ECC error encountered")

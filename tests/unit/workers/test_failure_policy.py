@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError
 from torch.distributed import DistBackendError
 
-from workers.contract import CheckpointRecord, FailureRecord
+from workers.common.errors import (
+    CheckpointError,
+    LossNotFinite,
+    ProcessCrashed,
+    StorageError,
+    TaskRaised,
+)
 from workers.controller.failure_causes import (
     classify_start_failure,
     find_cause,
@@ -27,7 +33,7 @@ from workers.controller.failure_policy import (
     Retry,
     decide_retry,
 )
-from workers.errors import CheckpointError, LossNotFinite, ProcessCrashed, StorageError, TaskRaised
+from workers.records.contract import CheckpointRecord, FailureRecord
 from workers.training.context import Doing, RankProgress
 
 RAISED = TaskRaised(3, 0, "ValueError: no such label")

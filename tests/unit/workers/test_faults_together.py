@@ -9,11 +9,11 @@ from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import BROKEN, FakePool
-from workers.contract import EndRecord, FailureRecord
+from workers.common.errors import TaskRaised
 from workers.controller.attempt import DISAGREEMENT_S
 from workers.controller.failure_policy import MAX_DEATHS, MAX_LOST_GROUPS, FailureCounts
 from workers.controller.start_failures import FailedStart, judge_starts
-from workers.errors import TaskRaised
+from workers.records.contract import EndRecord, FailureRecord
 from workers.training.context import Doing, RankProgress
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.contract import (
+from workers.common.names import actor_name, installation_of
+from workers.hub.accordion_actor import GUEST_SILENCE_S, AccordionActor
+from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
+from workers.records.contract import (
     GUEST_ATTEMPT,
     GUEST_PROTOCOL,
     Cursor,
@@ -18,9 +21,6 @@ from workers.contract import (
     JobSpec,
     Record,
 )
-from workers.hub.accordion_actor import GUEST_SILENCE_S, AccordionActor
-from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
-from workers.names import actor_name, installation_of
 
 SPEC = JobSpec.model_validate(
     {"name": "digits", "task": {"name": "guest"}, "workers": {"min": 8, "max": 8}}

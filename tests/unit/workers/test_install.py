@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.code_jobs import launch, packed, process_of_its_own
-from workers.contract import Launch
+from workers.records.contract import Launch
 from workers.user_code.install import install_code
 from workers.worker import process
 
@@ -39,8 +39,8 @@ thing = 3
 LOAD = """
 import sys
 from workers.user_code.install import install_code
-from workers.contract import Launch
-from workers.errors import WorkerError
+from workers.records.contract import Launch
+from workers.common.errors import WorkerError
 from workers.user_code.load_task import load_task
 for text in sys.argv[1:]:
     launch = Launch.model_validate_json(text)
@@ -145,7 +145,8 @@ def test_a_module_of_the_image_needs_no_code(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import sys; from workers.contract import *; from workers.user_code.load_task import *;"
+        "import sys; from workers.records.contract import *;"
+        "from workers.user_code.load_task import *;"
         "task = JobSpec.model_validate_json(sys.argv[1]).task;"
         "print(load_task(task.name, task.options).model())",
     ]

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workers.world import STARTED, journal, note
-from workers.contract import Cursor, EndRecord, FailureRecord
 from workers.hub import journal as journal_module
 from workers.hub.journal import (
     Journal,
@@ -22,7 +21,8 @@ from workers.hub.journal import (
     write_end,
 )
 from workers.hub.journal_summary import extend_summary, read_milestones
-from workers.milestones import find_milestones
+from workers.records.contract import Cursor, EndRecord, FailureRecord
+from workers.records.milestones import find_milestones
 
 END = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 

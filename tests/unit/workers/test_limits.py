@@ -15,11 +15,11 @@ from tests.unit.workers.attempt_world import World as AttemptWorld
 from tests.unit.workers.fake_pool import FakePool
 from tests.unit.workers.fake_ray import OPEN
 from tests.unit.workers.pool_world import World, pool_of
-from workers.contract import EndRecord
+from workers.common.errors import TaskNotReady, TaskRaised
 from workers.controller import hang_detection
 from workers.controller.hang_detection import PREPARING_S, describe_hang
-from workers.errors import TaskNotReady, TaskRaised
-from workers.spec import LimitsSpec, WorkersSpec
+from workers.records.contract import EndRecord
+from workers.spec.job import LimitsSpec, WorkersSpec
 from workers.training.context import RankProgress
 from workers.worker.process import Heartbeat
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.unit.workers.world import STARTED
 from workers.checkpoint.checkpoint_files import checkpoint_name
 from workers.checkpoint.lineage import Lineage
-from workers.contract import CheckpointRecord, EpochRecord, Payload, Position, Record
 from workers.hub.journal import Journal, claim_generation, read_records
+from workers.records.contract import CheckpointRecord, EpochRecord, Payload, Position, Record
 
 
 def name(generation: int, epoch: int) -> str:

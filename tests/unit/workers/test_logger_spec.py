@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.contract import JobSpec
-from workers.logger_spec import MAX_LOGGERS, list_logger_secrets
+from workers.records.contract import JobSpec
+from workers.spec.loggers import MAX_LOGGERS, list_logger_secrets
 
 TASK = {"task": {"name": "digits-mlp"}}
 SERVER = {"kind": "mlflow", "tracking_uri": "https://mlflow.test"}

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from workers.contract import JobSpec
-from workers.errors import CheckpointError, LossNotFinite, TaskRaised
+from workers.common.errors import CheckpointError, LossNotFinite, TaskRaised
+from workers.records.contract import JobSpec
 from workers.training.clock import Clock, Phases
 from workers.training.evaluation import (
     Summary,

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests.unit.workers.fake_ray import THERE, FakeRay
 from tests.unit.workers.world import launch
+from workers.common.errors import OutOfMemory
 from workers.controller.actor_pool import ActorPool
 from workers.controller.failure_causes import find_cause
 from workers.controller.hang_detection import HEARTBEAT_S
-from workers.errors import OutOfMemory
-from workers.spec import WorkersSpec
+from workers.spec.job import WorkersSpec
 from workers.training.context import RankProgress
 from workers.worker import memory as memory_module
 from workers.worker.memory import (

@@ -24,8 +24,8 @@ from workers.checkpoint.checkpoint_files import (
 )
 from workers.checkpoint.model_export import UnsupportedTensorError, export_model
 from workers.checkpoint.storage import LocalStorage
-from workers.contract import Position
-from workers.errors import CheckpointError
+from workers.common.errors import CheckpointError
+from workers.records.contract import Position
 
 JOB = "job-1"
 

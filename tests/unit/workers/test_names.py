@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.names import (
+from workers.common.names import (
     SupervisorName,
     actor_name,
     find_actor_name,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workers.contract import JobSpec
-from workers.objective_spec import ObjectiveSpec, describe_early_end
+from workers.records.contract import JobSpec
+from workers.spec.objective import ObjectiveSpec, describe_early_end
 from workers.tasks import TASKS
 from workers.training.objective import ObjectiveProgress, read_objective
 

@@ -16,7 +16,8 @@ from packaging.utils import InvalidWheelFilename
 
 from tests.unit.workers.wheels import Index, IndexServer, serve_index, sha256_of
 from tests.unit.workers.world import launch
-from workers.contract import Package, PackagesRecord, PipIndex
+from workers.common.errors import PackagesError
+from workers.common.secret_mask import mask_url_logins
 from workers.controller import package_resolution
 from workers.controller.package_resolution import (
     OUTAGE_LIMIT_S,
@@ -25,8 +26,7 @@ from workers.controller.package_resolution import (
     ResolutionStopped,
     resolve_packages,
 )
-from workers.errors import PackagesError
-from workers.secret_mask import mask_url_logins
+from workers.records.contract import Package, PackagesRecord, PipIndex
 from workers.user_code.pip_process import PipFailure
 from workers.user_code.resolution import packages_folder, read_resolution
 

@@ -20,8 +20,8 @@ import pytest
 
 from tests.unit.workers.wheels import make_wheel, sha256_of
 from tests.unit.workers.world import launch
-from workers.contract import Launch
-from workers.errors import PackagesError
+from workers.common.errors import PackagesError
+from workers.records.contract import Launch
 from workers.user_code import packages
 from workers.user_code.packages import UNUSED_S, ensure_environment, find_unmet
 from workers.user_code.resolution import (
@@ -35,8 +35,8 @@ from workers.user_code.resolution import (
 
 INSTALL = """
 import sys
-from workers.contract import Launch
-from workers.errors import WorkerError
+from workers.records.contract import Launch
+from workers.common.errors import WorkerError
 from workers.user_code.packages import install_packages
 try:
     install_packages(Launch.model_validate_json(sys.argv[1]))

@@ -17,16 +17,16 @@ from tests.unit.workers.fake_pool import FakePool
 from tests.unit.workers.fake_ray import OPEN, FakeRay
 from tests.unit.workers.pool_world import World, pool_of
 from tests.unit.workers.world import JOB, FakeCluster, launch, until
-from workers.contract import DesiredState, EndRecord, Launch, PackagesRecord, PipIndex
+from workers.common.errors import PackagesError
 from workers.controller import supervisor as supervisor_module
 from workers.controller.actor_pool import ActorPool
 from workers.controller.hang_detection import INSTALL_MARGIN_S
 from workers.controller.package_resolution import ResolutionHost, ResolutionStopped
 from workers.controller.ray_train_pool import RayTrainPool
 from workers.controller.supervisor import Supervisor
-from workers.errors import PackagesError
 from workers.hub.journal import read_end, read_records
-from workers.spec import LimitsSpec, WorkersSpec
+from workers.records.contract import DesiredState, EndRecord, Launch, PackagesRecord, PipIndex
+from workers.spec.job import LimitsSpec, WorkersSpec
 from workers.user_code.packages import INSTALL_LIMIT_S
 
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from accordion.messages import LayerInfo
-from workers.contract import (
+from workers.common.error_text import clean_raised_errors, format_error
+from workers.common.errors import TaskRaised
+from workers.common.plain_text import clean_text, clean_texts, describe_refused_text
+from workers.records.contract import (
     Bytes,
     EndRecord,
     EpochRecord,
@@ -21,9 +24,6 @@ from workers.contract import (
     Record,
     Started,
 )
-from workers.error_text import clean_raised_errors, format_error
-from workers.errors import TaskRaised
-from workers.plain_text import clean_text, clean_texts, describe_refused_text
 
 BAD = "caf\udce9\0"
 CLEAN = "caf\ufffd\ufffd"

@@ -10,9 +10,9 @@ import torch
 from accordion.layer_stacks import Layer
 from accordion.link_model import LinkModel
 from accordion.messages import LayerInfo
-from workers.contract import JobSpec
 from workers.planning.predictions import Prediction, list_levels, nominal_link, predict_steps
 from workers.planning.step_measurement import StepMeasurement, measure_step
+from workers.records.contract import JobSpec
 from workers.user_code.load_task import load_task
 
 SPEC = JobSpec.model_validate(

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import DistBackendError
 
 from workers.checkpoint.storage import LocalStorage
-from workers.contract import JobSpec, Launch
-from workers.errors import TaskRaised
+from workers.common.errors import TaskRaised
+from workers.records.contract import JobSpec, Launch
 from workers.training import loop, train_state
 from workers.training.context import NoLink, WorkerContext
 from workers.worker import process as worker

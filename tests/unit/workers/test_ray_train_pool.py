@@ -15,7 +15,7 @@ from ray.exceptions import RayTaskError
 from tests.unit.workers.fake_ray import DEAD, OPEN
 from tests.unit.workers.pool_world import World, pool_of
 from tests.unit.workers.world import launch
-from workers.contract import EndRecord, PausedRecord
+from workers.common.errors import CodeError, EngineUnavailable
 from workers.controller.actor_pool import HEARTBEAT_S
 from workers.controller.ray_train_pool import (
     FIRST_JOIN_S,
@@ -28,8 +28,8 @@ from workers.controller.ray_train_pool import (
     RayTrainPool,
     check_ray_train,
 )
-from workers.errors import CodeError, EngineUnavailable
-from workers.spec import TaskSpec
+from workers.records.contract import EndRecord, PausedRecord
+from workers.spec.job import TaskSpec
 from workers.worker.process import GroupAssignment
 from workers.worker.ray_train_context import TrainFunctions
 from workers.worker.ray_train_worker import (

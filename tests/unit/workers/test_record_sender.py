@@ -21,10 +21,10 @@ from tests.unit.workers.world import (
     token,
     until,
 )
-from workers.contract import Record
 from workers.hub import record_sender
 from workers.hub.journal import read_records
 from workers.hub.record_sender import RecordSender
+from workers.records.contract import Record
 
 LONG_S = 20.0
 Open = Callable[[], RecordSender]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.contract import Position
+from workers.records.contract import Position
 from workers.training.sampler import (
     balanced_counts,
     batch_at,

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from workers.spec import JobSpec, TrainingSpec
+from workers.spec.job import JobSpec, TrainingSpec
 from workers.training.schedule import (
     BatchChange,
     BatchScaling,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workers.world import JOB, FakeCluster
-from workers.contract import EndRecord, EpochRecord, FailureRecord
+from workers.common.secret_mask import MASK, MIN_LENGTH, SecretMask
 from workers.controller.plan_task import mask_error
 from workers.hub.journal import Journal, claim_generation, read_records
 from workers.hub.log_shipper import LINE_BYTES, LogSource, ship_logs
-from workers.secret_mask import MASK, MIN_LENGTH, SecretMask
+from workers.records.contract import EndRecord, EpochRecord, FailureRecord
 
 TOKEN = "hf_abcdef"
 SECRETS = st.text(st.characters(exclude_categories=["Cs"]), min_size=MIN_LENGTH)

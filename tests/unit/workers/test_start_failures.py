@@ -11,8 +11,7 @@ import pytest
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakePool
-from workers.contract import AVOID_S, DesiredState, EndRecord, Size
-from workers.errors import (
+from workers.common.errors import (
     DataFetchError,
     DataNotOnNode,
     PackagesError,
@@ -21,6 +20,7 @@ from workers.errors import (
     StorageNotShared,
     TaskRaised,
 )
+from workers.records.contract import AVOID_S, DesiredState, EndRecord, Size
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 

@@ -13,12 +13,12 @@ from ray.exceptions import ActorDiedError
 from tests.unit.workers.fake_pool import FakePool, Outcome
 from tests.unit.workers.test_accordion_actor import progress
 from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, token, until
-from workers.contract import DesiredState, EndRecord, FailureRecord, Launch, PausedRecord
+from workers.common.errors import EngineUnavailable, LossNotFinite, TaskRaised
 from workers.controller import supervisor as supervisor_module
 from workers.controller.supervisor import Supervisor
-from workers.errors import EngineUnavailable, LossNotFinite, TaskRaised
 from workers.hub.journal import newest_generation, read_end, read_records, write_end
-from workers.spec import CheckpointSpec
+from workers.records.contract import DesiredState, EndRecord, FailureRecord, Launch, PausedRecord
+from workers.spec.job import CheckpointSpec
 
 TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
 RAISED: Outcome = {1: TASK_ERROR}

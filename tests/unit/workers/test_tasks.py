@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits as sklearn_digits
 
 from tests.unit.workers import datasets
 from workers.data.digits import load_digits
-from workers.spec import TaskSpec
+from workers.spec.job import TaskSpec
 from workers.tasks import TASKS
 from workers.training.train_state import seeded_generators
 from workers.user_code.load_task import load_task

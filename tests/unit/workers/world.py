@@ -12,11 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from accordion.messages import LayerInfo
-from workers.contract import CheckpointRecord, Cursor, Drained, JobSpec, Launch, Record, Started
 from workers.hub.accordion_actor import AccordionActor
 from workers.hub.actor_client import ActorTimeoutError
 from workers.hub.actor_messages import FencingToken
 from workers.hub.journal import Journal, claim_generation
+from workers.records.contract import (
+    CheckpointRecord,
+    Cursor,
+    Drained,
+    JobSpec,
+    Launch,
+    Record,
+    Started,
+)
 
 JOB = "job-1"
 SPEC = JobSpec.model_validate({"task": {"name": "synthetic"}, "policy": {"window": {"epochs": 1}}})
