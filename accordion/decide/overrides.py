@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 from accordion.compressors import level_of
 from accordion.config import BatchConfig, format_layers
-from accordion.errors import ConfigError, OverrideError
-from accordion.messages import Level, OptionValue, Override
+from accordion.base.errors import ConfigError, OverrideError
+from accordion.base.messages import Level, OptionValue, Override
 
 _SHOWN_ID = 13
 """Characters of an id in a message; the first 13 of a time-ordered UUID are its millisecond."""

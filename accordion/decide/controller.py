@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from accordion.compressors import level_of
 from accordion.config import Config
-from accordion.detector import (
+from accordion.decide.detector import (
     BatchState,
     DetectorResult,
     DetectorState,
@@ -28,8 +28,8 @@ from accordion.detector import (
     update_batch,
     update_detector,
 )
-from accordion.errors import ConfigError, OverrideError, ReportError, StateError
-from accordion.messages import (
+from accordion.base.errors import ConfigError, OverrideError, ReportError, StateError
+from accordion.base.messages import (
     Decision,
     DecisionCause,
     LayerInfo,
@@ -39,7 +39,7 @@ from accordion.messages import (
     decision_from_json,
     to_json,
 )
-from accordion.overrides import (
+from accordion.decide.overrides import (
     ResolvedOverride,
     batch_override,
     first_epoch,

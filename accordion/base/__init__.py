@@ -1,0 +1,1 @@
+"""What every part of the library uses: errors, messages, options, the interface of flows."""

@@ -1,0 +1,1 @@
+"""Compression of one worker's gradients, and the exchanges that it takes."""

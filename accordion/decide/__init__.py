@@ -1,0 +1,1 @@
+"""Which level each layer gets: detector, controller and overrides; needs no torch."""

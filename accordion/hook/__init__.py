@@ -1,0 +1,1 @@
+"""The hook of DistributedDataParallel, and what it plans and checks."""

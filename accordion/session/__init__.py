@@ -1,0 +1,1 @@
+"""`attach` and the session of a training script."""
