@@ -9,24 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accordion.base.errors import AccordionError
+    from accordion.base.messages import Decision, Override
+    from accordion.compress.step_signals import Signal
     from accordion.config import Config, DetectorConfig, Window
-    from accordion.controller import Controller
-    from accordion.errors import AccordionError
-    from accordion.messages import Decision, Override
-    from accordion.session import Session, attach
-    from accordion.step_signals import Signal
+    from accordion.decide.controller import Controller
+    from accordion.session.session import Session, attach
 
 _HOMES = {
-    "AccordionError": "accordion.errors",
+    "AccordionError": "accordion.base.errors",
     "Config": "accordion.config",
-    "Controller": "accordion.controller",
-    "Decision": "accordion.messages",
+    "Controller": "accordion.decide.controller",
+    "Decision": "accordion.base.messages",
     "DetectorConfig": "accordion.config",
-    "Override": "accordion.messages",
-    "Session": "accordion.session",
+    "Override": "accordion.base.messages",
+    "Session": "accordion.session.session",
     "Window": "accordion.config",
-    "Signal": "accordion.step_signals",
-    "attach": "accordion.session",
+    "Signal": "accordion.compress.step_signals",
+    "attach": "accordion.session.session",
 }
 
 __all__ = [

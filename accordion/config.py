@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal, TypeGuard, get_args
 
+from accordion.base.errors import ConfigError
+from accordion.base.messages import BatchLevel, Level, OptionValue, StatisticKind
 from accordion.compressors import ladder_of
-from accordion.errors import ConfigError
-from accordion.messages import BatchLevel, Level, OptionValue, StatisticKind
 from accordion.policies import check_policy
 
 LevelOptions = Mapping[str, OptionValue]

@@ -14,10 +14,10 @@ from torch import nn
 from torch.amp import GradScaler
 
 import accordion
-from accordion.attach_refusal import check_not_refused
 from accordion.config import Config
-from accordion.optimizer_steps import Optimizers
-from accordion.session import Session
+from accordion.hook.attach_refusal import check_not_refused
+from accordion.session.optimizer_steps import Optimizers
+from accordion.session.session import Session
 from accordion_ray.checkpoints import load_state
 from accordion_ray.checks import check_config, check_model, check_name
 from accordion_ray.epochs import EpochFollower

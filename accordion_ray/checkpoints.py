@@ -14,9 +14,9 @@ import pyarrow.fs
 import torch
 import torch.distributed as dist
 
-from accordion.errors import StateError
-from accordion.saved_states import state_file
-from accordion.session import Session
+from accordion.base.errors import StateError
+from accordion.session.saved_states import state_file
+from accordion.session.session import Session
 from accordion_ray.epochs import follower_of
 from accordion_ray.errors import AttachError
 from accordion_ray.rendezvous import TIMEOUT_S, wait_for_ranks

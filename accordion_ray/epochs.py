@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accordion.session import Session
-from accordion.step_results import StepResult
+from accordion.session.session import Session
+from accordion.session.step_results import StepResult
 from accordion_ray.guest_run import GuestRun
 from accordion_ray.records import Attached, EndedEpoch, Totals
 

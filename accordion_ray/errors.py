@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accordion.errors import AccordionError
+from accordion.base.errors import AccordionError
 
 
 class AttachError(AccordionError):

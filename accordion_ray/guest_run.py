@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from accordion.errors import OverrideError
-from accordion.level_costs import sum_waits
-from accordion.messages import Decision, Override, Report
-from accordion.optimizer_steps import list_optimizers
-from accordion.step_results import StepResult, Switch
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Decision, Override, Report
+from accordion.hook.level_costs import sum_waits
+from accordion.session.optimizer_steps import list_optimizers
+from accordion.session.step_results import StepResult, Switch
 from accordion_ray.identity import GuestState
 from accordion_ray.records import (
     Attached,

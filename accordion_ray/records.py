@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from accordion.base.messages import Decision
 from accordion.config import Config
-from accordion.messages import Decision
-from accordion.optimizer_steps import Optimizers, list_optimizers
-from accordion.session import Session
-from accordion.step_results import Switch
+from accordion.session.optimizer_steps import Optimizers, list_optimizers
+from accordion.session.session import Session
+from accordion.session.step_results import Switch
 from accordion_ray.identity import GuestState
 from workers.records.contract import Bytes, JobSpec, Started
 from workers.spec.workers import MIN_SHARE

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from accordion.training_warnings import TrainingWarning
+from accordion.session.training_warnings import TrainingWarning
 from accordion_ray.errors import AttachError
 from workers.controller.ray_train_pool import RAY_SERIES
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accordion.errors import ConfigError
-from accordion.messages import OptionValue
+from accordion.base.errors import ConfigError
+from accordion.base.messages import OptionValue
 
 _JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 

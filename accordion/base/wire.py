@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 
 _ALIGNMENT = 8
 """Payloads are padded to a multiple of this many bytes; an answer can be viewed as any dtype."""

@@ -18,22 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.compressors import COMPRESSORS
-from accordion.errors import StateError
-from accordion.exchange import BucketNetwork, run_flows
-from accordion.feedback import (
+from accordion.base.errors import StateError
+from accordion.base.messages import LayerInfo, Level
+from accordion.base.wire import Context, LayerKind, Request
+from accordion.compress.exchange import BucketNetwork, run_flows
+from accordion.compress.feedback import (
     DoubleBuffer,
     Feedback,
     StagedTensors,
     memory_order_view,
     working_dtype,
 )
-from accordion.layer_stacks import Bucket, Layer, Stack, StackBuffers
-from accordion.ledger import OVERHEAD, Ledger
-from accordion.messages import LayerInfo, Level
-from accordion.statistics import GradientSums, seeded_generator
-from accordion.step_signals import Signal, signal_flow, zero_signals
-from accordion.wire import Context, LayerKind, Request
+from accordion.compress.layer_stacks import Bucket, Layer, Stack, StackBuffers
+from accordion.compress.ledger import OVERHEAD, Ledger
+from accordion.compress.statistics import GradientSums, seeded_generator
+from accordion.compress.step_signals import Signal, signal_flow, zero_signals
+from accordion.compressors import COMPRESSORS
 
 DENSE = Level(name="none", method="none")
 """Level of layers that the plan does not name."""

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.errors import HookError
-from accordion.wire import Scratch
+from accordion.base.errors import HookError
+from accordion.base.wire import Scratch
 
 _PARTS, _POSTED_PARTS, _SUMS, _ROWS = range(0xACC0, 0xACC4)
 """Tags of messages. Gloo matches messages of equal tags in their order, also with those of the

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.direct_collectives import DirectCollectives
-from accordion.errors import HookError
-from accordion.executors import backend_name
-from accordion.link_model import WHOLE_BUCKET, CollectiveKind, CollectiveTiming
-from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
+from accordion.base.errors import HookError
+from accordion.base.link_model import WHOLE_BUCKET, CollectiveKind, CollectiveTiming
+from accordion.base.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
+from accordion.compress.direct_collectives import DirectCollectives
+from accordion.compress.executors import backend_name
 
 Answers = dict[int, Any]
 OnRequest = Callable[[int, Request], None]

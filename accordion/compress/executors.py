@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.errors import HookError
+from accordion.base.errors import HookError
 
 Future = torch.futures.Future
 PendingBuffer = tuple[Any, Tensor]

@@ -8,9 +8,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from accordion.feedback import DoubleBuffer, working_dtype
-from accordion.messages import Level
-from accordion.wire import Flow, Scratch
+from accordion.base.messages import Level
+from accordion.base.wire import Flow, Scratch
+from accordion.compress.feedback import DoubleBuffer, working_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

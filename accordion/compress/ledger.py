@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion.link_model import CollectiveKind, wire_bytes
-from accordion.wire import Mean, Request, payload_bytes
+from accordion.base.link_model import CollectiveKind, wire_bytes
+from accordion.base.wire import Mean, Request, payload_bytes
 
 DENSE_BYTES = 4
 """Bytes of one value in the dense equivalent, fp32."""

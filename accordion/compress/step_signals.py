@@ -13,8 +13,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from accordion.errors import HookError
-from accordion.wire import Flow, Mean
+from accordion.base.errors import HookError
+from accordion.base.wire import Flow, Mean
 
 
 class Signal(IntEnum):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from accordion.errors import ConfigError
-from accordion.messages import Level, OptionValue
-from accordion.options import Option, check_options
+from accordion.base.errors import ConfigError
+from accordion.base.messages import Level, OptionValue
+from accordion.base.options import Option, check_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

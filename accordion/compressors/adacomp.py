@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from accordion.wire import Context, Flow, Gather, Scratch
+from accordion.base.wire import Context, Flow, Gather, Scratch
 
 NARROW = 62
 """Largest bin, in entries, for codes of 8 bits; one more index marks an empty bin."""

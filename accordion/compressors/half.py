@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from accordion.wire import Context, Flow, Mean
+from accordion.base.wire import Context, Flow, Mean
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _ROOM = 1.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from accordion.wire import Context, Flow, Mean
+from accordion.base.wire import Context, Flow, Mean
 
 
 def none_flow(owed_BL: Tensor, context: Context) -> Flow:

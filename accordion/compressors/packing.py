@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from accordion.wire import Scratch
+from accordion.base.wire import Scratch
 
 _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 24
 """Values in a block. On a CPU, a block and a temporary of its size about fill a core's

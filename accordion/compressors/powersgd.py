@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from accordion.base.messages import OptionValue
+from accordion.base.wire import Context, Flow, Mean
 from accordion.compressors.linalg import multiply_factors, orthonormalize_, singular_vectors
-from accordion.messages import OptionValue
-from accordion.wire import Context, Flow, Mean
 
 
 def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:

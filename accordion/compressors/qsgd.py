@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from accordion.base.wire import Context, Flow, Gather, copy_to_device
 from accordion.compressors.packing import (
     block_size,
     pack_codes_,
@@ -25,7 +26,6 @@ from accordion.compressors.packing import (
     split_blocks,
     unpack_codes,
 )
-from accordion.wire import Context, Flow, Gather, copy_to_device
 
 _NORM_BYTES = 4
 _LEAST_NORM = 2.0**-100

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from accordion.base.wire import Context, Flow, Mean
 from accordion.compressors.stratified_sampling import draw_positions
-from accordion.wire import Context, Flow, Mean
 
 
 def randomk_flow(owed_BL: Tensor, context: Context) -> Flow:

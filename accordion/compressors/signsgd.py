@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from accordion.base.wire import Context, Flow, Gather
 from accordion.compressors.packing import block_size, pack_signs, split_blocks, unpack_signs
-from accordion.wire import Context, Flow, Gather
 
 _SCALE_BYTES = 4
 

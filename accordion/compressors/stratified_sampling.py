@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from accordion.wire import Scratch
+from accordion.base.wire import Scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIXING = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))

@@ -23,8 +23,8 @@ import math
 import torch
 from torch import Tensor
 
+from accordion.base.wire import Context, Flow, Gather, Scratch
 from accordion.compressors.stratified_sampling import draw_positions
-from accordion.wire import Context, Flow, Gather, Scratch
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _SAMPLED_FROM = 1 << 15

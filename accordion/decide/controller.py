@@ -17,17 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from accordion.compressors import level_of
-from accordion.config import Config
-from accordion.decide.detector import (
-    BatchState,
-    DetectorResult,
-    DetectorState,
-    init_batch,
-    init_detector,
-    update_batch,
-    update_detector,
-)
 from accordion.base.errors import ConfigError, OverrideError, ReportError, StateError
 from accordion.base.messages import (
     Decision,
@@ -38,6 +27,17 @@ from accordion.base.messages import (
     Report,
     decision_from_json,
     to_json,
+)
+from accordion.compressors import level_of
+from accordion.config import Config
+from accordion.decide.detector import (
+    BatchState,
+    DetectorResult,
+    DetectorState,
+    init_batch,
+    init_detector,
+    update_batch,
+    update_detector,
 )
 from accordion.decide.overrides import (
     ResolvedOverride,

@@ -21,9 +21,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from accordion.config import BatchConfig, DetectorConfig
 from accordion.base.errors import ReportError
 from accordion.base.messages import BatchLevel, DecisionCause, Regime, Report
+from accordion.config import BatchConfig, DetectorConfig
 
 _GRADUAL_FALL = 2.0
 """Fall of the rate up to which it continues a gradual decay, relative to the largest since a drop.

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from accordion.compressors import level_of
-from accordion.config import BatchConfig, format_layers
 from accordion.base.errors import ConfigError, OverrideError
 from accordion.base.messages import Level, OptionValue, Override
+from accordion.compressors import level_of
+from accordion.config import BatchConfig, format_layers
 
 _SHOWN_ID = 13
 """Characters of an id in a message; the first 13 of a time-ordered UUID are its millisecond."""

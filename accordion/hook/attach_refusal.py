@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from accordion.errors import HookError
+from accordion.base.errors import HookError
 
 _sentences: list[str] = []
 """Sentences of the blocks that are running, whichever thread runs them."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.errors import HookError
-from accordion.feedback import memory_order_view
+from accordion.base.errors import HookError
+from accordion.compress.feedback import memory_order_view
 
 
 def fix_buckets(module: DistributedDataParallel) -> bool:

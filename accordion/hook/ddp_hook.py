@@ -19,14 +19,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.compression_engine import Engine
-from accordion.config import BucketsPerExchange
-from accordion.ddp_buckets import as_real, fix_buckets, gradients_of
-from accordion.errors import HookError
-from accordion.exchange import GroupNetwork
-from accordion.exchange_plan import LevelCost, Plan
-from accordion.exchange_planner import ExchangePlanner, Proposal
-from accordion.executors import (
+from accordion.base.errors import HookError
+from accordion.base.link_model import CollectiveTiming, LinkModel
+from accordion.base.messages import LayerInfo, Level
+from accordion.compress.compression_engine import Engine
+from accordion.compress.exchange import GroupNetwork
+from accordion.compress.executors import (
     Executor,
     InlineExecutor,
     StreamExecutor,
@@ -35,12 +33,14 @@ from accordion.executors import (
     create_exchange_group,
     register_exit_delay,
 )
-from accordion.layer_stacks import Bucket, Layer
-from accordion.level_costs import measure_levels, share_waits
-from accordion.link_model import CollectiveTiming, LinkModel
-from accordion.messages import LayerInfo, Level
-from accordion.module_checks import check_join, check_synchronized, device_of
-from accordion.step_signals import Signal
+from accordion.compress.layer_stacks import Bucket, Layer
+from accordion.compress.step_signals import Signal
+from accordion.config import BucketsPerExchange
+from accordion.hook.ddp_buckets import as_real, fix_buckets, gradients_of
+from accordion.hook.exchange_plan import LevelCost, Plan
+from accordion.hook.exchange_planner import ExchangePlanner, Proposal
+from accordion.hook.level_costs import measure_levels, share_waits
+from accordion.hook.module_checks import check_join, check_synchronized, device_of
 
 LONG_VECTOR = 1 << 20
 """One-dimensional parameters with at least this many values are compressed (4 MB in fp32).

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from accordion.link_model import WHOLE_BUCKET, Collective, LinkModel
+from accordion.base.link_model import WHOLE_BUCKET, Collective, LinkModel
 
 Plan = tuple[int, ...]
 """Number of buckets in each exchange of a step, in the order in which they become ready."""

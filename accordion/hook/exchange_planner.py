@@ -11,8 +11,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from accordion.exchange_plan import BucketCost, LevelCost, Plan, choose_plan, predict_end
-from accordion.exchange_timing import (
+from accordion.base.link_model import (
+    CollectiveTiming,
+    LinkModel,
+    count_messages,
+    fit_link,
+    separates_latency,
+    wire_bytes,
+)
+from accordion.base.messages import Decision
+from accordion.hook.exchange_plan import BucketCost, LevelCost, Plan, choose_plan, predict_end
+from accordion.hook.exchange_timing import (
     ExchangeTiming,
     Step,
     bucket_costs,
@@ -21,15 +30,6 @@ from accordion.exchange_timing import (
     median_step_s,
     median_wait_s,
 )
-from accordion.link_model import (
-    CollectiveTiming,
-    LinkModel,
-    count_messages,
-    fit_link,
-    separates_latency,
-    wire_bytes,
-)
-from accordion.messages import Decision
 
 _LEAST_ENCODE_SHARE = 0.25
 """Share of the slowest level's encoding below which a level tells nothing about how much longer

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 
-from accordion.exchange_plan import BucketCost
-from accordion.link_model import Collective, CollectiveTiming
+from accordion.base.link_model import Collective, CollectiveTiming
+from accordion.hook.exchange_plan import BucketCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

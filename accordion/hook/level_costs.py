@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from accordion.compression_engine import Engine
-from accordion.exchange import Answers, OnRequest
-from accordion.exchange_plan import LevelCost
-from accordion.layer_stacks import Bucket, Layer
-from accordion.link_model import WHOLE_BUCKET, Collective, CollectiveKind
-from accordion.messages import LayerInfo, Level
-from accordion.wire import Gather, Mean, Request, payload_bytes
+from accordion.base.link_model import WHOLE_BUCKET, Collective, CollectiveKind
+from accordion.base.messages import LayerInfo, Level
+from accordion.base.wire import Gather, Mean, Request, payload_bytes
+from accordion.compress.compression_engine import Engine
+from accordion.compress.exchange import Answers, OnRequest
+from accordion.compress.layer_stacks import Bucket, Layer
+from accordion.hook.exchange_plan import LevelCost
 
 MAX_SECONDS = 10.0
 """Default time limit of `measure_levels`."""

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.attach_refusal import check_not_refused
+from accordion.base.errors import ConfigError, HookError, ReportError
 from accordion.config import Config
-from accordion.errors import ConfigError, HookError, ReportError
+from accordion.hook.attach_refusal import check_not_refused
 
 
 def check_attachable(module: object, config: object, decider: object) -> None:

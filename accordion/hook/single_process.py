@@ -15,23 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.compression_engine import Engine
-from accordion.ddp_buckets import as_real
-from accordion.errors import HookError
-from accordion.exchange_plan import Plan
-from accordion.exchange_planner import Proposal
-from accordion.hook import named_layers
-from accordion.layer_stacks import Layer
-from accordion.link_model import CollectiveTiming
-from accordion.messages import LayerInfo, Level
-from accordion.module_checks import has_peers
-from accordion.step_signals import Signal
+from accordion.base.errors import HookError
+from accordion.base.link_model import CollectiveTiming
+from accordion.base.messages import LayerInfo, Level
+from accordion.compress.compression_engine import Engine
+from accordion.compress.layer_stacks import Layer
+from accordion.compress.step_signals import Signal
+from accordion.hook.ddp_buckets import as_real
+from accordion.hook.ddp_hook import named_layers
+from accordion.hook.exchange_plan import Plan
+from accordion.hook.exchange_planner import Proposal
+from accordion.hook.module_checks import has_peers
 
 
 class SingleProcessHook:
     """Observes gradients as they accumulate in `parameter.grad`, before a script clips them.
 
-    It has the methods of `accordion.hook.Hook`. `unscale` divides the gradients by the loss scale.
+    It has the methods of `accordion.hook.ddp_hook.Hook`. `unscale` divides the gradients by the
+    loss scale.
 
     Raises:
         HookError: another session is attached to the module.

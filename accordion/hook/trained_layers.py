@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from accordion.base.errors import HookError
 from accordion.config import format_layers
-from accordion.errors import HookError
-from accordion.hook import named_layers, reduced_layers
-from accordion.module_checks import unwrap_module
+from accordion.hook.ddp_hook import named_layers, reduced_layers
+from accordion.hook.module_checks import unwrap_module
 
 _EXCHANGED_LATER = (
     "so their gradients would not be exchanged and each worker would train them for itself;"

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from accordion.attach_refusal import check_not_refused
+from accordion.base.errors import HookError
 from accordion.config import Config
-from accordion.errors import HookError
+from accordion.hook.attach_refusal import check_not_refused
 from accordion.integrations.common import distributed_module, load_state, save_state
-from accordion.optimizer_steps import Optimizers, as_sequence
-from accordion.saved_states import state_file
-from accordion.session import Session, attach
+from accordion.session.optimizer_steps import Optimizers, as_sequence
+from accordion.session.saved_states import state_file
+from accordion.session.session import Session, attach
 
 _SUPPORTED = (
     "NO",

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from accordion.base.errors import HookError, StateError
 from accordion.config import Config
-from accordion.errors import HookError, StateError
-from accordion.module_checks import has_peers
-from accordion.saved_states import state_file
-from accordion.session import Session
-from accordion.training_warnings import TrainingWarning
+from accordion.hook.module_checks import has_peers
+from accordion.session.saved_states import state_file
+from accordion.session.session import Session
+from accordion.session.training_warnings import TrainingWarning
 
 
 class EpochReports:

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.attach_refusal import check_not_refused
+from accordion.base.errors import HookError, MissingFrameworkError
 from accordion.config import Config
-from accordion.errors import HookError, MissingFrameworkError
+from accordion.hook.attach_refusal import check_not_refused
 from accordion.integrations.common import EpochReports, training_metrics
-from accordion.session import Session, attach
-from accordion.training_warnings import TrainingWarning
+from accordion.session.session import Session, attach
+from accordion.session.training_warnings import TrainingWarning
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -12,9 +12,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from accordion.attach_refusal import check_not_refused
+from accordion.base.errors import HookError, MissingFrameworkError
 from accordion.config import Config
-from accordion.errors import HookError, MissingFrameworkError
+from accordion.hook.attach_refusal import check_not_refused
 from accordion.integrations.accelerate import check_strategy
 from accordion.integrations.common import (
     EpochReports,
@@ -23,9 +23,9 @@ from accordion.integrations.common import (
     save_state,
     training_metrics,
 )
-from accordion.saved_states import state_file
-from accordion.session import Session, attach
-from accordion.training_warnings import TrainingWarning
+from accordion.session.saved_states import state_file
+from accordion.session.session import Session, attach
+from accordion.session.training_warnings import TrainingWarning
 
 try:
     from transformers import TrainerCallback

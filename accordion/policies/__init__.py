@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from accordion.base.errors import ConfigError
+from accordion.base.messages import Level, Regime
+from accordion.base.options import Option, TableOption, check_options
 from accordion.compressors import LEVEL_NAMES
-from accordion.errors import ConfigError
-from accordion.messages import Level, Regime
-from accordion.options import Option, TableOption, check_options
 from accordion.policies import adaqs, cost_aware, entropy, fixed, gain, legacy, scheduled, two_level
 from accordion.policies.policy_input import PolicyInput
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from accordion.link_model import format_link
+from accordion.base.link_model import format_link
 from accordion.policies import two_level
 from accordion.policies.policy_input import PolicyInput
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accordion.messages import DecisionCause, Level, Regime
+from accordion.base.messages import DecisionCause, Level, Regime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accordion.messages import Regime
+from accordion.base.messages import Regime
 from accordion.policies.policy_input import PolicyInput
 
 _LEVEL_OF: Mapping[Regime, str] = {"critical": "low", "stable": "high"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from accordion.link_model import CollectiveTiming
+from accordion.base.link_model import CollectiveTiming
 
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 24
 TARGET_S = 0.01

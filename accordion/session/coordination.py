@@ -16,12 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.bandwidth_probe import BandwidthProbe
-from accordion.errors import HookError, ReportError, StateError
-from accordion.exchange import GroupNetwork
-from accordion.ledger import OVERHEAD, Ledger
-from accordion.link_model import CollectiveTiming
-from accordion.messages import (
+from accordion.base.errors import HookError, ReportError, StateError
+from accordion.base.link_model import CollectiveTiming
+from accordion.base.messages import (
     Ack,
     Decision,
     LayerInfo,
@@ -29,9 +26,12 @@ from accordion.messages import (
     decision_from_json,
     to_json,
 )
-from accordion.statistics import SKETCH_SIZE, GradientSums, window_fields
-from accordion.training_warnings import warn_of_wait
-from accordion.wire import Gather, Mean, Request
+from accordion.base.wire import Gather, Mean, Request
+from accordion.compress.exchange import GroupNetwork
+from accordion.compress.ledger import OVERHEAD, Ledger
+from accordion.compress.statistics import SKETCH_SIZE, GradientSums, window_fields
+from accordion.session.bandwidth_probe import BandwidthProbe
+from accordion.session.training_warnings import warn_of_wait
 
 _NUM_PROBES = 3
 _PROBED_WORKERS = 8

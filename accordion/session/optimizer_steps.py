@@ -12,9 +12,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from accordion.errors import HookError
-from accordion.step_results import StepResult
-from accordion.trained_layers import TrainedLayers, parameters_of
+from accordion.base.errors import HookError
+from accordion.hook.trained_layers import TrainedLayers, parameters_of
+from accordion.session.step_results import StepResult
 
 StepMode = Literal["session", "optimizer", "caller"]
 """Which side takes the optimizer's step.

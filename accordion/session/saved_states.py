@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.compression_engine import Engine
-from accordion.controller import Controller
-from accordion.coordination import Coordinator
-from accordion.errors import StateError
-from accordion.ledger import Ledger
-from accordion.messages import Decision, decision_from_json
+from accordion.base.errors import StateError
+from accordion.base.messages import Decision, decision_from_json
+from accordion.compress.compression_engine import Engine
+from accordion.compress.ledger import Ledger
+from accordion.decide.controller import Controller
+from accordion.session.coordination import Coordinator
 
 _KEYS = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
 """Keys of every saved state, in addition to `rank` and `world_size`."""

@@ -23,18 +23,18 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.compression_engine import Engine
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
+from accordion.compress.compression_engine import Engine
+from accordion.compress.exchange import GroupNetwork
+from accordion.compress.ledger import Ledger
+from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
-from accordion.controller import Controller, Decider
-from accordion.coordination import Coordinator
-from accordion.detector import window_is_due, window_is_full
-from accordion.errors import OverrideError
-from accordion.exchange import GroupNetwork
-from accordion.exchange_planner import Proposal
-from accordion.hook import Hook, decided_layers
-from accordion.ledger import Ledger
-from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
-from accordion.module_checks import (
+from accordion.decide.controller import Controller, Decider
+from accordion.decide.detector import window_is_due, window_is_full
+from accordion.hook.ddp_hook import Hook, decided_layers
+from accordion.hook.exchange_planner import Proposal
+from accordion.hook.module_checks import (
     check_attachable,
     check_rate_known,
     device_of,
@@ -42,18 +42,18 @@ from accordion.module_checks import (
     process_group_of,
     unwrap_module,
 )
-from accordion.optimizer_steps import Optimizers, OptimizerSteps, StepMode
+from accordion.hook.single_process import SingleProcessHook
 from accordion.policies import POLICIES
-from accordion.saved_states import (
+from accordion.session.coordination import Coordinator
+from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
+from accordion.session.saved_states import (
     load_on_all_workers,
     merge_states,
     parse_decision,
     serialize_state,
 )
-from accordion.single_process import SingleProcessHook
-from accordion.step_results import StepResult, Switch
-from accordion.step_signals import Signal, raised_signals
-from accordion.training_warnings import (
+from accordion.session.step_results import StepResult, Switch
+from accordion.session.training_warnings import (
     SKIPPED_IN_A_ROW,
     RunWatcher,
     warn_of_skipped_steps,
@@ -82,7 +82,7 @@ def attach(
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
-        step: which side takes the optimizer's step; see `accordion.optimizer_steps.StepMode`.
+        step: which side takes the optimizer's step; see `optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
         global_batch: samples per step over all workers, for the reports; 0 if unknown.
         epochs: length of the run; if it is too short for the detector's window, a warning is issued

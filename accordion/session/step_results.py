@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accordion.messages import Ack, Decision
-from accordion.step_signals import Signal
+from accordion.base.messages import Ack, Decision
+from accordion.compress.step_signals import Signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

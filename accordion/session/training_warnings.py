@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from accordion.base.messages import Decision, Level
+from accordion.compress.ledger import Ledger
 from accordion.config import Config, format_layers
-from accordion.ledger import Ledger
-from accordion.messages import Decision, Level
 
 SKIPPED_IN_A_ROW = 10
 """Consecutive skipped steps after which a worker warns, and again whenever the number has doubled.

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from accordion.base.options import options_schema
 from accordion.compressors import COMPRESSORS
-from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.callers import CallerDep, require_scope
 from service.api.deps import NO_QUERY, RepositoryDep, StateDep

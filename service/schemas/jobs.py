@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from accordion.messages import Decision, OptionValue
+from accordion.base.messages import Decision, OptionValue
 from service.domain.jobs.statuses import Desired, Kind, Reason, Status
 from service.domain.performance.elasticity import ElasticityStats
 from workers.common.described_models import DescribedModel

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from accordion.messages import Ack, OptionValue
+from accordion.base.messages import Ack, OptionValue
 from service.domain.overrides.states import OverrideState
 from service.schemas.jobs import PLAIN, PLAIN_LINES, Answer, Request
 from workers.spec.types import MAX_SAMPLES, Whole

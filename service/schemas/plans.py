@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 from service.domain.jobs.plans import PlanStatus
 from service.schemas.jobs import Answer
 

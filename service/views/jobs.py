@@ -9,8 +9,8 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
+from accordion.base.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.config import Config
-from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.policies import POLICIES, check_policy
 from service.domain.capacity.cluster_snapshot import name_of_node
 from service.domain.capacity.waiting_message import format_waiting_message

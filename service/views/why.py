@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion.link_model import LinkModel, format_link
+from accordion.base.link_model import LinkModel, format_link
 from accordion.policies import check_policy
 from service.domain.capacity.waiting_message import format_waiting_message
 from service.domain.jobs.status_table import STATUS_TABLE, Phase

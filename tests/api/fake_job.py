@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from accordion.controller import Controller
-from accordion.messages import Decision, LayerInfo
+from accordion.base.messages import Decision, LayerInfo
+from accordion.decide.controller import Controller
 from workers.records.contract import (
     Bytes,
     DesiredState,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from accordion.messages import Ack, Decision, Report, plan_digest
+from accordion.base.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
 from service.runtime.protocol import Node, SupervisorState
 from tests.api.fake_autoscaler import FakeAutoscaler

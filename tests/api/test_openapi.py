@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from accordion.base.options import options_schema
 from accordion.compressors import COMPRESSORS
-from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.openapi import OPENAPI_JSON, openapi_text
 from service.schemas.overrides import OverrideRequest

@@ -23,8 +23,8 @@ PLANTED = [
     ("library", "accordion/planted.py", "import pydantic"),
     ("library", "accordion/planted.py", "import transformers"),
     ("integrations", "accordion/planted.py", "from accordion.integrations import common"),
-    ("torch-free", "accordion/messages.py", "import torch"),
-    ("torch-free", "accordion/policies/fixed.py", "from accordion import session"),
+    ("torch-free", "accordion/base/messages.py", "import torch"),
+    ("torch-free", "accordion/policies/fixed.py", "from accordion.session import session"),
     ("torch-free", "workers/records/contract.py", "import ray"),
     ("ray-home", "service/planted.py", "import ray"),
     ("ray-home", "service/planted.py", "import torch"),
@@ -51,6 +51,11 @@ PLANTED = [
     ("view", "service/planted.py", "from accordion import session"),
     ("view", "service/planted.py", "from accordion.compressors import none"),
     ("view", "service/planted.py", "from workers.training import loop"),
+    ("library-rooms", "accordion/base/planted.py", "from accordion.compressors import none"),
+    ("library-rooms", "accordion/compress/planted.py", "from accordion.hook import ddp_hook"),
+    ("library-rooms", "accordion/decide/planted.py", "from accordion.compress import ledger"),
+    ("library-rooms", "accordion/hook/planted.py", "from accordion.session import session"),
+    ("library-rooms", "accordion/planted.py", ""),
     ("rooms", "workers/worker/planted.py", "from workers.controller import attempt"),
     ("rooms", "workers/training/planted.py", "from workers.controller import failure_causes"),
     ("rooms", "workers/training/planted.py", "from workers.worker import memory"),
@@ -156,7 +161,7 @@ def test_the_library_needs_nothing_but_torch() -> None:
 
 def test_no_integration_is_loaded_before_a_script_asks_for_it() -> None:
     frameworks = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
-    assert loaded_by(["accordion.session", "accordion.integrations.accelerate"]).isdisjoint(
+    assert loaded_by(["accordion.session.session", "accordion.integrations.accelerate"]).isdisjoint(
         frameworks
     )
 

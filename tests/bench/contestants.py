@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion import Config, attach
 from accordion.config import BucketsPerExchange
-from accordion.optimizer_steps import StepMode
+from accordion.session.optimizer_steps import StepMode
 from tests.bench.peers_package import PackagePowerSGD, find_clone
 from tests.bench.peers_powersgd import PeerPowerSGD
 from tests.bench.resnet import resnet18

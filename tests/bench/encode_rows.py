@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.compression_engine import Engine
+from accordion.base.messages import LayerInfo, OptionValue
+from accordion.compress.compression_engine import Engine
+from accordion.compress.exchange import GroupNetwork, run_flows
+from accordion.compress.layer_stacks import Layer
 from accordion.compressors import COMPRESSORS, level_of
-from accordion.exchange import GroupNetwork, run_flows
-from accordion.layer_stacks import Layer
-from accordion.messages import LayerInfo, OptionValue
 from tests.bench.peers_encoding import AdaComp, Peer, Quantised, Sign, TopK
 from tests.bench.report import Measured
 from tests.bench.targets import Target

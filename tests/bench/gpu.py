@@ -28,13 +28,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.compression_engine import Engine
+from accordion.base.messages import LayerInfo, Level
+from accordion.compress.compression_engine import Engine
+from accordion.compress.exchange import GroupNetwork, run_flows
+from accordion.compress.layer_stacks import Layer
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, DetectorConfig, Window
-from accordion.exchange import GroupNetwork, run_flows
-from accordion.layer_stacks import Layer
-from accordion.messages import LayerInfo, Level
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.bench import report
 from tests.bench.timing import Spread
 from workers.models.resnet import ResNet18

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accordion.messages import Level
+from accordion.base.messages import Level
 from tests.bench.cpu_share import cpu_share
 from tests.distributed.loop_jobs import RecordingLink, context
 from workers.planning.predictions import list_levels, nominal_link, predict_steps

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from accordion.compression_engine import Engine
-from accordion.layer_stacks import Layer
-from accordion.messages import LayerInfo
+from accordion.base.messages import LayerInfo
+from accordion.compress.compression_engine import Engine
+from accordion.compress.layer_stacks import Layer
 from tests.bench.report import Measured
 from tests.bench.resnet import PARAMETERS, resnet18
 from tests.bench.targets import Target

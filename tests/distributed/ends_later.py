@@ -1,5 +1,5 @@
 """Runs a script without us: FILE ARGUMENTS. Of torch's own fault at the end of a process see
-`accordion.executors`.
+`accordion.compress.executors`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from accordion.executors import register_exit_delay
+from accordion.compress.executors import register_exit_delay
 
 register_exit_delay()
 sys.argv = sys.argv[1:]

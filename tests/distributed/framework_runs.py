@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from accordion import Session
-from accordion.ledger import OVERHEAD
+from accordion.compress.ledger import OVERHEAD
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 EPOCHS, BEFORE = 6, 3

@@ -16,7 +16,7 @@ from ray.train import Checkpoint
 
 import accordion_ray
 from accordion.config import Config, DetectorConfig, Window
-from accordion.session import Session
+from accordion.session.session import Session
 from accordion_ray.train_context import GuestContext
 from tests.distributed.small import build, owed
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accordion.messages import Decision, Report
+from accordion.base.messages import Decision, Report
 from workers.records.contract import DesiredState, JobSpec, Launch, Payload, Progress, Started
 from workers.training.boundaries import Outcome
 from workers.training.checkpointing import restore_checkpoint

@@ -11,8 +11,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config, DetectorConfig, Window
-from accordion.controller import Decider
-from accordion.session import Session, attach
+from accordion.decide.controller import Decider
+from accordion.session.session import Session, attach
 
 WIDTH = 96
 """Wide enough that bucket_cap_mb=0.01 cuts the model into many buckets."""

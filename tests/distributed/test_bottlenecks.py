@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import workers.training.checkpointing
-from accordion.direct_collectives import DirectCollectives
+from accordion.compress.direct_collectives import DirectCollectives
 from service.domain.performance.bottleneck import find_bottleneck
 from service.domain.performance.step_profile import Cause, StepProfile
 from tests.distributed.loop_jobs import RecordingLink, context, spec

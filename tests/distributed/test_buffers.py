@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.ledger import Ledger
+from accordion.compress.ledger import Ledger
 from tests.distributed.loop_jobs import RecordingLink, context, spec
 from tests.unit.workers import datasets
 from workers.training.clock import Clock

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion import exchange
+from accordion.base.messages import to_json
+from accordion.base.wire import Gather, Mean
+from accordion.compress import exchange
+from accordion.compress.direct_collectives import DirectCollectives
 from accordion.compressors import COMPRESSORS, ladder_of
-from accordion.direct_collectives import DirectCollectives
-from accordion.messages import to_json
-from accordion.wire import Gather, Mean
 from tests.distributed import small
 from tests.distributed.compose import Way, trial
 

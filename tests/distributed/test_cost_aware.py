@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion.compression_engine import Engine
-from accordion.coordination import Coordinator
-from accordion.direct_collectives import DirectCollectives
-from accordion.exchange import GroupNetwork
-from accordion.exchange_planner import SETTLING_STEPS, WINDOW_STEPS
-from accordion.ledger import Ledger
+from accordion.compress.compression_engine import Engine
+from accordion.compress.direct_collectives import DirectCollectives
+from accordion.compress.exchange import GroupNetwork
+from accordion.compress.ledger import Ledger
+from accordion.hook.exchange_planner import SETTLING_STEPS, WINDOW_STEPS
+from accordion.session.coordination import Coordinator
 from tests.distributed.compose import Way, trial
 
 STEPS = SETTLING_STEPS + WINDOW_STEPS + 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion.direct_collectives import DirectCollectives
-from accordion.errors import HookError
-from accordion.exchange import GroupNetwork, run_flows
-from accordion.wire import Gather, Mean, Scratch
+from accordion.base.errors import HookError
+from accordion.base.wire import Gather, Mean, Scratch
+from accordion.compress.direct_collectives import DirectCollectives
+from accordion.compress.exchange import GroupNetwork, run_flows
 
 LARGE = 600_001
 """Number of values of a sum in several pieces, also of four workers."""

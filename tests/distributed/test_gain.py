@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accordion.compression_engine import MEASURE_EVERY_STEPS
+from accordion.compress.compression_engine import MEASURE_EVERY_STEPS
 from tests.distributed.compose import Way, trial
 
 WAY = Way(ddp={"bucket_cap_mb": 0.02})

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import accordion_ray
-from accordion.errors import AccordionError
+from accordion.base.errors import AccordionError
 from tests.distributed.guests import CONFIG, Guest, train_worker
 from tests.distributed.small import backward, build
 

@@ -7,13 +7,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from accordion.compression_engine import Engine
+from accordion.base.errors import HookError
+from accordion.base.messages import Override
+from accordion.compress.compression_engine import Engine
+from accordion.compress.step_signals import Signal
 from accordion.compressors import COMPRESSORS
 from accordion.config import Config
-from accordion.errors import HookError
-from accordion.messages import Override
-from accordion.session import attach
-from accordion.step_signals import Signal
+from accordion.session.session import attach
 from tests.distributed import small
 
 METHODS = sorted(COMPRESSORS)

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from accordion import coordination
-from accordion.ledger import OVERHEAD
+from accordion.compress.ledger import OVERHEAD
+from accordion.session import coordination
 from tests.distributed.compose import WAYS, trial
 
 LATE_S = 0.05

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.base.errors import HookError
+from accordion.base.messages import Decision
 from accordion.config import Config, DetectorConfig, Window
-from accordion.errors import HookError
-from accordion.hook import LONG_VECTOR
-from accordion.messages import Decision
-from accordion.session import attach
+from accordion.hook.ddp_hook import LONG_VECTOR
+from accordion.session.session import attach
 
 
 class Table(torch.nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from accordion.messages import Override, plan_digest
+from accordion.base.messages import Override, plan_digest
 from tests.distributed.loop_jobs import (
     RecordingLink,
     Result,

@@ -11,7 +11,7 @@ import yaml
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.messages import Override
+from accordion.base.messages import Override
 from tests.distributed.loop_jobs import (
     RecordingLink,
     Result,

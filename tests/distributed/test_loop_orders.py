@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accordion.messages import Override, plan_digest
+from accordion.base.messages import Override, plan_digest
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
 from workers.records.contract import DesiredState
 from workers.spec.compression import CompressionSpec, WarmUpSpec

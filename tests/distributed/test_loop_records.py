@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accordion.step_signals import Signal
+from accordion.compress.step_signals import Signal
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
 from workers.records.contract import StorageUse
 from workers.training.clock import PHASES, Clock

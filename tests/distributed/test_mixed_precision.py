@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from accordion.base.errors import HookError
 from accordion.compressors import COMPRESSORS
 from accordion.config import Config
-from accordion.errors import HookError
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.distributed import small
 from tests.distributed.compose import Branches, Way, trial
 

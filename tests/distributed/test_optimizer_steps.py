@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.base.errors import HookError
+from accordion.base.messages import Override
 from accordion.config import Config, DetectorConfig, Window
-from accordion.errors import HookError
-from accordion.messages import Override
-from accordion.optimizer_steps import StepMode
-from accordion.session import attach
+from accordion.session.optimizer_steps import StepMode
+from accordion.session.session import attach
 from tests.distributed import small
 from tests.distributed.compose import WAYS, Branches, Way, trial
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion.compression_engine import Engine
+from accordion.base.errors import HookError
+from accordion.compress.compression_engine import Engine
+from accordion.compress.executors import ThreadExecutor
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config
-from accordion.errors import HookError
-from accordion.executors import ThreadExecutor
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.distributed import small
 from tests.distributed.compose import WAYS, Way, trial
 

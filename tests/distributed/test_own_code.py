@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from accordion.messages import Override
+from accordion.base.messages import Override
 from tests.distributed.code_jobs import (
     launch,
     packed,

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from accordion.compression_engine import Engine
+from accordion.base.messages import Override, plan_digest
+from accordion.compress.compression_engine import Engine
+from accordion.compress.direct_collectives import DirectCollectives
 from accordion.compressors import COMPRESSORS
-from accordion.direct_collectives import DirectCollectives
-from accordion.exchange_planner import ExchangePlanner, Proposal
-from accordion.messages import Override, plan_digest
+from accordion.hook.exchange_planner import ExchangePlanner, Proposal
 from tests.distributed.compose import WAYS, Deep, Way, trial
 
 LATE_S = 0.003

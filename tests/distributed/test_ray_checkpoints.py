@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import accordion
 import accordion_ray
+from accordion.base.errors import StateError
 from accordion.config import Config
-from accordion.errors import StateError
 from accordion_ray.checkpoints import load_state
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.records import Attached

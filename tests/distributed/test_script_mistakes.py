@@ -286,7 +286,7 @@ def test_a_script_that_reads_its_batches_twice_may_resume_at_the_end_of_an_epoch
 ) -> None:
     stop = "if session.state.session.steps == 3: session.state.session.request(Signal.SAVE_STOP)"
     source = SCRIPT.replace("BODY", stop).replace("for epoch in", "list(batches)\nfor epoch in")
-    source = f"from accordion.step_signals import Signal\n{source}"
+    source = f"from accordion.compress.step_signals import Signal\n{source}"
     order = order_of(tmp_path, {"train.py": source})
     assert run_group(2, run_own_script, order)[0].outcome == "stopped"
     again = run_group(2, run_own_script, order, None, 2)[0]

@@ -43,7 +43,7 @@ STEPS = "session.state.session.steps"
 
 def stop_in(step: int, signal: str = "SAVE_STOP") -> str:
     return (
-        "from accordion.step_signals import Signal\n"
+        "from accordion.compress.step_signals import Signal\n"
         f"        if {STEPS} == {step}: session.state.session.request(Signal.{signal})"
     )
 

@@ -7,10 +7,10 @@ import io
 import pytest
 import torch
 
+from accordion.base.errors import HookError, ReportError, StateError
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, DetectorConfig, Window
-from accordion.errors import HookError, ReportError, StateError
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.distributed import small
 from tests.unit.accordion.lockstep import Cluster
 

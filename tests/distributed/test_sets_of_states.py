@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion.errors import StateError
+from accordion.base.errors import StateError
 from tests.distributed import small
 
 STEPS = 3

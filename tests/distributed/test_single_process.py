@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.base.errors import HookError
 from accordion.config import Config, DetectorConfig, Window
-from accordion.controller import Decider
-from accordion.errors import HookError
-from accordion.session import Session, attach
+from accordion.decide.controller import Decider
+from accordion.session.session import Session, attach
 from tests.distributed import small
 
 STEPS = 6

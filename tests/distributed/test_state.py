@@ -7,8 +7,8 @@ import io
 import pytest
 import torch
 
+from accordion.base.errors import StateError
 from accordion.compressors import COMPRESSORS, ladder_of
-from accordion.errors import StateError
 from tests.distributed.compose import Way, channels_last, compiled, trial
 from tests.distributed.small import SmallNet
 

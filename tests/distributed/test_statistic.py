@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion.config import Config, DetectorConfig, Window
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.distributed import small
 
 STEPS = 3

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compressors.linalg import orthonormalize_
 from accordion.config import Config
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.unit.accordion.lockstep import OPTION_LEVELS, UnlikeThreads, draw_gradients
 
 ROWS = 20_000

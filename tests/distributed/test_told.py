@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion.compression_engine import Engine
+from accordion.base.errors import HookError, OverrideError, ReportError
+from accordion.base.messages import Override
+from accordion.compress.compression_engine import Engine
 from accordion.config import Config, DetectorConfig, WarmUp, Window
-from accordion.errors import HookError, OverrideError, ReportError
-from accordion.messages import Override
-from accordion.session import attach
-from accordion.training_warnings import TrainingWarning
+from accordion.session.session import attach
+from accordion.session.training_warnings import TrainingWarning
 from tests.distributed import small
 
 
@@ -109,7 +109,7 @@ def _without_epochs(rank, steps, window, policy):
         small.train(session, ddp, rank, range(steps))
         return session
 
-    with patch("accordion.training_warnings.STEPS_WITHOUT_EPOCH", 5):
+    with patch("accordion.session.training_warnings.STEPS_WITHOUT_EPOCH", 5):
         return _warnings_of(train)
 
 
@@ -263,7 +263,7 @@ def _call_late(rank, folder, call):
     if rank == 1:
         store.wait(["warned"])
     with (
-        patch("accordion.training_warnings.WAIT_WARNING_S", 0.01 if rank == 0 else 60.0),
+        patch("accordion.session.training_warnings.WAIT_WARNING_S", 0.01 if rank == 0 else 60.0),
         patch("warnings.warn", keep),
     ):
         CALLS[call](ddp, session)
@@ -287,7 +287,7 @@ def _gain(rank, method, rank_of_factors):
         small.train(session, ddp, rank, range(6))
         return session
 
-    with patch("accordion.training_warnings.STEPS_BEFORE_GAIN", 5):
+    with patch("accordion.session.training_warnings.STEPS_BEFORE_GAIN", 5):
         return _warnings_of(train)
 
 
@@ -309,7 +309,7 @@ def _gain_after_warm_up(rank):
         small.train(session, ddp, rank, range(14))
         return session
 
-    with patch("accordion.training_warnings.STEPS_BEFORE_GAIN", 5):
+    with patch("accordion.session.training_warnings.STEPS_BEFORE_GAIN", 5):
         return _warnings_of(train)
 
 

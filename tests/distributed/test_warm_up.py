@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from accordion.base.messages import Override, plan_digest
 from accordion.config import WarmUp
-from accordion.messages import Override, plan_digest
 from tests.distributed import small
 
 STEPS, WARM_STEPS = 7, 4

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import ray
 
-from accordion.messages import Override
+from accordion.base.messages import Override
 from tests.e2e.guest_driver import EPOCHS, NAME
 from workers.hub.actor_client import RayActorClient
 from workers.records.contract import (

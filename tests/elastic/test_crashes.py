@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accordion.messages import Override
+from accordion.base.messages import Override
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import Life, Start, kill, processes, started_jobs, wait_for
 from workers.records.contract import (

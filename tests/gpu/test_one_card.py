@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.compress.executors import StreamExecutor
 from accordion.compressors import COMPRESSORS
 from accordion.config import Config, DetectorConfig, Window
-from accordion.executors import StreamExecutor
-from accordion.session import Session, attach
+from accordion.session.session import Session, attach
 from tests.distributed import small
 
 METHODS = sorted(COMPRESSORS)

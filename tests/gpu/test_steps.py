@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compressors import COMPRESSORS
 from accordion.config import Config, DetectorConfig, Window
-from accordion.session import Session, attach
+from accordion.session.session import Session, attach
 from tests.distributed import small
 
 EACH_EPOCH = DetectorConfig(window=Window(epochs=1))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config
-from accordion.session import Session, attach
+from accordion.session.session import Session, attach
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 WIDTH = 1536

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config
-from accordion.session import attach
+from accordion.session.session import attach
 
 WORLD_SIZE = 3
 

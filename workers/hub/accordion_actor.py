@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from accordion.controller import Controller
-from accordion.errors import ReportError
+from accordion.base.errors import ReportError
+from accordion.decide.controller import Controller
 from workers.common.names import package_version
 from workers.hub.actor_messages import (
     DecideRequest,

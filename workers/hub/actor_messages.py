@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accordion.messages import Decision, LayerInfo, Report
+from accordion.base.messages import Decision, LayerInfo, Report
 from workers.records.contract import Cursor, JobSpec, LogLine
 
 _RECORD_BYTES = 100

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from accordion.errors import AccordionError
+from accordion.base.errors import AccordionError
 from workers.common.errors import TaskRaised, WorkerError
 from workers.data.files import DataError
 from workers.planning.predictions import nominal_link, predict_steps

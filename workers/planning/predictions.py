@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from accordion.base.link_model import LinkModel, wire_bytes
+from accordion.base.messages import Level, OptionValue
 from accordion.compressors import COMPRESSORS, ladder_of
-from accordion.exchange_plan import (
+from accordion.hook.exchange_plan import (
     BucketCost,
     LevelCost,
     Plan,
@@ -14,9 +16,7 @@ from accordion.exchange_plan import (
     count_collectives,
     predict_end,
 )
-from accordion.level_costs import measure_levels
-from accordion.link_model import LinkModel, wire_bytes
-from accordion.messages import Level, OptionValue
+from accordion.hook.level_costs import measure_levels
 from workers.planning.step_measurement import StepMeasurement
 from workers.records.contract import JobSpec
 from workers.training.loop import min_step_s

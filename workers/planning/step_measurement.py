@@ -12,9 +12,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from accordion.hook import Hook
-from accordion.layer_stacks import Bucket, Layer
-from accordion.messages import LayerInfo
+from accordion.base.messages import LayerInfo
+from accordion.compress.layer_stacks import Bucket, Layer
+from accordion.hook.ddp_hook import Hook
 from workers.common.errors import CodeError
 from workers.planning.plan_checks import explain_refusal
 from workers.records.contract import JobSpec, Launch

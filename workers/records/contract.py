@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from accordion.messages import Ack, Decision, LayerInfo, Override
+from accordion.base.messages import Ack, Decision, LayerInfo, Override
 from workers.records.plan_messages import PlanResult as PlanResult
 from workers.records.plan_messages import PlanTask as PlanTask
 from workers.spec.data import DataCache as DataCache

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from accordion.base.messages import OptionValue
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, WarmUp, WarmUpLevel
-from accordion.messages import OptionValue
 from workers.spec.types import Strict, Whole
 
 _LIBRARY = Config()

@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from accordion.base.messages import OptionValue, StatisticKind
+from accordion.base.options import check_options
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
-from accordion.messages import OptionValue, StatisticKind
-from accordion.options import check_options
 from accordion.policies import POLICIES
 from workers.common.plain_text import check_input
 from workers.common.storage_url import check_storage_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from accordion.options import Option
+from accordion.base.options import Option
 
 _SLOW = Option(
     default=0.0,

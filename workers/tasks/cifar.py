@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 from workers.data import Data
 from workers.data.cifar import load_images
 from workers.data.files import expand_path

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 from workers.data import Data
 from workers.data.digits import load_digits
 from workers.models.mlp import Mlp

@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 from workers.data import Data
 from workers.data.files import expand_path
 from workers.data.text import SequenceData, TokenKind, Vocabulary, read_texts, tokenize_text

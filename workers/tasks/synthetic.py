@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 from workers.data import Data
 from workers.models.mlp import LinearStack
 

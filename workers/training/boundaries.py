@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from accordion.session import StepResult
-from accordion.step_signals import Signal
+from accordion.compress.step_signals import Signal
+from accordion.session.session import StepResult
 from workers.common.errors import LossNotFinite, TaskRaised
 from workers.records.contract import Position
 from workers.training.balancing import OWN_WORK, balance_workers

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from accordion.step_signals import Signal
+from accordion.compress.step_signals import Signal
 from workers.checkpoint.async_save import (
     SHARED_FILE,
     AsyncSave,

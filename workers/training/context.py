@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from accordion.messages import Decision, Report
+from accordion.base.messages import Decision, Report
 from workers.records.contract import DesiredState, Launch, Payload, Progress, Started
 
 if TYPE_CHECKING:
-    from accordion.step_signals import Signal
+    from accordion.compress.step_signals import Signal
     from workers.data import Data
     from workers.tasks.base import Task
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch.optim import Optimizer
 
-from accordion.optimizer_steps import Optimizers, as_sequence
+from accordion.session.optimizer_steps import Optimizers, as_sequence
 from workers.common.errors import CodeError
 from workers.training.snapshot import map_tensors
 

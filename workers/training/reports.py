@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from accordion.errors import OverrideError
-from accordion.messages import Decision, Override, plan_digest
-from accordion.session import Switch
-from accordion.step_signals import Signal
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Decision, Override, plan_digest
+from accordion.compress.step_signals import Signal
+from accordion.session.session import Switch
 from workers.records.contract import (
     AcksRecord,
     DecisionRecord,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accordion.errors import StateError
+from accordion.base.errors import StateError
 from workers.checkpoint.async_save import SHARED_FILE, rank_file_name
 from workers.checkpoint.broadcast import broadcast_state
 from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part

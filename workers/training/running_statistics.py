@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from accordion.ledger import OVERHEAD
-from accordion.wire import Mean
+from accordion.base.wire import Mean
+from accordion.compress.ledger import OVERHEAD
 from workers.training.train_state import TrainState
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accordion.attach_refusal import refuse_attach
+from accordion.hook.attach_refusal import refuse_attach
 from workers.common.error_kinds import is_peer_loss
 from workers.common.error_text import format_with_line
 from workers.common.errors import CodeError, TaskRaised, WorkerError

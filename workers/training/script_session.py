@@ -27,10 +27,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from accordion.errors import HookError
-from accordion.optimizer_steps import Optimizers
-from accordion.session import Session
-from accordion.step_signals import Signal
+from accordion.base.errors import HookError
+from accordion.compress.step_signals import Signal
+from accordion.session.optimizer_steps import Optimizers
+from accordion.session.session import Session
 from workers.common.errors import CodeError
 from workers.training import standalone_context as standalone
 from workers.training.boundaries import (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from accordion.saved_states import MeanState
+from accordion.session.saved_states import MeanState
 from workers.records.contract import Bytes, Position
 from workers.spec.public_records import add_dense_wire
 from workers.training.data_checks import check_equal_to_saved, count_samples
@@ -50,8 +50,8 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
 class MergedParts:
     """Merges the parts of a group of `size` workers, in rank order, for a group of another size.
 
-    Residuals and open windows are averaged (`accordion.saved_states.MeanState`), the loss of the
-    open epoch is summed, and the rest is rank 0's. Parts are not kept.
+    Residuals and open windows are averaged (`accordion.session.saved_states.MeanState`), the loss
+    of the open epoch is summed, and the rest is rank 0's. Parts are not kept.
     """
 
     def __init__(self, size: int) -> None:

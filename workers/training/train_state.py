@@ -15,12 +15,12 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from accordion.controller import Controller
-from accordion.level_costs import sum_waits
-from accordion.messages import Decision, Override, Report
-from accordion.module_checks import unwrap_module
-from accordion.optimizer_steps import Optimizers, as_sequence
-from accordion.session import Session, attach
+from accordion.base.messages import Decision, Override, Report
+from accordion.decide.controller import Controller
+from accordion.hook.level_costs import sum_waits
+from accordion.hook.module_checks import unwrap_module
+from accordion.session.optimizer_steps import Optimizers, as_sequence
+from accordion.session.session import Session, attach
 from workers.checkpoint.async_save import SaveStatus
 from workers.common.error_text import format_with_line
 from workers.common.errors import TaskRaised

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from accordion.messages import OptionValue
+from accordion.base.messages import OptionValue
 from workers.common.errors import CodeError
 from workers.tasks import TASKS
 from workers.tasks.base import METHODS, Task

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accordion.messages import Decision, LayerInfo, Report
+from accordion.base.messages import Decision, LayerInfo, Report
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import (
     DecideRequest,

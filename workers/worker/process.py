@@ -222,7 +222,7 @@ class Worker:
 
     def resize(self, note: ResizeRecord) -> None:
         """Let the group save and return at its next step boundary; record the note."""
-        from accordion.step_signals import Signal
+        from accordion.compress.step_signals import Signal
 
         self._control.request_signal(Signal.RESIZE)
         if self._link is not None:

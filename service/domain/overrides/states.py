@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from accordion.messages import Ack
+from accordion.base.messages import Ack
 from service.domain.jobs.status_table import Tone
 
 OverrideState = Literal[

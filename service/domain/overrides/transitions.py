@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from accordion.messages import Decision
-from accordion.overrides import matching_layers
+from accordion.base.messages import Decision
+from accordion.decide.overrides import matching_layers
 from service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 _BATCH = ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Level
 from accordion.config import Config
-from accordion.errors import OverrideError
-from accordion.messages import Level
 from service.errors import Invalid
 
 

@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.orm import Session
 
-from accordion.messages import Decision, to_json
+from accordion.base.messages import Decision, to_json
 from service.domain.jobs.ray_run import RayRun
 from service.domain.jobs.status_table import LEAVING
 from service.domain.jobs.statuses import Kind, Reason, Status

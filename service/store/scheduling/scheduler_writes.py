@@ -14,7 +14,7 @@ from typing import Literal
 import structlog
 from sqlalchemy.orm import Session
 
-from accordion.messages import Override
+from accordion.base.messages import Override
 from service.domain.capacity.waiting_message import WAITS_FOR_SCHEDULER
 from service.domain.jobs.actions import MarkLost
 from service.domain.jobs.status_table import ENDED, HELD

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from accordion.messages import LayerInfo, OptionValue
+from accordion.base.messages import LayerInfo, OptionValue
 from service.domain.jobs.ray_run import RayRun
 from service.domain.performance.elasticity import ElasticityStats
 from service.store.tables.models import AttemptRow, JobRow, OverrideRow

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from accordion.messages import Ack
+from accordion.base.messages import Ack
 from service.domain.overrides.states import OverrideStatus
 from service.store.engine.events import append_event
 from service.store.tables.models import AckRow, JobRow, OverrideRow

@@ -9,7 +9,7 @@ from typing import Any
 import uuid_utils
 from sqlalchemy.orm import Session
 
-from accordion.overrides import check_interval, check_layers, resolve_batch, resolve_level
+from accordion.decide.overrides import check_interval, check_layers, resolve_batch, resolve_level
 from service.domain.access import Caller
 from service.domain.audit import AuditAction
 from service.domain.jobs.statuses import Desired, Kind

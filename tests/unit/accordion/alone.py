@@ -13,9 +13,9 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.base.messages import Level
 from accordion.config import Config
-from accordion.messages import Level
-from accordion.session import Session, attach
+from accordion.session.session import Session, attach
 
 
 class Shapes(nn.Module):

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
+from accordion.base.messages import Level
 from accordion.compressors import ladder_of
-from accordion.messages import Level
 from tests.unit.accordion.lockstep import Cluster, closeness, draw_gradients, mean_of
 
 Shape = tuple[int, ...]

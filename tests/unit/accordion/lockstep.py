@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from accordion.compression_engine import Engine
+from accordion.base.messages import LayerInfo, Level
+from accordion.base.wire import Flow, Gather, Mean, Request
+from accordion.compress.compression_engine import Engine
+from accordion.compress.exchange import Answers, advance_flows
+from accordion.compress.layer_stacks import Layer
 from accordion.compressors import COMPRESSORS, ladder_of, level_of
-from accordion.exchange import Answers, advance_flows
-from accordion.layer_stacks import Layer
-from accordion.messages import LayerInfo, Level
-from accordion.wire import Flow, Gather, Mean, Request
 
 Gradients = Mapping[str, torch.Tensor]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from accordion.compression_engine import load_function
+from accordion.base.wire import Context, Mean, Request, Scratch
+from accordion.compress.compression_engine import load_function
+from accordion.compress.statistics import seeded_generator
 from accordion.compressors import COMPRESSORS, level_of
-from accordion.statistics import seeded_generator
-from accordion.wire import Context, Mean, Request, Scratch
 
 
 class Alone:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hypothesis import strategies as st
 
+from accordion.base.messages import LayerInfo, Report
 from accordion.config import Config, DetectorConfig, Window
-from accordion.controller import Controller
-from accordion.detector import DetectorResult, DetectorState, init_detector, update_detector
-from accordion.messages import LayerInfo, Report
+from accordion.decide.controller import Controller
+from accordion.decide.detector import DetectorResult, DetectorState, init_detector, update_detector
 
 NAMES = ("fc1.weight", "fc2.weight", "head.weight")
 LAYERS = tuple(LayerInfo(name=name, shape=(8, 8)) for name in NAMES)

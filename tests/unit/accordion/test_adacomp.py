@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from accordion.base.errors import ConfigError
+from accordion.base.messages import Level
+from accordion.base.wire import Context, Gather, Scratch
 from accordion.compressors import level_of
 from accordion.compressors.adacomp import adacomp_flow
-from accordion.errors import ConfigError
-from accordion.messages import Level
-from accordion.wire import Context, Gather, Scratch
 from tests.unit.accordion.lockstep import Cluster, draw_gradients
 
 PLACES = {8: 63, 16: 16383}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.messages import Level
+from accordion.base.messages import Level
 from accordion.policies import POLICIES, PolicyInput
 
 RUNGS = ("b2", "b4", "b6", "b8")  # lightest first, as on every ladder

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from accordion.base.messages import Level
 from accordion.compressors import COMPRESSORS, Compressor, ladder_of
 from accordion.config import Config
-from accordion.messages import Level
 from tests.unit.accordion.compressor_laws import LAWS, sent_and_owed_add_up
 from tests.unit.accordion.lockstep import Cluster
 

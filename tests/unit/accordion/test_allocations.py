@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from accordion import exchange
+from accordion.compress import exchange
 from accordion.compressors import COMPRESSORS
 from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS

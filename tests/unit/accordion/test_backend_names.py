@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers "fake"
 
-from accordion.exchange import GroupNetwork
-from accordion.executors import backend_name, create_exchange_group
+from accordion.compress.exchange import GroupNetwork
+from accordion.compress.executors import backend_name, create_exchange_group
 
 
 @pytest.mark.parametrize(

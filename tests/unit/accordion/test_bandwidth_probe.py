@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from accordion.bandwidth_probe import (
+from accordion.session.bandwidth_probe import (
     MAX_BYTES,
     MAX_SHARE,
     MAX_SKIPPED,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Override, Report, decision_from_json, to_json
 from accordion.config import BatchConfig, DetectorConfig
-from accordion.controller import Controller
-from accordion.detector import init_detector, update_detector
-from accordion.errors import OverrideError
-from accordion.messages import Override, Report, decision_from_json, to_json
+from accordion.decide.controller import Controller
+from accordion.decide.detector import init_detector, update_detector
 from tests.unit.accordion.reports import NAMES, controller, histories, report
 
 GROWS = BatchConfig(low=64, high=512)

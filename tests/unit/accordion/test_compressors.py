@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accordion.compression_engine import STACKED_BELOW
+from accordion.base.wire import Mean
+from accordion.compress.compression_engine import STACKED_BELOW
+from accordion.compress.exchange import GroupNetwork
+from accordion.compress.layer_stacks import Layer
+from accordion.compress.ledger import ByteCount
+from accordion.compress.statistics import seeded_generator
 from accordion.compressors import level_of
 from accordion.compressors.linalg import orthonormalize_
 from accordion.compressors.powersgd import warm_factors
-from accordion.exchange import GroupNetwork
-from accordion.layer_stacks import Layer
-from accordion.ledger import ByteCount
-from accordion.statistics import seeded_generator
-from accordion.wire import Mean
 from tests.unit.accordion.lockstep import (
     Cluster,
     draw_gradients,
@@ -90,9 +90,9 @@ def test_powersgd_sends_the_two_factors_and_nothing_else(rank):
 
 def _count_requests(rank: int) -> ByteCount:
     """Book what one worker's flow asks for, as the hook does."""
-    from accordion.compression_engine import Engine
-    from accordion.layer_stacks import Layer
-    from accordion.messages import LayerInfo
+    from accordion.base.messages import LayerInfo
+    from accordion.compress.compression_engine import Engine
+    from accordion.compress.layer_stacks import Layer
     from tests.unit.accordion.lockstep import answer_lockstep
 
     engine = Engine([LayerInfo(name="w", shape=(20, 30))], seed=0, world_size=4)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.base.errors import ConfigError
 from accordion.compressors import COMPRESSORS
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
-from accordion.errors import ConfigError
 
 
 @pytest.mark.parametrize("method", COMPRESSORS)

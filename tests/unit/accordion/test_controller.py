@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.base.errors import ReportError, StateError
+from accordion.base.messages import LayerInfo, Override, Report
 from accordion.config import BatchConfig, Config
-from accordion.controller import Controller
-from accordion.errors import ReportError, StateError
-from accordion.messages import LayerInfo, Override, Report
+from accordion.decide.controller import Controller
 from tests.unit.accordion.reports import NAMES, controller, histories, report
 
 OVERRIDE = Override(id="o1", level="low", layers=("fc*",), apply_at="next_epoch", until=4)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.base.messages import Level
 from accordion.config import Config
-from accordion.controller import Controller
-from accordion.messages import Level
+from accordion.decide.controller import Controller
 from accordion.policies import POLICIES, PolicyInput
 from accordion.policies.cost_aware import RETRY_REPORTS
 from tests.unit.accordion.reports import LAYERS, NAMES, report

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accordion.ddp_buckets import gradients_of
-from accordion.errors import HookError
+from accordion.base.errors import HookError
+from accordion.hook.ddp_buckets import gradients_of
 
 
 def test_a_complex_gradient_is_the_real_view_of_its_whole_place_in_the_bucket():

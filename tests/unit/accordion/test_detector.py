@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.base.errors import ReportError
+from accordion.base.messages import Report
 from accordion.config import DetectorConfig
-from accordion.detector import DetectorState, init_detector, update_detector
-from accordion.errors import ReportError
-from accordion.messages import Report
+from accordion.decide.detector import DetectorState, init_detector, update_detector
 from tests.unit.accordion.reports import NAMES, histories, regimes_of, replay, report
 
 POSITIVE = st.floats(min_value=1e-30, max_value=1e30)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.exchange_plan import BucketCost, choose_plan, predict_end
-from accordion.link_model import (
+from accordion.base.link_model import (
     WHOLE_BUCKET,
     CollectiveTiming,
     LinkModel,
     fit_link,
     separates_latency,
 )
+from accordion.hook.exchange_plan import BucketCost, choose_plan, predict_end
 
 SLOW = LinkModel(world_size=2, latency_s=0.008, bytes_per_s=5e6)
 """40 Mbit/s and 8 ms."""

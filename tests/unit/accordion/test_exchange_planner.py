@@ -8,16 +8,16 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from accordion.exchange_plan import LevelCost, Plan
-from accordion.exchange_planner import (
+from accordion.base.link_model import WHOLE_BUCKET, CollectiveTiming, LinkModel
+from accordion.hook.exchange_plan import LevelCost, Plan
+from accordion.hook.exchange_planner import (
     MAX_HOLD_STEPS,
     SETTLING_STEPS,
     WINDOW_STEPS,
     ExchangePlanner,
     Proposal,
 )
-from accordion.exchange_timing import ExchangeTiming
-from accordion.link_model import WHOLE_BUCKET, CollectiveTiming, LinkModel
+from accordion.hook.exchange_timing import ExchangeTiming
 
 LATE = LinkModel(world_size=2, latency_s=0.008, bytes_per_s=5e6)
 FAST = LinkModel(world_size=2, latency_s=1e-5, bytes_per_s=1e9)

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from accordion.errors import HookError
-from accordion.executors import ThreadExecutor
+from accordion.base.errors import HookError
+from accordion.compress.executors import ThreadExecutor
 
 PATIENCE_S = 20.0
 

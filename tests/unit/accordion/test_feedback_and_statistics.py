@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accordion.compression_engine import MEASURE_EVERY_STEPS, Engine
-from accordion.compressors import ladder_of
-from accordion.errors import StateError
-from accordion.messages import LayerInfo
-from accordion.saved_states import MeanState
-from accordion.statistics import (
+from accordion.base.errors import StateError
+from accordion.base.messages import LayerInfo
+from accordion.compress.compression_engine import MEASURE_EVERY_STEPS, Engine
+from accordion.compress.statistics import (
     SKETCH_SIZE,
     GradientSums,
     estimate_norms,
     root_mean_squares,
     sent_shares,
 )
+from accordion.compressors import ladder_of
+from accordion.session.saved_states import MeanState
 from tests.unit.accordion.lockstep import FEEDBACK_METHODS, Cluster, draw_gradients
 
 CPU = torch.device("cpu")

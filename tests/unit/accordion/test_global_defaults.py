@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import accordion
 from accordion.compressors import COMPRESSORS
 from accordion.config import Config, DetectorConfig, Window
-from accordion.session import attach
+from accordion.session.session import attach
 from tests.unit.accordion.alone import Shapes
 
 FACTORIES = {

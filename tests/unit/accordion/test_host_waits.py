@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accordion.compression_engine import load_function
+from accordion.base.wire import Context, Mean, Scratch
+from accordion.compress.compression_engine import load_function
+from accordion.compress.statistics import seeded_generator
 from accordion.compressors import COMPRESSORS, adacomp, ladder_of
-from accordion.statistics import seeded_generator
-from accordion.wire import Context, Mean, Scratch
 
 LENGTH = 1 << 16
 """Values of a layer, from which `topk` samples on a CPU; fewer than a block of `adacomp`."""

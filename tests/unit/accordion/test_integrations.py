@@ -17,8 +17,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion import Config, DetectorConfig, Window, attach
-from accordion.attach_refusal import refuse_attach
-from accordion.errors import HookError, MissingFrameworkError
+from accordion.base.errors import HookError, MissingFrameworkError
+from accordion.hook.attach_refusal import refuse_attach
 from accordion.integrations import common
 from accordion.integrations.accelerate import attach_accelerator
 from accordion.integrations.common import (
@@ -27,7 +27,7 @@ from accordion.integrations.common import (
     save_state,
     training_metrics,
 )
-from accordion.training_warnings import TrainingWarning
+from accordion.session.training_warnings import TrainingWarning
 
 
 def accelerator(kind: str = "MULTI_CPU", *, on_each_node: bool = False) -> SimpleNamespace:

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accordion.compression_engine import load_function
+from accordion.base.messages import LayerInfo, Report
+from accordion.compress.compression_engine import load_function
+from accordion.compress.statistics import estimate_norms
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, DetectorConfig, Window
-from accordion.controller import Controller
-from accordion.messages import LayerInfo, Report
-from accordion.statistics import estimate_norms
+from accordion.decide.controller import Controller
 from tests.unit.accordion.compressor_laws import LAWS, sent_and_owed_add_up
 from tests.unit.accordion.lockstep import (
     FEEDBACK_METHODS,

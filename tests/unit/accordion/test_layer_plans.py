@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from accordion.base.errors import ConfigError, OverrideError
+from accordion.base.messages import Decision, Override
 from accordion.config import LayerPlan
-from accordion.controller import Controller
-from accordion.errors import ConfigError, OverrideError
-from accordion.messages import Decision, Override
+from accordion.decide.controller import Controller
 from tests.unit.accordion.reports import NAMES, controller, histories, report
 
 TOPK = LayerPlan(method="topk", low={"density": 0.2}, high={"density": 0.05})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accordion.ledger import OVERHEAD, Ledger
+from accordion.compress.ledger import OVERHEAD, Ledger
 from tests.bench.resnet import PARAMETERS, resnet18
 from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS, rank_level

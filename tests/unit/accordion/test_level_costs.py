@@ -7,10 +7,10 @@ from itertools import count
 import pytest
 import torch
 
+from accordion.base.messages import LayerInfo
+from accordion.compress.layer_stacks import Layer
 from accordion.compressors import LEVEL_NAMES, ladder_of, level_of
-from accordion.layer_stacks import Layer
-from accordion.level_costs import EchoNetwork, measure_levels, share_waits
-from accordion.messages import LayerInfo
+from accordion.hook.level_costs import EchoNetwork, measure_levels, share_waits
 
 SHAPES = {"first": (64, 32), "second": (16, 8, 3, 3), "bias": (64,)}
 DECIDED = ("first", "second")

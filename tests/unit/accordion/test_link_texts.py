@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from accordion.link_model import format_link
+from accordion.base.link_model import format_link
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.messages import Decision, Level, Override, decision_from_json, plan_digest, to_json
+from accordion.base.messages import (
+    Decision,
+    Level,
+    Override,
+    decision_from_json,
+    plan_digest,
+    to_json,
+)
 from tests.unit.accordion.reports import controller, histories
 
 NAMES = st.text(max_size=5)

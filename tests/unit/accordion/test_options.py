@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.errors import ConfigError
-from accordion.options import Option, check_options, options_schema
+from accordion.base.errors import ConfigError
+from accordion.base.options import Option, check_options, options_schema
 
 RANK = Option(default=4, minimum=1, maximum=8)
 DENSITY = Option(default=0.5, minimum=0.0, maximum=1.0)

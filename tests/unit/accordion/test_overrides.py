@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Decision, Override
 from accordion.config import BatchConfig, Config
-from accordion.errors import OverrideError
-from accordion.messages import Decision, Override
-from accordion.overrides import (
+from accordion.decide.overrides import (
     check_interval,
     check_layers,
     matching_layers,

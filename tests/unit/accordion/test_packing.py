@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accordion.base.wire import Scratch
 from accordion.compressors.packing import (
     block_size,
     pack_codes_,
@@ -16,7 +17,6 @@ from accordion.compressors.packing import (
     unpack_codes,
     unpack_signs,
 )
-from accordion.wire import Scratch
 
 MANY = settings(max_examples=40, deadline=None)
 scratch = Scratch(torch.device("cpu"))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.errors import ConfigError
-from accordion.messages import Level
-from accordion.options import options_schema
+from accordion.base.errors import ConfigError
+from accordion.base.messages import Level
+from accordion.base.options import options_schema
 from accordion.policies import POLICIES, PolicyInput, check_policy
 
 REGIMES = st.dictionaries(st.text(min_size=1), st.sampled_from(["critical", "stable"]))

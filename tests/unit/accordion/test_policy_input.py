@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from accordion.base.errors import ConfigError
+from accordion.base.messages import Override
 from accordion.config import BatchConfig
-from accordion.controller import Controller
-from accordion.errors import ConfigError
-from accordion.messages import Override
+from accordion.decide.controller import Controller
 from accordion.policies import POLICIES, Policy, PolicyInput
 from tests.unit.accordion.reports import NAMES, controller, report
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accordion.base.wire import Mean, Scratch
+from accordion.compress.statistics import seeded_generator
 from accordion.compressors import level_of
 from accordion.compressors.stratified_sampling import draw_positions, hash_uniform_
-from accordion.statistics import seeded_generator
-from accordion.wire import Mean, Scratch
 from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 

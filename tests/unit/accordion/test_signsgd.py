@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from accordion.base.wire import Context, Flow, Scratch
 from accordion.compressors.packing import block_size
 from accordion.compressors.signsgd import signsgd_flow
-from accordion.wire import Context, Flow, Scratch
 from tests.unit.accordion.lockstep import run_flows_lockstep
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 

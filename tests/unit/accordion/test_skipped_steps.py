@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
-from accordion.compression_engine import DENSE, Engine
+from accordion.compress.compression_engine import DENSE, Engine
 from accordion.compressors import COMPRESSORS, ladder_of, level_of
-from accordion.training_warnings import TrainingWarning
+from accordion.session.training_warnings import TrainingWarning
 from tests.unit.accordion.alone import alone
 from tests.unit.accordion.lockstep import Cluster, draw_gradients
 

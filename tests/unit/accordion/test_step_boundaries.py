@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from accordion.base.errors import HookError, ReportError
+from accordion.base.messages import Override
 from accordion.config import Config, DetectorConfig, Window
-from accordion.errors import HookError, ReportError
-from accordion.messages import Override
-from accordion.session import attach
-from accordion.step_results import StepResult
+from accordion.session.session import attach
+from accordion.session.step_results import StepResult
 
 
 class Descent:

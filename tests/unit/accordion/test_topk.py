@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from accordion.base.wire import Gather, Scratch
+from accordion.compress.statistics import seeded_generator
 from accordion.compressors import level_of
 from accordion.compressors.stratified_sampling import draw_positions
-from accordion.statistics import seeded_generator
-from accordion.wire import Gather, Scratch
 from tests.unit.accordion.lockstep import Cluster
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 

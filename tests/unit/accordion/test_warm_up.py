@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from accordion.base.errors import ConfigError
+from accordion.base.messages import Override
 from accordion.config import Config, WarmUp
-from accordion.errors import ConfigError
-from accordion.messages import Override
 from tests.unit.accordion.reports import controller, histories, report
 
 WARM_UP = WarmUp(steps=25, level="half")

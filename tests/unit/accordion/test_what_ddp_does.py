@@ -22,9 +22,9 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from accordion.base.errors import ConfigError, HookError
 from accordion.config import Config
-from accordion.errors import ConfigError, HookError
-from accordion.session import Session, attach
+from accordion.session.session import Session, attach
 
 ROOT = Path(__file__).parents[3]
 THREADS = Path("/proc/self/task")

@@ -13,9 +13,9 @@ from torch import nn
 
 import accordion
 import accordion_ray
+from accordion.base.errors import StateError
 from accordion.config import Config
-from accordion.errors import StateError
-from accordion.session import Session
+from accordion.session.session import Session
 from accordion_ray.checkpoints import load_state
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.records import Attached

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import accordion
+from accordion.base.messages import Override
 from accordion.config import Config, DetectorConfig, Window
-from accordion.messages import Override
 from accordion_ray import guest_run
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.guest_run import GuestRun

@@ -11,9 +11,9 @@ import pytest
 import ray
 from torch import nn
 
-from accordion.attach_refusal import refuse_attach
-from accordion.errors import HookError
-from accordion.training_warnings import TrainingWarning
+from accordion.base.errors import HookError
+from accordion.hook.attach_refusal import refuse_attach
+from accordion.session.training_warnings import TrainingWarning
 from accordion_ray import attach, train_context
 from accordion_ray.errors import AttachError
 from accordion_ray.train_context import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from accordion.messages import Decision, Level
+from accordion.base.messages import Decision, Level
 from service.api.dashboard.report_content import ReportSource
 from service.domain.performance.elasticity import ElasticityStats
 from service.schemas.jobs import (

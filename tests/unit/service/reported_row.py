@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from accordion.messages import Ack, Decision
+from accordion.base.messages import Ack, Decision
 from service.domain.access import FULL_ACCESS
 from service.store.engine.database import Database
 from service.store.ingest.record_ingest import ingest_records

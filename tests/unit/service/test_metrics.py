@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from accordion.messages import Decision, Level, to_json
+from accordion.base.messages import Decision, Level, to_json
 from service.api.request_times import RequestTimes, TimedRequests
 from service.domain.jobs.statuses import Status
 from service.store.engine.database import Database

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from accordion.base.errors import OverrideError
 from accordion.config import Config
-from accordion.errors import OverrideError
-from accordion.overrides import resolve_level
+from accordion.decide.overrides import resolve_level
 from service.domain.overrides.validity import check_effect, invalid_fields
 from service.errors import Invalid
 

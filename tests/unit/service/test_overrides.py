@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.messages import Ack
+from accordion.base.messages import Ack
 from service.domain.overrides import transitions
 from service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.controller import Controller
-from accordion.errors import StateError
-from accordion.messages import Report
+from accordion.base.errors import StateError
+from accordion.base.messages import Report
+from accordion.decide.controller import Controller
 from tests.unit.workers.world import (
     JOB,
     LAYERS,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from accordion.controller import Controller
-from accordion.messages import Override
+from accordion.base.messages import Override
+from accordion.decide.controller import Controller
 from tests.unit.workers.test_accordion_actor import controller, progress, report
 from tests.unit.workers.world import (
     JOB,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from accordion.messages import LayerInfo
+from accordion.base.messages import LayerInfo
 from workers.common.error_text import clean_raised_errors, format_error
 from workers.common.errors import TaskRaised
 from workers.common.plain_text import clean_text, clean_texts, describe_refused_text

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from accordion.layer_stacks import Layer
-from accordion.link_model import LinkModel
-from accordion.messages import LayerInfo
+from accordion.base.link_model import LinkModel
+from accordion.base.messages import LayerInfo
+from accordion.compress.layer_stacks import Layer
 from workers.planning.predictions import Prediction, list_levels, nominal_link, predict_steps
 from workers.planning.step_measurement import StepMeasurement, measure_step
 from workers.records.contract import JobSpec

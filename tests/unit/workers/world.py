@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
-from accordion.messages import LayerInfo
+from accordion.base.messages import LayerInfo
 from workers.hub.accordion_actor import AccordionActor
 from workers.hub.actor_client import ActorTimeoutError
 from workers.hub.actor_messages import FencingToken
