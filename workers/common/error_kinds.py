@@ -39,7 +39,7 @@ _STORAGE_AWAY = frozenset(
     }
 )
 """Error numbers of a directory that is full or not mounted; the job waits for it."""
-_STORAGE_CODE = tuple(Path(__file__).parent / name for name in ("checkpoint", "hub"))
+_STORAGE_CODE = tuple(Path(__file__).parents[1] / name for name in ("checkpoint", "hub"))
 """Folders whose code reads and writes the storage of a job."""
 
 

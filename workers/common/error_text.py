@@ -14,7 +14,7 @@ from workers.common.errors import WorkerError
 from workers.common.plain_text import clean_text, clean_texts
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-_OURS = Path(__file__).parent
+_OURS = Path(__file__).parents[1]
 
 
 def format_error(error: BaseException) -> str:

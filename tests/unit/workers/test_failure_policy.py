@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError
 from torch.distributed import DistBackendError
 
+from workers.common import error_text
+from workers.common.error_text import is_user_code
 from workers.common.errors import (
     CheckpointError,
     LossNotFinite,
@@ -18,6 +21,7 @@ from workers.common.errors import (
     StorageError,
     TaskRaised,
 )
+from workers.controller import failure_policy
 from workers.controller.failure_causes import (
     classify_start_failure,
     find_cause,
@@ -336,3 +340,9 @@ def test_a_descriptor_that_was_closed_in_the_process_is_the_jobs_failure() -> No
     closed = RuntimeError("[gloo/transport/tcp/pair.cc:534] Bad file descriptor")
     assert find_cause({0: GLOO, 1: closed}).rank == 1
     assert find_cause({1: OSError(errno.EBADF, "Bad file descriptor")}).cause == "job"
+
+
+def test_code_of_the_training_side_is_not_the_users() -> None:
+    ours = [Path(module.__file__ or "") for module in (error_text, failure_policy)]
+    assert not any(is_user_code(str(path)) for path in ours)
+    assert is_user_code(str(ours[0].parents[1] / "tasks/digits.py"))
