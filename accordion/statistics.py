@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion.devices import copy_to_device
 from accordion.errors import StateError
-from accordion.wire import copy_to_device
 
 SKETCH_SIZE = 1024
 """Floats in a layer's sketch; smaller layers are stored exactly."""

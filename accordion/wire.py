@@ -119,15 +119,6 @@ def padded_size(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on a device. The host does not wait for a GPU: the values go by way of
-    pinned memory.
-    """
-    if device.type == "cuda":
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return a flat uint8 view of a contiguous tensor's memory."""
     return tensor.view(-1).view(torch.uint8)

@@ -25,7 +25,8 @@ from accordion.compressors.packing import (
     split_blocks,
     unpack_codes,
 )
-from accordion.wire import Context, Flow, Gather, copy_to_device
+from accordion.devices import copy_to_device
+from accordion.wire import Context, Flow, Gather
 
 _NORM_BYTES = 4
 _LEAST_NORM = 2.0**-100

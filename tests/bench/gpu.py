@@ -121,7 +121,7 @@ class Exchange:
 
 
 def _buckets(layers: Sequence[Layer]) -> Sequence[Sequence[Layer]]:
-    """As DDP cuts them: full at 25 MiB."""
+    """Cut layers into buckets as DDP does, full at 25 MiB."""
     found: list[list[Layer]] = [[]]
     for layer in layers:
         if found[-1] and sum(part.gradient.nbytes for part in found[-1]) >= BUCKET_BYTES:
