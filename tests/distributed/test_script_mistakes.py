@@ -62,21 +62,21 @@ CONFIG = "__import__('accordion').Config(), optimizer, step='optimizer'"
 MISTAKES = {
     "an attach of the library": (
         attach_itself(f"{LIBRARY}(model, {CONFIG})"),
-        "attach() was called in a job of the Accordion service",
+        "`from workers.session import session` and session.attach(model, optimizer)",
     ),
     "an attach of the library in a thread": (
         attach_itself(
             "from concurrent.futures import ThreadPoolExecutor\n"
             f"ThreadPoolExecutor(1).submit({LIBRARY}, model, {CONFIG}).result()"
         ),
-        "write session.attach(model, optimizer)",
+        "session.attach(model, optimizer), with session.backward(loss)",
     ),
     "an attach of the library beside the session's": (
         change(
             "for epoch in",
             f"{LIBRARY}(nn.Linear(2, 2), __import__('accordion').Config())\nfor epoch in",
         ),
-        "write session.attach(model, optimizer)",
+        "session.attach(model, optimizer), with session.backward(loss)",
     ),
     "an ordinary backward": (
         change("session.backward(loss)", "loss.backward()"),
@@ -177,7 +177,8 @@ MISTAKES = {
     ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
-        "write session.init_process_group(...) in place of torch.distributed.init_process_group",
+        "`from workers.session import session` and session.init_process_group(...) in place of"
+        " torch.distributed.init_process_group",
     ),
 }
 """Scripts, each with a part of the message that ends it."""

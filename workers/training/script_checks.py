@@ -10,6 +10,7 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from workers.contract import Launch
 from workers.errors import CodeError
 from workers.training.standalone_context import NO_JOB
 from workers.training.train_state import TrainState
@@ -18,9 +19,10 @@ logger = logging.getLogger(__name__)
 
 OTHER_ATTACH = (
     "attach() was called in a job of the Accordion service, which saves and records only what"
-    " workers.session trains; write session.attach(model, optimizer), with session.backward(loss)"
-    " and session.step() in the loop, as workers/README.md shows, or start the script with"
-    " torchrun, outside of a job; loops inside a Trainer (Transformers, Lightning) cannot be jobs"
+    " workers.session trains; write `from workers.session import session` and"
+    " session.attach(model, optimizer), with session.backward(loss) and session.step() in the loop,"
+    " as workers/README.md shows, or start the script with torchrun, outside of a job; loops inside"
+    " a Trainer (Transformers, Lightning) cannot be jobs"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""
 
@@ -46,6 +48,14 @@ def explain_second_batch(state: TrainState) -> CodeError:
         f" {state.session.steps}; call session.step() after each backward(), because a batch has"
         f" all samples of a step ({state.session.global_batch}): for larger steps give a larger"
         " training.global_batch, and to save memory call session.backward() for parts of a batch"
+    )
+
+
+def explain_missing_attach(launch: Launch) -> CodeError:
+    """Return the error of a job's script that ended without a call of `session.attach`."""
+    return CodeError(
+        f"the script {launch.spec.task.options['file']} ended without"
+        " session.attach(model, optimizer); workers/README.md shows how"
     )
 
 
@@ -114,8 +124,9 @@ def explain_second_group(error: Exception) -> CodeError | None:
     if not (is_refused and is_torch and is_ours):
         return None
     return CodeError(
-        "the workers of a job have a process group already; write session.init_process_group(...)"
-        " in place of torch.distributed.init_process_group(...)"
+        "the workers of a job have a process group already; write `from workers.session import"
+        " session` and session.init_process_group(...) in place of"
+        " torch.distributed.init_process_group(...)"
     )
 
 
@@ -147,6 +158,7 @@ __all__ = [
     "check_backward",
     "check_epoch_trained",
     "check_trained",
+    "explain_missing_attach",
     "explain_second_batch",
     "explain_second_group",
     "log_extra_epochs",

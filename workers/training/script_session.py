@@ -58,6 +58,7 @@ from workers.training.script_checks import (
     check_backward,
     check_epoch_trained,
     check_trained,
+    explain_missing_attach,
     explain_second_batch,
     log_extra_epochs,
     log_missing_epochs,
@@ -422,10 +423,7 @@ class ScriptSession:
             CodeError: the script never called `attach`, or never took a step.
         """
         if self._state is None:
-            raise CodeError(
-                "the script ended without session.attach(model, optimizer); workers/README.md"
-                " shows how"
-            )
+            raise explain_missing_attach(self._worker_context.launch)
         state = self._state
         self._check_leaving()
         check_trained(state)
