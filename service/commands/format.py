@@ -193,9 +193,9 @@ def list_metric_names(rows: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 _CAUSES = {
-    "ordered": "ordered",
+    "ordered": "allocation changed",
     "joined": "workers joined",
-    "leaving": "a node leaves",
+    "leaving": "node drained",
     "infrastructure": "workers lost",
     "job": "the job failed",
 }

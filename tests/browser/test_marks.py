@@ -40,7 +40,7 @@ def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, stee
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
-    expect(changes(page, "resize")).to_contain_text("requested")
+    expect(changes(page, "resize")).to_contain_text("allocation changed")
     expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
     expect(page.locator("#marks")).to_contain_text("resize")
 
@@ -114,7 +114,7 @@ def test_an_announced_resize_is_closed_when_it_does_not_come_to_pass(page, servi
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#live")).to_have_text("Finished")
     expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not take place")
-    expect(changes(page, "resize")).to_contain_text("requested")
+    expect(changes(page, "resize")).to_contain_text("allocation changed")
     expect(changes(page, "restart")).to_have_count(len(orders) - 1)
 
 
