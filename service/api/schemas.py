@@ -319,7 +319,7 @@ class AttemptView(Answer):
     number: int
     """Number of the attempt, counted from 1."""
     workers: int
-    """Number of workers that were allocated."""
+    """Number of workers of its newest worker group; before one trains, the number allocated."""
     reason: Reason
     """Why the attempt ended, or its current state, as a stable code."""
     message: str

@@ -345,7 +345,7 @@ def _tabulate_attempts(source: ReportSource) -> ReportTable:
         return (
             str(row.number),
             str(row.workers or "-"),
-            _format_time(row.started_at),
+            _format_time(row.created_at),
             _format_time(row.ended_at),
             f"{row.reason}{f': {row.message}' if row.message else ''}",
             format_elasticity(cost) if cost.resizes or cost.recoveries else "-",

@@ -145,7 +145,8 @@ def test_each_attempt_ends_and_begins_at_its_own_time(page, service, steered):
     first, second = service.client.get(f"/api/v1/jobs/{steered}/attempts").json()["items"]
     page.goto(f"/jobs/{steered}")
     times = [
-        datetime.fromisoformat(one).astimezone() for one in (second["started_at"], first["ended_at"])
+        datetime.fromisoformat(one).astimezone()
+        for one in (second["started_at"], first["ended_at"])
     ]
     for row, time in zip((0, 1), times, strict=True):
         expect(changes(page, "restart").nth(row)).to_contain_text(f"{time:%H:%M:%S}")

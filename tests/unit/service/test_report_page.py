@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
 
@@ -324,6 +325,12 @@ def test_overrides_and_decisions_have_who_and_why() -> None:
     first, second = cells_of(source, "decisions")
     assert (first[-1], second[-1]) == ("policy", "policy, override #1 by bob")
     assert any("override #1" in cell and "holds" in cell for cell in second)
+
+
+def test_an_attempt_begins_when_its_workers_are_allocated_as_elsewhere() -> None:
+    attempt = make_attempt(started_at=BEGIN + timedelta(minutes=5))
+    [row] = cells_of(make_source(attempts=[attempt]), "attempts")
+    assert row[2] == "2026-11-25 12:00:00 UTC"
 
 
 def test_faults_are_shown_with_their_cause() -> None:
