@@ -64,26 +64,27 @@ NOTHING_SENT = "one worker has no peers"
 
 
 def format_sent_bytes(bytes_: Bytes) -> str:
-    """Compare the bytes sent on the wire with those of uncompressed training."""
-    sent, dense = bytes_.wire, bytes_.dense_wire
+    """Compare the bytes that each worker sent on the wire with those of uncompressed training."""
+    sent, uncompressed = bytes_.wire, bytes_.dense_wire
     if not sent and bytes_.dense:
         return f"nothing is sent: {NOTHING_SENT}"
-    beside = f"fp16 {format_bytes(dense / 2)}; control {format_bytes(bytes_.control_wire)}"
-    sizes = f"{format_bytes(sent)} of {format_bytes(dense)} on the wire ({beside})"
-    return sizes + _beside_dense(sent, dense)
+    own = f"each worker sent {format_bytes(sent)} (control {format_bytes(bytes_.control_wire)})"
+    if not sent or not uncompressed:
+        return own
+    beside = f"({format_bytes(uncompressed)}, in fp16 {format_bytes(uncompressed / 2)})"
+    return f"{own}, {_format_factor(uncompressed / sent)} uncompressed {beside}"
 
 
-def _beside_dense(sent: int, dense: int) -> str:
-    if not sent or not dense:
-        return ""
-    ratio = dense / sent
+def _format_factor(ratio: float) -> str:
     if f"{ratio:.1f}" == "1.0":
-        return ", as much as dense"
-    return f", {ratio:.1f}x less than dense" if ratio > 1 else f", {1 / ratio:.1f}x more than dense"
+        return "as much as"
+    return f"{ratio:.1f}x less than" if ratio > 1 else f"{1 / ratio:.1f}x more than"
 
 
 def format_savings(bytes_: Bytes) -> str:
-    """Return dense bytes divided by bytes sent, both on the wire; a dash if nothing was sent."""
+    """Return uncompressed bytes divided by bytes sent, both on the wire; a dash if nothing was
+    sent.
+    """
     return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.wire else "-"
 
 

@@ -123,7 +123,7 @@ def list_figures(source: ReportSource) -> list[Figure]:
             Figure(
                 label="Compression",
                 value=format_savings(sent),
-                note=f"compared with fp32; fp16 would send {format_bytes(sent.dense_wire / 2)}",
+                note=f"less than uncompressed; in fp16 {format_bytes(sent.dense_wire / 2)}",
             ),
             Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
         ]
@@ -137,8 +137,7 @@ def _describe_sent(sent: Bytes) -> str:
     if not sent.wire and sent.dense:
         return NOTHING_SENT
     control = f"; {format_bytes(sent.control_wire)} of it control" if sent.control_wire else ""
-    dense = format_bytes(sent.dense_wire)
-    return f"on the wire, by one worker; {dense} without compression{control}"
+    return f"by each worker; {format_bytes(sent.dense_wire)} uncompressed{control}"
 
 
 def _count_epochs(progress: ProgressView) -> str:

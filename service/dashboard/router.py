@@ -52,7 +52,7 @@ CHARTS = (
     Chart(
         id="traffic",
         title="Bytes sent per worker",
-        note="on the wire, per epoch, log scale, compared with fp32 and fp16",
+        note="on the wire, per epoch, log scale",
     ),
     Chart(id="phases", title="Time by phase", note="seconds per epoch, rank 0"),
     Chart(id="change", title="Gradient change", note="critical at or above the threshold"),

@@ -348,7 +348,7 @@ def test_faults_are_shown_with_their_cause() -> None:
 def test_the_result_has_metric_time_and_bytes() -> None:
     shown = {figure.label: (figure.value, figure.note) for figure in list_figures(make_source(4))}
     assert shown["Final accuracy"] == ("87.5 %", "best (largest): 87.5 % in epoch 3")
-    assert shown["Bytes sent"] == ("8 kB", "on the wire, by one worker; 32 kB without compression")
+    assert shown["Bytes sent"] == ("8 kB", "by each worker; 32 kB uncompressed")
     assert shown["Compression"][0] == "4.0x"
     assert shown["Time"][0] == "90 s"
     assert shown["Workers"] == ("2", "1 to 2 allowed")
