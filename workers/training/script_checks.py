@@ -10,7 +10,6 @@ import traceback
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from workers.contract import Launch
 from workers.errors import CodeError
 from workers.training.standalone_context import NO_JOB
 from workers.training.train_state import TrainState
@@ -48,14 +47,6 @@ def explain_second_batch(state: TrainState) -> CodeError:
         f" {state.session.steps}; call session.step() after each backward(), because a batch has"
         f" all samples of a step ({state.session.global_batch}): for larger steps give a larger"
         " training.global_batch, and to save memory call session.backward() for parts of a batch"
-    )
-
-
-def explain_missing_attach(launch: Launch) -> CodeError:
-    """Return the error of a job's script that ended without a call of `session.attach`."""
-    return CodeError(
-        f"the script {launch.spec.task.options['file']} ended without"
-        " session.attach(model, optimizer); workers/README.md shows how"
     )
 
 
@@ -158,7 +149,6 @@ __all__ = [
     "check_backward",
     "check_epoch_trained",
     "check_trained",
-    "explain_missing_attach",
     "explain_second_batch",
     "explain_second_group",
     "log_extra_epochs",

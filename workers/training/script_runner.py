@@ -140,6 +140,11 @@ def _run_to_end(context: WorkerContext) -> None:
             raise error.with_traceback(end.__traceback__) from end
     if session.failure is not None and session.leaving is None:
         raise session.failure
+    if session.step_and_epoch == (None, None):
+        raise CodeError(
+            f"the script {context.launch.spec.task.options['file']} ended without"
+            " session.attach(model, optimizer); workers/README.md shows how"
+        )
     session.close()
 
 

@@ -58,7 +58,6 @@ from workers.training.script_checks import (
     check_backward,
     check_epoch_trained,
     check_trained,
-    explain_missing_attach,
     explain_second_batch,
     log_extra_epochs,
     log_missing_epochs,
@@ -420,11 +419,9 @@ class ScriptSession:
         """Save what is not saved yet, at the end of the script.
 
         Raises:
-            CodeError: the script never called `attach`, or never took a step.
+            CodeError: the script did not call `attach`, or never took a step.
         """
-        if self._state is None:
-            raise explain_missing_attach(self._worker_context.launch)
-        state = self._state
+        state = self.state
         self._check_leaving()
         check_trained(state)
         log_missing_epochs(state)
