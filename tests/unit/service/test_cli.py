@@ -171,8 +171,7 @@ def test_why_tells_what_holds_a_job_up_with_the_parts_of_a_step(
     assert change.startswith(f"{whole['change']['text']}: ")
     assert change.endswith(" times as many samples per second.")
     parts = {line.partition("  ")[0].strip() for line in table[3:]}
-    known = {"compute, optimize", "communicate", "slow worker", "evaluate", "checkpoint"}
-    assert parts == known
+    assert parts == {"compute, optimize", "communicate", "slow worker", "evaluate", "checkpoint"}
 
 
 def test_show_and_doctor_tell_where_checkpoints_are_and_who_saw_that_place(
