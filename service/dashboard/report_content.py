@@ -190,10 +190,11 @@ def _describe_time(source: ReportSource) -> Figure:
         return Figure(label="Time", value="not started", note=submitted)
     end = job.ended_at or source.written_at
     until = f"to {_format_time(job.ended_at)}" if job.ended_at else "and not ended yet"
+    pauses = ", with the time between its attempts" if job.attempt > 1 else ""
     return Figure(
         label="Time",
         value=format_duration((end - job.started_at).total_seconds()),
-        note=f"from {_format_time(job.started_at)} {until}",
+        note=f"from {_format_time(job.started_at)} {until}{pauses}",
     )
 
 

@@ -333,6 +333,12 @@ def test_an_attempt_begins_when_its_workers_are_allocated_as_elsewhere() -> None
     assert row[2] == "2026-11-25 12:00:00 UTC"
 
 
+def test_the_time_of_a_job_with_several_attempts_says_that_pauses_count() -> None:
+    figures = list_figures(make_source(2, job=make_job(2, attempt=2)))
+    [note] = [figure.note for figure in figures if figure.label == "Time"]
+    assert note.endswith(", with the time between its attempts")
+
+
 def test_faults_are_shown_with_their_cause() -> None:
     lost = make_event(
         "workers", what="failed", cause="infrastructure", rank=1, step=9, message="rank 1 died"

@@ -50,6 +50,12 @@ def test_a_line_names_who_caused_the_event(kind: Any, data: dict[str, Any], line
     assert lines(EventView(seq=1, type=kind, time=datetime.now(UTC), data=data)) == [line]
 
 
+def test_a_start_is_told_by_the_status_and_not_a_second_time() -> None:
+    started = {"what": "started", "cause": "start", "world_size": 2, "epoch": 0}
+    event = EventView(seq=1, type="workers", time=datetime.now(UTC), data=started)
+    assert lines(event) == []
+
+
 def test_a_new_name_is_that_of_the_watched_job() -> None:
     data = {"before": {"name": "old"}, "after": {"name": "new"}}
     event = EventView(seq=1, type="change", time=datetime.now(UTC), data=data)
