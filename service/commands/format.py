@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS_SHOWN = 6
 """Maximum number of layers to list; more are counted."""
-_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27})")
+_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27}|\d+\b)")
 
 
 def format_duration(seconds: float | None) -> str:
@@ -105,10 +105,17 @@ def format_layers(
 
 
 def replace_override_ids(text: str, names: Mapping[str, str]) -> str:
-    """Replace ids and id prefixes of overrides in a text by their names."""
+    """Replace numbers of overrides in a text by their names; reasons of earlier versions have the
+    first characters of ids.
+    """
 
     def show_name(found: re.Match[str]) -> str:
-        fitting = [name for override_id, name in names.items() if override_id.startswith(found[1])]
+        fitting = [
+            name
+            for override_id, name in names.items()
+            if name.split()[0] == f"#{found[1]}"
+            or ("-" in found[1] and override_id.startswith(found[1]))
+        ]
         return f"override {fitting[0]}" if fitting else found[0]
 
     return _OVERRIDE_ID.sub(show_name, text)

@@ -149,15 +149,16 @@ function showSchedule() {
 
 const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));
 
-const findOverride = (id) => seen.overrides.find((override) => override.id.startsWith(id));
+// Found by its number, or by the begin of its ID, which has a dash.
+const findOverride = (id) => seen.overrides.find((one) => String(one.number) === id || (id.includes("-") && one.id.startsWith(id)));
 
 function overrideName(id) {
   const row = findOverride(id);
-  return row ? `override ${row.number}` : "override";
+  return row ? `override ${row.number}` : id.includes("-") ? "override" : `override ${id}`;
 }
 
-// Reasons contain the first digits of override IDs; the page shows numbers and users instead.
-const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
+// Reasons have the numbers of overrides, those of earlier versions the first digits of IDs; the page adds users.
+const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27}|\d+\b)/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
 
 const decisionRow = ({ decision }) => {
   const regimes = Object.values(decision.regime_by_layer);
