@@ -309,8 +309,8 @@ COMMUNICATION = Row(
             unit="none",
             width=12,
             description=(
-                "Bytes of uncompressed gradients divided by bytes sent, both on the wire, now; empty"
-                " while no step is made."
+                "Bytes of uncompressed gradients divided by bytes sent, both on the wire, now;"
+                " empty while no step is made."
             ),
             queries=one_query(
                 f"{_DENSE_RATE} / ({_SENT_RATE} > 0)", "times fewer than uncompressed"
