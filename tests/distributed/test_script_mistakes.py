@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from accordion import Config, attach
 from tests.distributed.code_jobs import Result, run_own_script
+from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import (
     SCRIPT,
     STOP_IN_EPOCH_1,
@@ -306,6 +308,27 @@ def test_a_script_that_leaves_epochs_out_is_told_so_in_the_log(
     result = run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}))[0]
     found = [line for line in result.link.lines if "ended after 1 of the 3 epochs" in line]
     assert (result.outcome, len(found)) == ("completed", warnings)
+
+
+def lines_of(rank: int, order: Launch) -> list[str]:
+    """The log of a script, which may fail."""
+    link = RecordingLink()
+    with suppress(TaskRaised):
+        run_own_script(rank, order, link)
+    return link.lines
+
+
+@pytest.mark.parametrize(
+    ("source", "warnings"),
+    [(attach_itself("pass"), 1), (TRAINED, 0)],
+    ids=["without attach", "with attach"],
+)
+def test_a_script_that_steps_without_attach_is_told_at_its_first_step(
+    run_group: Any, tmp_path: Any, source: str, warnings: int
+) -> None:
+    lines = run_group(2, lines_of, order_of(tmp_path, {"train.py": source}))[0]
+    told = [line for line in lines if "before session.attach(model, optimizer)" in line]
+    assert len(told) == warnings
 
 
 def test_a_second_process_group_is_told_with_its_line(run_group: Any, tmp_path: Any) -> None:
