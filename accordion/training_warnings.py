@@ -18,7 +18,9 @@ SKIPPED_IN_A_ROW = 10
 It is more than a GradScaler usually skips at its start, while it searches for a scale.
 """
 STEPS_WITHOUT_EPOCH = 1000
-"""Steps without the end of an epoch after which a run is warned whose levels wait for one."""
+"""Steps without the end of an epoch after which a run is warned whose levels wait for one. Epochs
+may be longer, which nothing tells; a larger number would come too late in a loop without epochs.
+"""
 STEPS_BEFORE_GAIN = 20
 """Steps at the same levels whose bytes are compared with those of uncompressed gradients."""
 WAIT_WARNING_S = 60.0
@@ -158,7 +160,8 @@ def _needs_epochs(config: Config) -> bool:
 def _no_epoch_sentence(config: Config, steps: int) -> str:
     sentence = (
         f"{steps:,} steps were taken and no epoch has ended, so levels stay as they are until one"
-        " does: unless an integration ends epochs, call session.end_epoch() after each epoch"
+        " does: unless an epoch is longer than that or an integration ends it, call"
+        " session.end_epoch() after each epoch"
     )
     if config.policy in _POLICIES_BY_EPOCH or config.detector.statistic == "paper":
         return sentence

@@ -243,11 +243,11 @@ def _summarize_figures(figures: Figures, state: WatchState, page: str) -> Iterat
 
 
 def _describe_sent_bytes(bytes_: dict[str, int]) -> str:
-    sent, dense = bytes_["wire"], bytes_["dense_wire"]
+    sent, uncompressed = bytes_["wire"], bytes_["dense_wire"]
     if not sent:
         return "nothing"
     others = (
         f"{name} {format_bytes(size)} ({size / sent:.1f}x)"
-        for name, size in (("dense", dense), ("fp16", dense / 2))
+        for name, size in (("uncompressed", uncompressed), ("in fp16", uncompressed / 2))
     )
-    return f"{format_bytes(sent)} on the wire by each worker; {', '.join(others)}"
+    return f"{format_bytes(sent)} by each worker; {', '.join(others)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
@@ -170,7 +171,7 @@ def follow_job(
     state, recent = initial_state(job), RecentEpochs(first_epoch)
     live = (
         Live(screen.render_panel(state), console=out, refresh_per_second=REFRESH_PER_S)
-        if out.is_terminal
+        if sys.stdout.isatty()
         else None
     )
     with live or nullcontext():

@@ -27,6 +27,7 @@ from service.dashboard.assets import list_assets
 from service.dashboard.pages import render_page
 from service.domain.access import Scope, describe_missing_scope
 from service.domain.audit_actions import AuditAction
+from service.domain.bottleneck import PART_NAMES
 from service.domain.jobs import Kind
 from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
@@ -52,7 +53,7 @@ CHARTS = (
     Chart(
         id="traffic",
         title="Bytes sent per worker",
-        note="on the wire, per epoch, log scale, compared with fp32 and fp16",
+        note="on the wire, per epoch, log scale",
     ),
     Chart(id="phases", title="Time by phase", note="seconds per epoch, rank 0"),
     Chart(id="change", title="Gradient change", note="critical at or above the threshold"),
@@ -85,7 +86,14 @@ def show_job(
     dashboard = cluster.dashboard_url if cluster else None
     link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
     return render_page(
-        request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link
+        request,
+        "job.html",
+        job=job,
+        is_guest=is_guest,
+        spec=asked,
+        charts=CHARTS,
+        ray_link=link,
+        part_names=PART_NAMES,
     )
 
 

@@ -44,7 +44,7 @@ def test_the_page_says_what_holds_the_job_up(page, service):
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#why-sentence")).to_contain_text("The network holds this job up")
     expect(page.locator("#why-change")).to_contain_text("times as many samples per second")
-    expect(page.locator("#parts tr", has_text="Link")).to_contain_text("%")
+    expect(page.locator("#parts tr", has_text="communicate")).to_contain_text("%")
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
     service.wait_for_end(job_id)
 

@@ -97,12 +97,12 @@ export function drawWorkers({ epochs, marked }) {
 export function drawTraffic({ epochs, marked }) {
   const kind = (name, count, series, more) => ({ ...line(name, epochs, (row) => count(row.bytes), series, more), hovertemplate: "%{y:.3s}B" });
   draw("traffic", [
-    kind("fp32", (sent) => sent.dense_wire, 6, { line: { dash: "dot" } }),
-    kind("fp16", (sent) => sent.dense_wire / 2, 5, { line: { dash: "dash" } }),
+    kind("uncompressed", (sent) => sent.dense_wire, 6, { line: { dash: "dot" } }),
+    kind("in fp16", (sent) => sent.dense_wire / 2, 5, { line: { dash: "dash" } }),
     kind("sent", (sent) => sent.wire, 1, { line: { width: 3 } }),
     kind("of it control", (sent) => sent.control_wire, 3, { line: { width: 1 } }),
   ], { yaxis: { type: "log", dtick: 1, ticksuffix: "B", tickformat: "~s" } },
-  `Newest epoch sent ${newest(epochs, (row) => row.bytes.wire)} bytes of ${newest(epochs, (row) => row.bytes.dense_wire)} on the wire.`, marked);
+  `In the newest epoch each worker sent ${newest(epochs, (row) => row.bytes.wire)} bytes, uncompressed ${newest(epochs, (row) => row.bytes.dense_wire)}.`, marked);
 }
 
 export function drawPhases({ epochs, marked }) {

@@ -93,15 +93,14 @@ function figures(job) {
   ];
 }
 
-// Bytes on the wire, beside those of an all-reduce of the uncompressed gradients.
+// Bytes of each worker on the wire, beside those of an all-reduce of the uncompressed gradients.
 function traffic(sent) {
-  if (!sent) return ["Traffic saved", "–", "vs fp32", true];
+  if (!sent) return ["Traffic saved", "–", "compared with uncompressed", true];
   if (!sent.wire && sent.dense) return ["Traffic saved", "–", "nothing is sent: one worker has no peers", true];
-  const sizes = `${bytes(sent.wire)} instead of ${bytes(sent.dense_wire)}`;
-  const control = `${bytes(sent.control_wire)} control`;
+  const sizes = `each worker sent ${bytes(sent.wire)} (control ${bytes(sent.control_wire)}); uncompressed ${bytes(sent.dense_wire)}, in fp16 ${bytes(sent.dense_wire / 2)}`;
   return sent.wire > sent.dense_wire
-    ? ["Traffic added", times(sent.dense_wire, sent.wire), `${sizes}: more than without compression; ${control}`, true]
-    : ["Traffic saved", times(sent.wire, sent.dense_wire), `${sizes}; ${times(sent.wire, sent.dense_wire / 2)} vs fp16; ${control}`, true];
+    ? ["Traffic added", times(sent.dense_wire, sent.wire), sizes, true]
+    : ["Traffic saved", times(sent.wire, sent.dense_wire), sizes, true];
 }
 
 const allowedText = (job) => (isGuest(job) ? "guest run" : `${hasEnded(job.status) ? "" : `${job.workers} allocated, `}${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
@@ -150,15 +149,16 @@ function showSchedule() {
 
 const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));
 
-const findOverride = (id) => seen.overrides.find((override) => override.id.startsWith(id));
+// Found by its number, or by the begin of its ID, which has a dash.
+const findOverride = (id) => seen.overrides.find((one) => String(one.number) === id || (id.includes("-") && one.id.startsWith(id)));
 
 function overrideName(id) {
   const row = findOverride(id);
-  return row ? `override ${row.number}` : "override";
+  return row ? `override ${row.number}` : id.includes("-") ? "override" : `override ${id}`;
 }
 
-// Reasons contain the first digits of override IDs; the page shows numbers and users instead.
-const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
+// Reasons have the numbers of overrides, those of earlier versions the first digits of IDs; the page adds users.
+const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27}|\d+\b)/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
 
 const decisionRow = ({ decision }) => {
   const regimes = Object.values(decision.regime_by_layer);
