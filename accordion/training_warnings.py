@@ -122,7 +122,7 @@ class RunWatcher:
             _warn(_too_short_sentence(self._config, what, self._epochs))
 
     def _observe_bytes(self, levels: Mapping[str, Level], ledger: Ledger) -> None:
-        sent, dense = ledger.total.wire - ledger.control_wire, ledger.total.dense_wire
+        sent, dense = ledger.gradient_wire, ledger.total.dense_wire
         if levels != self._levels:
             self._levels, self._counted = levels, (self._steps, sent, dense)
         since, sent_before, dense_before = self._counted
