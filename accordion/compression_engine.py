@@ -326,8 +326,8 @@ class Engine:
         self.sums.add(layer.name, memory_order_view(layer.gradient), scale=1.0 / self.loss_scale)
 
     def broken_layers(self) -> tuple[list[str], list[str]]:
-        """Return the layers whose gradient in this step is not finite, and those whose gradient
-        does not fit into its format on the wire; waits for the device.
+        """Return the layers whose gradient in this step is not finite, or too large for fp32 sums,
+        and those whose gradient does not fit into its format on the wire; waits for the device.
         """
         unsent = [name for names, value in self._checked if not value.isfinite() for name in names]
         return self.sums.broken_layers(), unsent

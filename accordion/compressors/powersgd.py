@@ -16,7 +16,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from accordion.compressors.linalg import multiply_factors, orthonormalize_, singular_vectors
+from accordion.compressors.linalg import (
+    multiply_factors,
+    orthonormalize_,
+    scale_to_one_,
+    singular_vectors,
+)
 from accordion.messages import OptionValue
 from accordion.wire import Context, Flow, Mean
 
@@ -134,6 +139,11 @@ def _is_smaller(shape: torch.Size, rank: int) -> bool:
 
 
 def _update_factor_(old_BRX: Tensor, new_BRX: Tensor) -> None:
-    """Copy the new rows; a row that became zero keeps its old direction, or it would stay zero."""
+    """Copy the new rows, scaled; one that became zero keeps its old direction, or it would stay so.
+
+    Their size makes no difference, but the next product with a gradient of that size could overflow
+    or vanish.
+    """
+    scale_to_one_(new_BRX, dim=-1)
     alive_BR1 = torch.linalg.vector_norm(new_BRX, dim=-1, keepdim=True) > 0
     old_BRX.copy_(torch.where(alive_BR1, new_BRX, old_BRX))
