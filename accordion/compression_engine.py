@@ -33,7 +33,7 @@ from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import LayerInfo, Level
 from accordion.statistics import GradientSums, seeded_generator
 from accordion.step_signals import Signal, signal_flow, zero_signals
-from accordion.wire import Context, LayerKind, Request
+from accordion.wire import Context, LayerKind, Request, Scratch
 
 DENSE = Level(name="none", method="none")
 """Level of layers that the plan does not name."""
@@ -88,6 +88,7 @@ class Engine:
         self._steps = 0
         self._buffers: dict[Any, StackBuffers] = {}
         self._used: set[Any] = set()
+        self._shared: Scratch | None = None
         self._other_sum: Tensor | None = None
         """Sum over the step's gradients of layers that are not decided."""
         self._checked: list[tuple[tuple[str, ...], Tensor]] = []
@@ -102,6 +103,7 @@ class Engine:
     def plan(self, plan: Mapping[str, Level]) -> None:
         if plan != self._plan:
             self._buffers.clear()
+            self._shared = None
         self._plan = plan
 
     def exchange(
@@ -378,6 +380,7 @@ class Engine:
             options=level.options,
             update=update,
             scratch=buffers.scratch,
+            shared=self._shared_scratch(first.device),
             warm=warm,
             step=self._steps,
             draw=partial(self._make_generator, layers[0].name),
@@ -394,6 +397,10 @@ class Engine:
         if key not in self._buffers:
             self._buffers[key] = StackBuffers((len(layers), *shape), layers[0].gradient)
         return self._buffers[key]
+
+    def _shared_scratch(self, device: torch.device) -> Scratch:
+        self._shared = self._shared or Scratch(device)
+        return self._shared
 
     def _write_owed(self, owed: Tensor, layer: Layer) -> None:
         """Write the gradient, without loss scaling, plus the residual into a part of a stack."""

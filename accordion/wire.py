@@ -86,7 +86,9 @@ class Context:
     update: Tensor
     """Output: the averaged gradients for the optimizer, shaped like the stack."""
     scratch: Scratch
-    """Buffers of this stack."""
+    """Buffers of this stack, for what outlasts a request."""
+    shared: Scratch
+    """Buffers of all stacks, for what does not: other flows overwrite them during a request."""
     step: int
     """Number of steps taken before this one, the same on all workers."""
     draw: Callable[[str], torch.Generator]

@@ -60,6 +60,7 @@ def encoded(owed: Tensor, gradient: Tensor, size: int) -> tuple[Tensor, Tensor]:
             options={"bin_conv": size, "bin_other": size},
             update=update,
             scratch=Scratch(owed.device),
+            shared=Scratch(owed.device),
             step=0,
             draw=lambda _: torch.Generator(),
             gradient=update,

@@ -32,6 +32,7 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
         options=options,
         update=torch.zeros_like(owed),
         scratch=Scratch(owed.device),
+        shared=Scratch(owed.device),
         step=0,
         warm=warm,
         draw=lambda whose: seeded_generator(0, whose),

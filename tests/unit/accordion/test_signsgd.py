@@ -19,7 +19,12 @@ def flow_of(owed_BL: torch.Tensor) -> tuple[Flow, torch.Tensor]:
     update = torch.full_like(owed_BL, torch.nan)
     scratch = Scratch(owed_BL.device)
     context = Context(
-        options={}, update=update, scratch=scratch, step=0, draw=lambda whose: torch.Generator()
+        options={},
+        update=update,
+        scratch=scratch,
+        shared=scratch,
+        step=0,
+        draw=lambda whose: torch.Generator(),
     )
     return signsgd_flow(owed_BL, context), update
 
