@@ -46,7 +46,8 @@ def adacomp_flow(owed_BL: Tensor, context: Context) -> Flow:
     coder = _Coder(bins, context.shared, entries)
     encoded = coder.encode_(owed_BL, context.gradient)
     payload = context.scratch.take("payload", encoded.shape, torch.uint8).copy_(encoded)
-    payloads = yield Gather(payload)
+    payloads = context.scratch.keep((yield Gather(payload)))
+    yield None  # hold
     context.update.zero_()
     for payload in payloads:
         coder.add_decoded_(context.update, payload, weight=1.0 / len(payloads))

@@ -26,6 +26,7 @@ def randomk_flow(owed_BL: Tensor, context: Context) -> Flow:
     torch.index_select(owed_BL.view(-1), 0, drawn, out=values)
     owed_BL.view(-1).index_fill_(0, drawn, 0.0)
     positions = context.scratch.take("positions", drawn.shape, torch.int32).copy_(drawn)
-    mean = yield Mean(values)
+    mean = values.copy_((yield Mean(values)))
+    yield None  # hold
     context.update.zero_()
     context.update.view(-1).index_add_(0, positions, mean)

@@ -33,7 +33,8 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     scale_B1.copy_(sums_B1.div_(max(length, 1)))
     context.check_finite(scale_B1.amax())
     _take_off(owed_BL, scale_B1.to(owed_BL.dtype), context)
-    payloads = yield Gather(payload, equal=True)
+    payloads = context.scratch.keep((yield Gather(payload, equal=True)))
+    yield None  # hold
     for place, sent in enumerate(payloads):
         scale_B1, packed_BY = _split_payload(sent, layers, packed_bytes)
         _add_decoded(

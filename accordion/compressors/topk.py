@@ -50,7 +50,8 @@ def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
     positions, values = payload[: 4 * size].view(torch.int32), payload[4 * size :].view(dtype)
     _select_positions(owed_BL, positions.view(layers, -1), context)
     _take_off(owed_BL, positions, values, scratch=context.shared)
-    payloads = yield Gather(payload, equal=True)
+    payloads = context.scratch.keep((yield Gather(payload, equal=True)))
+    yield None  # hold
     context.update.zero_()
     for received in payloads:
         values = _as_dtype(received[4 * size :].view(dtype), owed_BL.dtype, context.shared)
@@ -101,8 +102,9 @@ def _select_positions(owed_BL: Tensor, positions_BK: Tensor, context: Context) -
 
 
 def _select_exactly(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
-    """Select from whole layers; the magnitudes use the memory of the update."""
-    magnitudes_BL = torch.abs(owed_BL, out=context.update[: owed_BL.shape[0]])
+    """Select from whole layers."""
+    room = context.shared.take("magnitudes", owed_BL.shape, owed_BL.dtype)
+    magnitudes_BL = torch.abs(owed_BL, out=room)
     positions_BK.copy_(_find_largest(magnitudes_BL, positions_BK.shape[1], context.shared).indices)
 
 

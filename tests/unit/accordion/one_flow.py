@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from accordion.compression_engine import load_function
-from accordion.compressors import COMPRESSORS, level_of
+from accordion.compressors import COMPRESSORS, level_of, load_function
 from accordion.statistics import seeded_generator
 from accordion.wire import Context, Mean, Request, Scratch
 
@@ -47,10 +46,12 @@ class Alone:
         self.requests, self._step = [], self._step + 1
         while True:
             try:
-                self.requests.append(flow.send(answer))
+                asked = flow.send(answer)
             except StopIteration:
                 return update
-            asked = self.requests[-1]
+            if asked is None:
+                continue
+            self.requests.append(asked)
             answer = asked.buffer if isinstance(asked, Mean) else [asked.payload]
 
     @staticmethod

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accordion.compression_engine import load_function
-from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.compressors import COMPRESSORS, ladder_of, load_function
 from accordion.config import Config, DetectorConfig, Window
 from accordion.controller import Controller
 from accordion.messages import LayerInfo, Report

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from accordion import compression_engine, exchange
+from accordion import compression_engine
 from accordion.compression_engine import DENSE
 from accordion.wire import Scratch, as_bytes
 from tests.unit.accordion.alone import alone, step
@@ -22,13 +22,16 @@ LARGEST = {
     "none": 0.0,
     "half": 1.1,
     "qsgd": 0.9,
-    "powersgd": 2.1,
-    "signsgd": 2.2,
-    "topk": 2.9,
-    "randomk": 2.4,
-    "adacomp": 2.6,
+    "powersgd": 1.1,
+    "signsgd": 1.2,
+    "topk": 2.1,
+    "randomk": 1.4,
+    "adacomp": 1.8,
 }
-"""Copies that a method may hold: the residual and its double buffer, and what is sent."""
+"""Copies that a method may hold: the residual, and what is sent at its light level. Buffers for a
+block of adacomp take 12 MB, half a copy of this small model. A step takes no more, because it
+allocates nothing (`test_allocations.py`).
+"""
 
 
 def _live_bytes() -> int:
@@ -56,9 +59,7 @@ def _held_bytes(level) -> int:
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
-def test_a_method_holds_few_copies_of_the_parameters(level, monkeypatch):
-    # gloo's own all-gather takes two buffers of the payload's size a call
-    monkeypatch.setattr(exchange, "_gather_rows", lambda gathered, row, group: gathered.copy_(row))
+def test_a_method_holds_few_copies_of_the_parameters(level):
     assert _held_bytes(level) - _dense_bytes() <= LARGEST[level.method] * COPY
 
 

@@ -33,6 +33,8 @@ def exchange(*owed_by_worker: torch.Tensor) -> list[torch.Tensor]:
     """Updates by worker; what is owed is changed in place."""
     flows, updates = zip(*(flow_of(owed) for owed in owed_by_worker), strict=True)
     run_flows_lockstep([[flow] for flow in flows])
+    for flow in flows:
+        next(flow, None)
     return list(updates)
 
 

@@ -80,6 +80,7 @@ def _kept(engine: Engine, layer: str) -> list[torch.Tensor]:
 def cluster(request) -> Cluster:
     """One worker after a step of PowerSGD."""
     cluster = Cluster(SHAPES, 1)
+    cluster.engines[0].keeps_old = True
     cluster.switch(level_of("powersgd", {"rank": 2, "factors": request.param}, name="low"))
     cluster.step(draw_gradients(SHAPES, 1, seed=0))
     return cluster
@@ -105,7 +106,7 @@ def test_a_skipped_step_after_one_without_a_layer_leaves_no_trace(cluster):
     engine.restore_unused(["unused"])
     engine.commit_step()
     before = {layer: _kept(engine, layer) for layer in SHAPES}
-    cluster.exchange(draw_gradients(SHAPES, 1, seed=2))
+    cluster.exchange(draw_gradients(SHAPES, 1, seed=2), is_skipped=True)
     engine.rollback_step()
     engine.commit_step()  # of a step that brought nothing
     for layer, layers_before in before.items():
