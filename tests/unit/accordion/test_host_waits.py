@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accordion.compression_engine import load_function
-from accordion.compressors import COMPRESSORS, adacomp, ladder_of
+from accordion.compressors import COMPRESSORS, adacomp, ladder_of, load_function
 from accordion.statistics import seeded_generator
 from accordion.wire import Context, Mean, Scratch
 
@@ -32,6 +31,7 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
         options=options,
         update=torch.zeros_like(owed),
         scratch=Scratch(owed.device),
+        shared=Scratch(owed.device),
         step=0,
         warm=warm,
         draw=lambda whose: seeded_generator(0, whose),
@@ -43,6 +43,8 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
             request = flow.send(answer)
         except StopIteration:
             return context.update, owed
+        if request is None:
+            continue
         answer = (
             request.buffer.clone()
             if isinstance(request, Mean)
