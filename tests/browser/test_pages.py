@@ -89,7 +89,7 @@ def test_the_resize_form_gives_the_job_other_workers(page, steered):
     )
     page.get_by_role("button", name="Resize", exact=True).click()
     expect(page.locator("#events")).to_contain_text(
-        "2 → 3 workers: requested, 0 steps rolled back, 0.8 s lost"
+        "2 → 3 workers: allocation changed, 0 steps rolled back, 0.8 s lost"
     )
     expect(page.locator("#workers-note")).to_have_text("3 training, 3 allocated, 1 to 3 allowed")
     expect(page.locator("#ranks tr")).to_have_count(3)
