@@ -13,6 +13,7 @@ const MAP_PX = 600;
 const NAME_PX = 14;
 const GAP_PX = 12;
 const SIGNS_PX = 20;
+const BAR_PART = 0.85;
 const ON_AREAS = { halo: true, shaded: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -105,14 +106,21 @@ export function drawTraffic({ epochs, marked }) {
   `Newest epoch sent ${newest(epochs, (row) => row.bytes.wire)} bytes of ${newest(epochs, (row) => row.bytes.dense_wire)} on the wire.`, marked);
 }
 
+// A bar of a thinned history also covers the epochs before it that are left out.
+function bars(epochs) {
+  const gaps = epochs.map(({ epoch }, index) => epoch - (epochs[index - 1]?.epoch ?? epoch - 1));
+  if (gaps.every((gap) => gap === 1)) return {};
+  return { width: gaps.map((gap) => gap * BAR_PART), offset: gaps.map((gap) => BAR_PART / 2 - gap * BAR_PART) };
+}
+
 export function drawPhases({ epochs, marked }) {
   const phases = Object.keys(LABELS).filter((phase) => epochs.some((row) => row.seconds_by_phase[phase] > 0));
   const traces = phases.map((phase) => ({
-    name: LABELS[phase], type: "bar", x: epochs.map((row) => row.epoch),
+    name: LABELS[phase], type: "bar", x: epochs.map((row) => row.epoch), ...bars(epochs),
     y: epochs.map((row) => row.seconds_by_phase[phase] ?? 0), hovertemplate: "%{y:.3f} s",
     marker: { color: colour(`series-${Object.keys(LABELS).indexOf(phase) + 1}`) },
   }));
-  draw("phases", traces, { barmode: "stack", bargap: 0.15, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
+  draw("phases", traces, { barmode: "stack", bargap: 1 - BAR_PART, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
     phases.map((phase) => `${LABELS[phase]} ${newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0)} s`).join(", "), marked, ON_AREAS);
 }
 
