@@ -24,6 +24,7 @@ from service.client.shared_methods import shared_iterator, shared_method
 from service.client.stream import LogChunk, Stream, follow_stream
 
 if TYPE_CHECKING:
+    from service.api.column_schemas import HistoryView
     from service.api.logger_schemas import LoggerList
     from service.api.why_schemas import WhyView
 
@@ -94,6 +95,14 @@ class HistoryRequests(RequestSender):
         async for page in self._read_pages(DecisionPage, f"/jobs/{job_id}/decisions", params):
             for decision in page.items:
                 yield decision
+
+    @shared_method
+    async def history(self, job_id: str, *, points: int = 400) -> HistoryView:
+        """Get what charts of the whole history show, in columns of at most `points` epochs."""
+        from service.api.column_schemas import HistoryView
+
+        path = f"/jobs/{job_id}/history"
+        return await self._request(HistoryView, "GET", path, params={"points": points})
 
     @shared_method
     async def checkpoints(self, job_id: str, *, kept: bool | None = None) -> CheckpointList:

@@ -38,6 +38,15 @@ def test_the_charts_are_drawn(page, service, running):
     expect(link).to_have_attribute("href", f"/api/v1/jobs/{running}/model")
 
 
+def test_texts_of_charts_for_screen_readers_have_rounded_numbers(page, service, running):
+    service.wait_for_epochs(running, 3)
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#levels-said")).to_contain_text("Levels of the newest epoch")
+    told = "\n".join(page.locator("figcaption").all_inner_texts())
+    assert re.search(r"Newest epoch sent [\d.]+ .B of [\d.]+ .B on the wire", told)
+    assert re.findall(r"[1-9]\d*\.?\d{6,}", told) == []
+
+
 def test_the_page_says_what_holds_the_job_up(page, service):
     job_id = service.submit("slow-network", epochs=LONG, compression={"method": "none"})
     service.wait_for_epochs(job_id, 2)

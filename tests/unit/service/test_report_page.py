@@ -210,7 +210,7 @@ def test_a_model_of_many_layers_has_fewer_epochs_and_decisions_in_its_report(
     layers: int, epochs: int, decisions: int
 ) -> None:
     limits = choose_limits(layers)
-    assert (limits.epochs, limits.decisions) == (epochs, decisions)
+    assert (limits.history.epochs, limits.history.decisions) == (epochs, decisions)
 
 
 def test_a_guest_run_has_a_report() -> None:
