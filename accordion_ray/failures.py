@@ -1,4 +1,6 @@
-"""Outcome of a training function, and how rank 0 learns what another rank's function raised."""
+"""Outcome of a training function, how rank 0 learns what another rank's function raised, and why
+a worker group follows another.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from collections.abc import Callable
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from accordion_ray.identity import GuestState
 from accordion_ray.train_context import read_training_error
 from workers.common.error_kinds import is_peer_loss
 from workers.common.error_text import format_with_line
-from workers.records.contract import FailureRecord
+from workers.records.contract import FailureRecord, ResizeRecord
 
 POLL_S = 0.5
 """Pause between two reads of the store while training; Ray Train polls its workers every 2 s."""
@@ -36,6 +39,26 @@ def classify_failure(error: BaseException, *, rank: int) -> FailureRecord:
         " called fit(), and in logs/train of Ray's session directory"
     )
     return FailureRecord(cause="job", rank=rank, message=message)
+
+
+def build_change_record(before: GuestState, *, world_size: int) -> ResizeRecord | FailureRecord:
+    """Return why this worker group follows one that recorded no end: Ray Train ended that to train
+    with more workers, or it was lost.
+
+    Ray Train tells neither the old nor the new group why. An elastic run grows without a failure,
+    and shrinks by losing workers.
+    """
+    if world_size > before.world_size:
+        message = f"Ray Train changes the group from {before.world_size} to {world_size} workers"
+        return ResizeRecord(
+            cause="joined",
+            old=before.world_size,
+            new=world_size,
+            step=before.step,
+            message=message,
+        )
+    message = "the processes of the run were lost, and it was started again"
+    return FailureRecord(cause="infrastructure", rank=None, step=before.step, message=message)
 
 
 class OutcomeStore:

@@ -20,6 +20,7 @@ from accordion.base.messages import Decision, Override, Report
 from accordion.hook.level_costs import sum_waits
 from accordion.session.optimizer_steps import list_optimizers
 from accordion.session.step_results import StepResult, Switch
+from accordion_ray.failures import build_change_record
 from accordion_ray.identity import GuestState
 from accordion_ray.records import (
     Attached,
@@ -148,7 +149,7 @@ class GuestRun:
         with self._log_errors("begin to report"):
             self._sender.start()
             if before.world_size and not before.failed:
-                self._post(_build_lost_failure(before))
+                self._post(build_change_record(before, world_size=session.world_size))
             self._post(build_started_record(attached, before, now=now))
             self._orders.on_orders(self._apply_orders)
             self._orders.start()
@@ -355,12 +356,6 @@ class GuestRun:
             self._post(RejectedRecord(override_id=override.id, reason=str(error)))
             return False
         return True
-
-
-def _build_lost_failure(before: GuestState) -> FailureRecord:
-    """Return the failure of a worker group that could not record it itself."""
-    message = "the processes of the run were lost, and it was started again"
-    return FailureRecord(cause="infrastructure", rank=None, step=before.step, message=message)
 
 
 def _build_end(failure: FailureRecord) -> EndRecord:

@@ -161,7 +161,8 @@ def build_started_record(attached: Attached, before: GuestState, *, now: float) 
     session = attached.session
     cause: Literal["start", "resize", "recovery"] = "start"
     if before.world_size:
-        cause = "recovery" if before.world_size == session.world_size else "resize"
+        is_resized = session.world_size > before.world_size and not before.failed
+        cause = "resize" if is_resized else "recovery"
     return Started(
         world_size=session.world_size,
         epoch=session.epoch,

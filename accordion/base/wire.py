@@ -8,8 +8,10 @@ it ends, it has written
 - the new residual of this worker into `owed` (a method without feedback may leave anything there).
 
 The mean over the workers of `owed` before therefore equals the update plus the mean of `owed`
-after. For a method without feedback, `owed` and `context.update` may share memory. The network owns
-a buffer that was yielded; the flow may change an answer, which is valid until the flow ends.
+after. For a method without feedback, `owed` and `context.update` may share memory. One with
+feedback holds by `yield None` between the two: until all workers know whether the step is taken,
+the memory of the update keeps the old residual. The network owns a buffer that was yielded; the
+flow may change an answer, which is valid until the flow holds or ends.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Gather:
 
 Request = Mean | Gather
 LayerKind = Literal["vector", "matrix", "conv"]
-Flow = Generator[Request, Any, Any]
+Flow = Generator[Request | None, Any, Any]
+"""Generator of requests; None holds the flow until all workers know whether the step is taken."""
 
 
 class Scratch:
@@ -77,6 +80,15 @@ class Scratch:
             )
         return buffer[:size].view(shape)
 
+    def keep(self, payloads: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies of the answer to a `Gather` that outlast its exchange."""
+        rooms = [padded_size(payload.numel()) for payload in payloads]
+        parts = torch.split(self.take("kept", (sum(rooms),), torch.uint8), rooms)
+        return [
+            part[: payload.numel()].copy_(payload)
+            for part, payload in zip(parts, payloads, strict=True)
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -84,9 +96,13 @@ class Context:
 
     options: Mapping[str, OptionValue]
     update: Tensor
-    """Output: the averaged gradients for the optimizer, shaped like the stack."""
+    """Output: the averaged gradients for the optimizer, shaped like the stack. With feedback, it is
+    not touched before the flow has held.
+    """
     scratch: Scratch
-    """Buffers of this stack."""
+    """Buffers of this stack, for what outlasts a request."""
+    shared: Scratch
+    """Buffers of all stacks, for what does not: other flows overwrite them during a request."""
     step: int
     """Number of steps taken before this one, the same on all workers."""
     draw: Callable[[str], torch.Generator]
@@ -99,9 +115,8 @@ class Context:
     kind: LayerKind = "matrix"
     """Kind of the stack's layers, by their number of dimensions."""
     gradient: Tensor | None = None
-    """Raw gradient without loss scaling, shaped like the stack, for methods with `raw_gradient`.
-
-    It shares the memory of `update`: read it before the first yield and write `update` afterwards.
+    """Raw gradient without loss scaling, shaped like the stack, for methods with `raw_gradient`;
+    read it before the first yield.
     """
     warm: Tensor | None = None
     """State kept from step to step, stacked over the layers (B first), changed in place."""
@@ -117,15 +132,6 @@ def payload_bytes(request: Request) -> int:
 def padded_size(size: int) -> int:
     """Return the size of a payload, in bytes, after padding."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on a device. The host does not wait for a GPU: the values go by way of
-    pinned memory.
-    """
-    if device.type == "cuda":
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -1,18 +1,20 @@
 """Compression state of one worker: which flow each layer runs, residuals, warm starts, byte counts.
 
 `Engine.exchange` averages buckets over a network. It consists of `observe_gradients`,
-`build_stacks` and `apply_updates`, which tests call one by one to run several engines in lockstep
-in one process. `commit_step` or `rollback_step` ends a step.
+`build_stacks`, `hold_updates` and `write_updates`, which tests call one by one to run several
+engines in lockstep in one process. `commit_step` or `rollback_step` ends a step.
+
+Until a step's last exchange, nobody knows whether it is taken. So the bucket of a layer keeps its
+old residual, and is given the averaged gradient when the step's signals are known.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from accordion.base.errors import StateError
 from accordion.base.messages import LayerInfo, Level
-from accordion.base.wire import Context, LayerKind, Request
+from accordion.base.wire import Context, Flow, Request, Scratch
 from accordion.compress.exchange import BucketNetwork, run_flows
 from accordion.compress.feedback import (
     DoubleBuffer,
@@ -32,8 +34,8 @@ from accordion.compress.feedback import (
 from accordion.compress.layer_stacks import Bucket, Layer, Stack, StackBuffers
 from accordion.compress.ledger import OVERHEAD, Ledger
 from accordion.compress.statistics import GradientSums, seeded_generator
-from accordion.compress.step_signals import Signal, signal_flow, zero_signals
-from accordion.compressors import COMPRESSORS
+from accordion.compress.step_signals import Signal, mark_nonfinite_, signal_flow, zero_signals
+from accordion.compressors import COMPRESSORS, load_function
 
 DENSE = Level(name="none", method="none")
 """Level of layers that the plan does not name."""
@@ -79,6 +81,8 @@ class Engine:
         self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
         self.loss_scale = 1.0
         """Factor of the gradients in the buckets; residuals and statistic are kept without it."""
+        self.keeps_old = False
+        """Whether layers may be unused, so that `restore_unused` needs their old residuals."""
         self.measures_sent_share = False
         """Whether the window's sums also hold the energy that compression sends."""
         self._plan: Mapping[str, Level] = {}
@@ -88,6 +92,9 @@ class Engine:
         self._steps = 0
         self._buffers: dict[Any, StackBuffers] = {}
         self._used: set[Any] = set()
+        self._shared: Scratch | None = None
+        self._held: dict[tuple[str, ...], Stack] = {}
+        """Stacks of this step whose updates are not written yet."""
         self._other_sum: Tensor | None = None
         """Sum over the step's gradients of layers that are not decided."""
         self._checked: list[tuple[tuple[str, ...], Tensor]] = []
@@ -102,6 +109,7 @@ class Engine:
     def plan(self, plan: Mapping[str, Level]) -> None:
         if plan != self._plan:
             self._buffers.clear()
+            self._shared = None
         self._plan = plan
 
     def exchange(
@@ -111,7 +119,8 @@ class Engine:
         *,
         raised: Callable[[], frozenset[Signal]] | None = None,
     ) -> Tensor | None:
-        """Average the gradients of buckets over the workers, in place; stage the new residuals.
+        """Average the gradients of buckets over the workers. The averages are written into all
+        buckets of the step at its last call.
 
         Every worker calls this for the same buckets in the same order. Buckets of one call share
         collectives but no stacks, so with direct messages the averages of fp32 and fp64 gradients
@@ -148,11 +157,12 @@ class Engine:
 
         with _without_autocast(device.type):
             results = run_flows(flows, network, count)
-        self.apply_updates(stacks)
-        if raised is None:
-            return None
-        signals: Tensor = results[-1]
-        _mark_nonfinite_(buckets[-1].buffer, signals)
+            self.hold_updates(stacks)
+            if raised is None:
+                return None
+            signals: Tensor = results[-1]
+            self.write_updates(is_skipped=signals[Signal.NOT_FINITE] != 0)
+        mark_nonfinite_(buckets[-1].buffer, signals)
         return signals
 
     def own_signals(self, raised: frozenset[Signal], device: torch.device) -> Tensor:
@@ -209,25 +219,34 @@ class Engine:
             groups.setdefault((key, layer.name if alone else None), []).append(layer)
         return [self._build_stack(tuple(group)) for group in groups.values()]
 
-    def apply_updates(self, stacks: Sequence[Stack]) -> None:
-        """Write the averaged gradients of finished flows into the bucket; stage the residuals."""
+    def hold_updates(self, stacks: Sequence[Stack]) -> None:
+        """Hold what is left to do of stacks whose flows have exchanged all they send."""
         for stack in stacks:
+            self._held[stack.names] = stack
             if self._measures_now(stack.level):
                 self.sums.add_left(stack.names, stack.owed)
-            for place, layer in enumerate(stack.layers):
-                update = stack.update[place]
+            if stack.warm is not None:
+                for name, warm in zip(stack.names, stack.warm, strict=True):
+                    self._warm.stage(name, warm)
+
+    def write_updates(self, *, is_skipped: Tensor) -> None:
+        """Write the averaged gradients into the buckets of the step; if `is_skipped`, restore the
+        residuals before it.
+        """
+        may_skip = is_skipped.device.type != "cpu" or bool(is_skipped)
+        for stack in self._held.values():
+            for layer in stack.layers if may_skip else ():
+                self.feedback.undo_(layer.name, when=is_skipped)
+            next(stack.flow, None)
+            for update, layer in zip(stack.update, stack.layers, strict=True):
                 if update.data_ptr() != layer.gradient.data_ptr():
                     layer.gradient.copy_(update.view_as(layer.gradient))
-                row = COMPRESSORS[stack.level.method]
-                if row.feedback and self.loss_scale != 1.0:
+                if COMPRESSORS[stack.level.method].feedback and self.loss_scale != 1.0:
                     layer.gradient.mul_(self.loss_scale)
-                if row.feedback:
-                    self.feedback.stage(layer.name, stack.owed[place])
-                if stack.warm is not None:
-                    self._warm.stage(layer.name, stack.warm[place])
+        self._held.clear()
 
     def restore_unused(self, layers: Sequence[str]) -> None:
-        """Restore the residuals and warm starts of layers whose update DDP did not apply."""
+        """Restore the state of layers whose update DDP did not apply; needs `keeps_old`."""
         for layer in layers:
             self.feedback.restore(layer)
             self._warm.restore(layer)
@@ -326,8 +345,8 @@ class Engine:
         self.sums.add(layer.name, memory_order_view(layer.gradient), scale=1.0 / self.loss_scale)
 
     def broken_layers(self) -> tuple[list[str], list[str]]:
-        """Return the layers whose gradient in this step is not finite, and those whose gradient
-        does not fit into its format on the wire; waits for the device.
+        """Return the layers whose gradient in this step is not finite, or too large for fp32 sums,
+        and those whose gradient does not fit into its format on the wire; waits for the device.
         """
         unsent = [name for names, value in self._checked if not value.isfinite() for name in names]
         return self.sums.broken_layers(), unsent
@@ -357,36 +376,52 @@ class Engine:
 
     def _build_stack(self, layers: tuple[Layer, ...]) -> Stack:
         level, first = self._level_of(layers[0].name), layers[0].gradient
-        row = COMPRESSORS[level.method]
+        row, dtype = COMPRESSORS[level.method], working_dtype(first)
         shape = (first.shape[0], math.prod(first.shape[1:])) if row.matrices else (first.numel(),)
         buffers = self._buffers_for(layers, shape)
-        in_place = (
-            len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
-        )
-        update = first.view(1, *shape) if in_place else buffers.update
-        owed = buffers.owed.spare(self.feedback.get(layers[0].name)) if row.feedback else update
-        for part, layer in zip(owed, layers, strict=True):
-            if row.feedback:
-                self._write_owed(part, layer)
-            else:
-                self._write_final(part, layer)
-        if self._measures_now(level):
-            self.sums.add_owed([layer.name for layer in layers], owed)
-        gradient = self._write_raw_gradients(update, layers) if row.raw_gradient else None
+        if len(layers) == 1 and first.dtype == dtype and first.is_contiguous():
+            update = first.view(1, *shape)
+        else:
+            room = self._shared_scratch(first.device) if row.feedback else buffers.scratch
+            update = room.take("update", (len(layers), *shape), dtype)
+        owed = buffers.owed if row.feedback else update
         warm = self._warm_start(layers, owed, buffers) if row.warm_start else None
+        flow = self._run_flow(layers, buffers, owed=owed, update=update, warm=warm)
+        return Stack(layers=layers, level=level, owed=owed, update=update, warm=warm, flow=flow)
+
+    def _run_flow(
+        self,
+        layers: tuple[Layer, ...],
+        buffers: StackBuffers,
+        *,
+        owed: Tensor,
+        update: Tensor,
+        warm: Tensor | None,
+    ) -> Flow:
+        """Write what the layers owe, then run the flow of their method."""
+        level, names = self._level_of(layers[0].name), tuple(layer.name for layer in layers)
+        row, shared = COMPRESSORS[level.method], self._shared_scratch(owed.device)
+        gradient = None
+        if row.raw_gradient:
+            gradient = shared.take("gradient", owed.shape, owed.dtype)
+            for part, layer in zip(gradient, layers, strict=True):
+                layer.copy_gradient(part, scale=1.0 / self.loss_scale)
+        self._write_owed(owed, layers, buffers)
+        if self._measures_now(level):
+            self.sums.add_owed(names, owed)
         context = Context(
             options=level.options,
             update=update,
             scratch=buffers.scratch,
+            shared=shared,
             warm=warm,
             step=self._steps,
-            draw=partial(self._make_generator, layers[0].name),
-            check_finite=partial(self._check_finite, tuple(layer.name for layer in layers)),
-            kind=_layer_kind(first),
+            draw=partial(self._make_generator, names[0]),
+            check_finite=partial(self._check_finite, names),
+            kind=layers[0].kind,
             gradient=gradient,
         )
-        flow = load_function(row.flow)(owed, context)
-        return Stack(layers=layers, level=level, owed=owed, update=update, warm=warm, flow=flow)
+        return (yield from load_function(row.flow)(owed, context))
 
     def _buffers_for(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> StackBuffers:
         key = (*(layer.name for layer in layers), shape, layers[0].gradient.dtype)
@@ -395,20 +430,27 @@ class Engine:
             self._buffers[key] = StackBuffers((len(layers), *shape), layers[0].gradient)
         return self._buffers[key]
 
-    def _write_owed(self, owed: Tensor, layer: Layer) -> None:
-        """Write the gradient, without loss scaling, plus the residual into a part of a stack."""
-        gradient, residual = layer.gradient, self.feedback.get(layer.name)
-        owed = owed.view(gradient.shape)
-        if residual is not None:
-            torch.add(
-                residual.view_as(owed).to(owed), gradient, alpha=1.0 / self.loss_scale, out=owed
+    def _shared_scratch(self, device: torch.device) -> Scratch:
+        self._shared = self._shared or Scratch(device)
+        return self._shared
+
+    def _write_owed(self, owed: Tensor, layers: Sequence[Layer], buffers: StackBuffers) -> None:
+        """Write gradients plus residuals into a stack."""
+        row = COMPRESSORS[self._level_of(layers[0].name).method]
+        for place, layer in enumerate(layers):
+            if not row.feedback:
+                self._write_final(owed[place], layer)
+                continue
+            gradient = layer.gradient
+            keeps_old = self.keeps_old or gradient.dtype != owed.dtype
+            self.feedback.add_gradient_(
+                layer.name,
+                gradient,
+                owed[place].view(gradient.shape),
+                scale=1.0 / self.loss_scale,
+                old=buffers.old[place].view(gradient.shape) if keeps_old else gradient,
+                room=self._shared_scratch(owed.device),
             )
-            return
-        if gradient.data_ptr() != owed.data_ptr():
-            owed.copy_(gradient)
-        if self.loss_scale != 1.0:
-            # After the copy: a product in 16 bits would lose small gradients.
-            owed.mul_(1.0 / self.loss_scale)
 
     def _write_final(self, owed: Tensor, layer: Layer) -> None:
         """Write the gradient, with loss scaling, plus the residual; stage the residual's removal.
@@ -421,15 +463,6 @@ class Engine:
             owed.copy_(layer.gradient)
         self.feedback.compensate_(layer.name, owed, scale=self.loss_scale)
         self.feedback.stage_clear(layer.name)
-
-    def _write_raw_gradients(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
-        """Write the gradients without loss scaling into `update`, which is returned."""
-        for part, layer in zip(update, layers, strict=True):
-            if layer.gradient.data_ptr() != part.data_ptr():
-                part.view(layer.gradient.shape).copy_(layer.gradient)
-            if self.loss_scale != 1.0:
-                part.mul_(1.0 / self.loss_scale)
-        return update
 
     def _check_finite(self, layers: tuple[str, ...], value: Tensor) -> None:
         self._checked.append((layers, value))
@@ -465,26 +498,3 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
     """Leave the script's autocast, which would round factors to 16 bits inside a backward pass."""
     is_cast = torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if is_cast else nullcontext()
-
-
-def _mark_nonfinite_(buffer: Tensor, signals: Tensor) -> None:
-    """Write a NaN into the last bucket on all workers if some worker's gradient was not finite.
-
-    Compression may hide such a gradient; with plain DDP every worker sees it, and a GradScaler or
-    gradient clipping relies on that.
-    """
-    buffer[:1].masked_fill_(signals[Signal.NOT_FINITE] != 0, torch.nan)
-
-
-def _layer_kind(gradient: Tensor) -> LayerKind:
-    if gradient.dim() == 2:
-        return "matrix"
-    return "vector" if gradient.dim() < 2 else "conv"
-
-
-@cache
-def load_function(path: str) -> Callable[..., Any]:
-    """Return the function that a table names as `module:function`."""
-    module, _, name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function

@@ -62,7 +62,7 @@ class BucketNetwork(Network, Protocol):
 
 
 def run_flows(flows: Sequence[Flow], network: Network, on_request: OnRequest) -> list[Any]:
-    """Run one worker's flows to their ends; return what each returned.
+    """Run one worker's flows until they hold or end; return what each returned.
 
     Every worker calls this with the same flows in the same order. `on_request` is called with every
     request that is sent, and with the index of its flow.
@@ -82,14 +82,17 @@ def advance_flows(
 ) -> dict[int, Request]:
     """Send flows their answers; return their next requests, by the index of the flow.
 
-    What a finished flow returned is written into `results`.
+    What a finished flow returned is written into `results`. A flow that holds requests nothing.
     """
     requests: dict[int, Request] = {}
     for index, answer in answers.items():
         try:
-            requests[index] = flows[index].send(answer)
+            request = flows[index].send(answer)
         except StopIteration as stop:
             results[index] = stop.value
+        else:
+            if request is not None:
+                requests[index] = request
     return requests
 
 

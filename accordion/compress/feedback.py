@@ -1,7 +1,8 @@
 """Error feedback: keeps what compression leaves out of a layer and adds it to the next gradient.
 
-A step stages its new residuals and warm starts; `commit` makes them current and `rollback` drops
-them. A step that is skipped because some worker's gradient is not finite therefore changes nothing.
+A step stages its new warm starts; `commit` makes them current and `rollback` drops them. Residuals
+change in place, and are restored in a step that is skipped because some worker's gradient is not
+finite. Such a step therefore changes nothing.
 When the number of workers changes, `MeanState` in `saved_states.py` averages the residuals.
 """
 
@@ -9,6 +10,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from accordion.base.wire import Scratch
+from accordion.compressors.packing import block_size
 
 
 class StagedTensors:
@@ -57,8 +61,14 @@ class StagedTensors:
 class Feedback(StagedTensors):
     """Residuals of one worker by layer, in units before loss scaling.
 
-    They are kept in fp32, and in fp64 for fp64 gradients.
+    They are kept in fp32, and in fp64 for fp64 gradients, and change in place; the old ones are
+    kept elsewhere until it is known whether the step is taken.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._old: dict[str, Tensor | None] = {}
+        """Residuals before this step of the layers whose residuals have changed; None for none."""
 
     def compensate_(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
         """Add `scale` times the layer's residual, if it has one, to a tensor of its size."""
@@ -71,12 +81,65 @@ class Feedback(StagedTensors):
         if self.get(layer) is not None:
             self.stage(layer, None)
 
+    def add_gradient_(
+        self,
+        layer: str,
+        gradient: Tensor,
+        owed: Tensor,
+        *,
+        scale: float,
+        old: Tensor,
+        room: Scratch,
+    ) -> None:
+        """Write `scale` times the gradient plus the residual into `owed`, of the gradient's shape,
+        which is the memory of the residual from now on.
+
+        The residual before is kept in `old`, which may be the gradient.
+        """
+        residual = self.get(layer)
+        self.values[layer], self._old[layer] = owed, None if residual is None else old
+        if residual is None:
+            owed.copy_(gradient)
+            if scale != 1.0:
+                owed.mul_(scale)  # after the copy: a product in 16 bits would lose small gradients
+            return
+        if residual.data_ptr() != owed.data_ptr():
+            owed.copy_(residual.view_as(owed))
+        rows = max(1, block_size(owed.device) * len(owed) // max(1, owed.numel()))
+        parts = [torch.split(tensor, rows) for tensor in (owed, gradient, old)]
+        for owed_part, new, old_part in zip(*parts, strict=True):
+            before = room.take("residual", owed_part.shape, owed.dtype).copy_(owed_part)
+            owed_part.add_(new, alpha=scale)
+            old_part.copy_(before)
+
+    def undo_(self, layer: str, *, when: Tensor) -> None:
+        """Restore the layer's residual before this step if `when` is true, without waiting for it.
+
+        A layer that had none gets zeros.
+        """
+        if layer not in self._old:
+            return
+        residual, old = self.values[layer], self._old[layer]
+        if old is None:
+            residual.masked_fill_(when, 0.0)
+        else:
+            torch.where(when, old, residual.view_as(old), out=residual.view_as(old))
+
     def restore(self, layer: str) -> None:
-        """Replace the layer's staged residual by the committed one, or by zero without one."""
-        super().restore(layer)
-        staged = self._staged.get(layer)
-        if staged is not None and self.get(layer) is None:
-            staged.zero_()
+        """Restore the layer's residual before this step, or zeros without one."""
+        self._staged.pop(layer, None)
+        if (residual := self.get(layer)) is not None:
+            self.undo_(layer, when=residual.new_ones((), dtype=torch.bool))
+
+    def commit(self) -> None:
+        """Make the residuals current."""
+        super().commit()
+        self._old.clear()
+
+    def rollback(self) -> None:
+        """Drop what is staged; residuals that changed were restored by `undo_`."""
+        super().rollback()
+        self._old.clear()
 
 
 class DoubleBuffer:

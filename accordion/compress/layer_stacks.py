@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accordion.base.messages import Level
-from accordion.base.wire import Flow, Scratch
+from accordion.base.wire import Flow, LayerKind, Scratch
 from accordion.compress.feedback import DoubleBuffer, working_dtype
 
 
@@ -20,6 +20,19 @@ class Layer:
     name: str
     gradient: Tensor
     """View into the bucket with the parameter's shape; the exchange changes it in place."""
+
+    @property
+    def kind(self) -> LayerKind:
+        """Kind by the number of dimensions."""
+        if self.gradient.dim() == 2:
+            return "matrix"
+        return "vector" if self.gradient.dim() < 2 else "conv"
+
+    def copy_gradient(self, into: Tensor, *, scale: float) -> None:
+        """Write `scale` times the gradient into a contiguous tensor of its size."""
+        into.view(self.gradient.shape).copy_(self.gradient)
+        if scale != 1.0:
+            into.mul_(scale)  # after the copy: a product in 16 bits would lose small gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +56,7 @@ class Stack:
     leaves the new residuals in it.
     """
     update: Tensor
-    """Averaged gradients, shaped like `owed`; may be the bucket's own memory."""
+    """Averaged gradients, shaped like `owed`; may be the bucket's own memory, or be shared."""
     warm: Tensor | None
     flow: Flow
 
@@ -64,11 +77,11 @@ class StackBuffers:
         )
 
     @cached_property
-    def owed(self) -> DoubleBuffer:
-        """Buffers for the committed and the new residuals."""
-        return DoubleBuffer(self._new())
+    def owed(self) -> Tensor:
+        """Buffer for the residuals."""
+        return self._new()
 
     @cached_property
-    def update(self) -> Tensor:
-        """Buffer for an update that cannot be written straight into the bucket."""
+    def old(self) -> Tensor:
+        """Buffer for old residuals that the bucket cannot keep."""
         return self._new()

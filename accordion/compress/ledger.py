@@ -59,9 +59,9 @@ class Ledger:
         return self.by_layer[OVERHEAD].wire if OVERHEAD in self.by_layer else 0
 
     @property
-    def saved_wire(self) -> int:
-        """Wire bytes that compression saved, control bytes apart; negative if it sent more."""
-        return self.total.dense_wire - (self.total.wire - self.control_wire)
+    def gradient_wire(self) -> int:
+        """Wire bytes of gradients: the total's without control bytes."""
+        return self.total.wire - self.control_wire
 
     @property
     def message_wire(self) -> int:

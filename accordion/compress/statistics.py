@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion.base.devices import copy_to_device
 from accordion.base.errors import StateError
-from accordion.base.wire import copy_to_device
 
 SKETCH_SIZE = 1024
 """Floats in a layer's sketch; smaller layers are stored exactly."""
@@ -82,11 +82,15 @@ class GradientSums:
         self._step[self._rows[layer]] = 0.0
 
     def step_total(self) -> Tensor:
-        """Return the sum of the step's sketches, which is finite only if its gradients are."""
-        return self._step.sum()
+        """Return the sum of the step's sketches; it is finite if those of all layers have sums that
+        are, and only if all gradients are.
+        """
+        return self._step.sum(1).sum(dtype=torch.float64)
 
     def broken_layers(self) -> list[str]:
-        """Return the layers whose gradient in this step is not finite; waits for the device."""
+        """Return the layers whose gradient in this step is not finite, or too large for fp32 sums;
+        waits for the device.
+        """
         finite = self._step.sum(1).isfinite().tolist()
         return [layer for layer, row in self._rows.items() if not finite[row]]
 

@@ -68,6 +68,15 @@ def raised_signals(mean: Tensor) -> frozenset[Signal]:
     return frozenset(signal for signal in Signal if values[signal] != 0.0)
 
 
+def mark_nonfinite_(buffer: Tensor, signals: Tensor) -> None:
+    """Write a NaN into the last bucket on all workers if some worker's gradient was not finite.
+
+    Compression may hide such a gradient; with plain DDP every worker sees it, and a GradScaler or
+    gradient clipping relies on that.
+    """
+    buffer[:1].masked_fill_(signals[Signal.NOT_FINITE] != 0, torch.nan)
+
+
 def zero_signals(device: torch.device, *, loss_scale: float) -> Tensor:
     """Return a tensor in which no signal is raised, (7,) in fp32."""
     signals = torch.zeros(len(Signal) + 2, dtype=torch.float32, device=device)

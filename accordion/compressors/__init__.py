@@ -6,8 +6,11 @@ all rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 from accordion.base.errors import ConfigError
 from accordion.base.messages import Level, OptionValue
@@ -255,4 +258,12 @@ def _find_compressor(method: str) -> Compressor:
     return COMPRESSORS[method]
 
 
-__all__ = ["COMPRESSORS", "LEVEL_NAMES", "Compressor", "ladder_of", "level_of"]
+@cache
+def load_function(path: str) -> Callable[..., Any]:
+    """Return the function that a table names as `module:function`."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+__all__ = ["COMPRESSORS", "LEVEL_NAMES", "Compressor", "ladder_of", "level_of", "load_function"]

@@ -43,8 +43,11 @@ def adacomp_flow(owed_BL: Tensor, context: Context) -> Flow:
     entries = min(
         CACHED if owed_BL.is_cpu else LAUNCHED, max(1, bins.layers * bins.per_layer) * bins.size
     )
-    coder = _Coder(bins, context.scratch, entries)
-    payloads = yield Gather(coder.encode_(owed_BL, context.gradient))
+    coder = _Coder(bins, context.shared, entries)
+    encoded = coder.encode_(owed_BL, context.gradient)
+    payload = context.scratch.take("payload", encoded.shape, torch.uint8).copy_(encoded)
+    payloads = context.scratch.keep((yield Gather(payload)))
+    yield None  # hold
     context.update.zero_()
     for payload in payloads:
         coder.add_decoded_(context.update, payload, weight=1.0 / len(payloads))

@@ -6,6 +6,7 @@ computed on one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,8 +25,20 @@ def orthonormalize_(p_BNR: Tensor) -> None:
     A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the
     others, never NaN.
     """
+    scale_to_one_(p_BNR, dim=-2)
     with _single_threaded(p_BNR.device):
         _orthogonalize_(p_BNR)
+
+
+def scale_to_one_(values: Tensor, dim: int) -> None:
+    """Multiply by powers of two, so that the largest magnitude along `dim` is from 0.5 to 1.
+
+    That changes no digit, but squares and products then neither overflow nor vanish. What is zero
+    or not finite stays so.
+    """
+    largest = torch.linalg.vector_norm(values, ord=math.inf, dim=dim, keepdim=True)
+    mantissa, _ = torch.frexp(largest)
+    values.mul_(mantissa.div_(largest).nan_to_num_(nan=1.0))
 
 
 def multiply_factors(p_BNR: Tensor, q_BRM: Tensor, out_BNM: Tensor) -> None:

@@ -11,6 +11,7 @@ instead, M·Q takes four times as long on a CPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -18,7 +19,12 @@ from torch import Tensor
 
 from accordion.base.messages import OptionValue
 from accordion.base.wire import Context, Flow, Mean
-from accordion.compressors.linalg import multiply_factors, orthonormalize_, singular_vectors
+from accordion.compressors.linalg import (
+    multiply_factors,
+    orthonormalize_,
+    scale_to_one_,
+    singular_vectors,
+)
 
 
 def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
@@ -27,9 +33,7 @@ def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
     # Plans that were saved before the option existed lack it.
     refresh_every = int(context.options.get("refresh_every", 0))
     if warm_BRX is None or not _is_smaller(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
-        mean_BNM = yield Mean(owed_BNM)
-        context.update.copy_(mean_BNM)
-        owed_BNM.zero_()
+        yield from _send_dense(owed_BNM, context)
     elif refresh_every and context.step % refresh_every == 0:
         yield from _refresh_factors(owed_BNM, warm_BRX, context)
     elif context.options["factors"] == "both":
@@ -70,16 +74,18 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     layers, rows, columns = owed_BNM.shape
     rank = q_BRM.shape[1]
     sent_BNR = context.scratch.take("p", (layers, rows, rank), owed_BNM.dtype)
-    p_BNR = yield Mean(
+    mean_BNR = yield Mean(
         torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR), next_values=layers * rank * columns
     )
+    p_BNR = sent_BNR.copy_(mean_BNR)
     orthonormalize_(p_BNR)
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
     torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM)
     owed_BNM.baddbmm_(p_BNR, sent_BRM, alpha=-1)
-    new_BRM = yield Mean(sent_BRM)
-    multiply_factors(p_BNR, new_BRM, context.update)
+    new_BRM = sent_BRM.copy_((yield Mean(sent_BRM)))
     _update_factor_(q_BRM, new_BRM)
+    yield None  # hold
+    multiply_factors(p_BNR, new_BRM, context.update)
 
 
 def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
@@ -90,9 +96,10 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     sent_BNR = context.scratch.take("p", (layers, rows, p_BRN.shape[1]), owed_BNM.dtype)
     torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR)
     owed_BNM.baddbmm_(sent_BNR, q_BRM, alpha=-1)
-    p_BNR = yield Mean(sent_BNR)
-    multiply_factors(p_BNR, q_BRM, context.update)
+    p_BNR = sent_BNR.copy_((yield Mean(sent_BNR)))
     _update_factor_(p_BRN, p_BNR.mT)
+    yield None  # hold
+    multiply_factors(p_BNR, q_BRM, context.update)
 
 
 def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
@@ -103,9 +110,10 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     sent_BRM = context.scratch.take("q", (layers, q_BRM.shape[1], columns), owed_BNM.dtype)
     torch.bmm(p_BRN, owed_BNM, out=sent_BRM)
     owed_BNM.baddbmm_(p_BRN.mT, sent_BRM, alpha=-1)
-    new_BRM = yield Mean(sent_BRM)
-    multiply_factors(p_BRN.mT, new_BRM, context.update)
+    new_BRM = sent_BRM.copy_((yield Mean(sent_BRM)))
     _update_factor_(q_BRM, new_BRM)
+    yield None  # hold
+    multiply_factors(p_BRN.mT, new_BRM, context.update)
 
 
 def _refresh_factors(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
@@ -117,15 +125,25 @@ def _refresh_factors(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Fl
     columns, rank = owed_BNM.shape[2], warm_BRX.shape[1]
     is_alternating = warm_BRX.shape[2] > columns
     mean_BNM = yield Mean(owed_BNM, next_values=warm_BRX.numel() if is_alternating else 0)
-    context.update.copy_(mean_BNM)
+    kept_BNM = mean_BNM.clone()
     owed_BNM.zero_()
     # The decomposition refuses values that are not finite; the step that has them is skipped.
-    finite_BNM = torch.nan_to_num(context.update, nan=0.0, posinf=0.0, neginf=0.0)
+    finite_BNM = torch.nan_to_num(kept_BNM, nan=0.0, posinf=0.0, neginf=0.0)
     p_BRN, q_BRM = singular_vectors(finite_BNM, rank)
     warm_BRX[..., :columns] = q_BRM
     if is_alternating:
         warm_BRX[..., columns:] = p_BRN
         warm_BRX.copy_((yield Mean(warm_BRX)))
+    yield None  # hold
+    context.update.copy_(kept_BNM)
+
+
+def _send_dense(owed_BNM: Tensor, context: Context) -> Flow:
+    kept_BNM = context.scratch.take("mean", owed_BNM.shape, owed_BNM.dtype)
+    kept_BNM.copy_((yield Mean(owed_BNM)))
+    owed_BNM.zero_()
+    yield None  # hold
+    context.update.copy_(kept_BNM)
 
 
 def _is_smaller(shape: torch.Size, rank: int) -> bool:
@@ -134,6 +152,11 @@ def _is_smaller(shape: torch.Size, rank: int) -> bool:
 
 
 def _update_factor_(old_BRX: Tensor, new_BRX: Tensor) -> None:
-    """Copy the new rows; a row that became zero keeps its old direction, or it would stay zero."""
-    alive_BR1 = torch.linalg.vector_norm(new_BRX, dim=-1, keepdim=True) > 0
+    """Copy the new rows, scaled; one that became zero keeps its old direction, or it would stay so.
+
+    Their size makes no difference, but the next product with a gradient of that size could overflow
+    or vanish.
+    """
+    alive_BR1 = torch.linalg.vector_norm(new_BRX, ord=math.inf, dim=-1, keepdim=True) > 0
     old_BRX.copy_(torch.where(alive_BR1, new_BRX, old_BRX))
+    scale_to_one_(old_BRX, dim=-1)

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from accordion.base.wire import Context, Flow, Gather, copy_to_device
+from accordion.base.devices import copy_to_device
+from accordion.base.wire import Context, Flow, Gather
 from accordion.compressors.packing import (
     block_size,
     pack_codes_,
@@ -52,18 +53,18 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     payload = context.scratch.take("payload", (_NORM_BYTES * norms + packed_size,), torch.uint8)
     norm, packed = _split_payload(payload, norms)
     codes = (
-        packed if bits == 8 else context.scratch.take("codes", (-(-count // 8) * 8,), torch.uint8)
+        packed if bits == 8 else context.shared.take("codes", (-(-count // 8) * 8,), torch.uint8)
     )
     codes[count:].zero_()
     _write_codes(_split_buckets(owed_BL, codes, norm, bucket=bucket), _count_levels(bits), context)
     if bits < 8:
-        pack_codes_(codes, packed, context.scratch, bits=bits)
+        pack_codes_(codes, packed, context.shared, bits=bits)
     payloads = yield Gather(payload, equal=True)
-    step = context.scratch.take("step", norm.shape)
+    step = context.shared.take("step", norm.shape)
     for place, sent in enumerate(payloads):
         norm, packed = _split_payload(sent, norms)
         if bits < 8:
-            unpack_codes(packed, codes, context.scratch, bits=bits)
+            unpack_codes(packed, codes, context.shared, bits=bits)
         torch.mul(norm, 1.0 / (_count_levels(bits) * len(payloads)), out=step)
         parts = _split_buckets(context.update, packed if bits == 8 else codes, step, bucket=bucket)
         _add_decoded(parts, _code_offset(_count_levels(bits)), context, first=place == 0)
@@ -111,7 +112,7 @@ def _write_codes(parts: Iterator[Part], levels: int, context: Context) -> None:
     """Write the codes and the norms."""
     noise, starts = _draw_noise(context, _code_offset(levels))
     for values_BKD, codes_BKD, norm_BK1 in parts:
-        scaled_BKD = context.scratch.take("values", values_BKD.shape, values_BKD.dtype)
+        scaled_BKD = context.shared.take("values", values_BKD.shape, values_BKD.dtype)
         norm_BK1.copy_(torch.abs(values_BKD, out=scaled_BKD).amax(2, keepdim=True)).clamp_(
             min=_LEAST_NORM
         )
@@ -135,7 +136,7 @@ def _draw_noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
     drawn = copy_to_device(drawn, update.device)
     longest = min(block_size(update.device), update.numel())
-    noise = context.scratch.take("noise", (size + longest,), update.dtype)
+    noise = context.shared.take("noise", (size + longest,), update.dtype)
     offset = float(torch.rand((), generator=draw, dtype=torch.float64, device="cpu")) - 0.5
     noise[: size // 2].copy_(drawn).add_(offset)
     noise[size // 2 : size].copy_(drawn.bitwise_not_()).sub_(offset)
@@ -159,7 +160,7 @@ def _random_starts(size: int, draw: torch.Generator) -> Iterator[int]:
 def _add_decoded(parts: Iterator[Part], lift: int, context: Context, *, first: bool) -> None:
     """Add one worker's decoded values to the update; the first worker's replace its content."""
     for update_BKD, codes_BKD, step_BK1 in parts:
-        decoded_BKD = context.scratch.take("values", update_BKD.shape, update_BKD.dtype).copy_(
+        decoded_BKD = context.shared.take("values", update_BKD.shape, update_BKD.dtype).copy_(
             codes_BKD
         )
         if lift:

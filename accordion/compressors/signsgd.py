@@ -33,7 +33,8 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     scale_B1.copy_(sums_B1.div_(max(length, 1)))
     context.check_finite(scale_B1.amax())
     _take_off(owed_BL, scale_B1.to(owed_BL.dtype), context)
-    payloads = yield Gather(payload, equal=True)
+    payloads = context.scratch.keep((yield Gather(payload, equal=True)))
+    yield None  # hold
     for place, sent in enumerate(payloads):
         scale_B1, packed_BY = _split_payload(sent, layers, packed_bytes)
         _add_decoded(
@@ -56,10 +57,10 @@ def _pack_signs(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
         block_size(owed_BL.device), owed_BL, packed_BY, wide_BL
     ):
         magnitude_BL = torch.abs(
-            part_BL, out=context.scratch.take("values", part_BL.shape, owed_BL.dtype)
+            part_BL, out=context.shared.take("values", part_BL.shape, owed_BL.dtype)
         )
         part_sums_BL[:, :1] += magnitude_BL.sum(1, keepdim=True)
-        pack_signs(part_BL, part_BY, context.scratch)
+        pack_signs(part_BL, part_BY, context.shared)
     return sums_B1
 
 
@@ -68,7 +69,7 @@ def _take_off(owed_BL: Tensor, scale_B1: Tensor, context: Context) -> None:
     for part_BL, scale_BL in split_blocks(
         block_size(owed_BL.device), owed_BL, scale_B1.expand(owed_BL.shape)
     ):
-        sent_BL = context.scratch.take("values", part_BL.shape, owed_BL.dtype)
+        sent_BL = context.shared.take("values", part_BL.shape, owed_BL.dtype)
         part_BL.sub_(torch.copysign(scale_BL, part_BL, out=sent_BL))
 
 
@@ -83,9 +84,9 @@ def _add_decoded(packed_BY: Tensor, scale_B1: Tensor, context: Context, *, first
         room_BL = (
             part_BL
             if into_update
-            else context.scratch.take("values", (rows, 8 * part_BY.shape[1]), part_BL.dtype)
+            else context.shared.take("values", (rows, 8 * part_BY.shape[1]), part_BL.dtype)
         )
-        signs_BL = unpack_signs(part_BY, room_BL, context.scratch)[:, :columns]
+        signs_BL = unpack_signs(part_BY, room_BL, context.shared)[:, :columns]
         if first:
             torch.mul(signs_BL, scale_BL, out=part_BL)
         else:

@@ -49,11 +49,12 @@ def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
     payload = context.scratch.take("payload", ((4 + dtype.itemsize) * size,), torch.uint8)
     positions, values = payload[: 4 * size].view(torch.int32), payload[4 * size :].view(dtype)
     _select_positions(owed_BL, positions.view(layers, -1), context)
-    _take_off(owed_BL, positions, values, scratch=context.scratch)
-    payloads = yield Gather(payload, equal=True)
+    _take_off(owed_BL, positions, values, scratch=context.shared)
+    payloads = context.scratch.keep((yield Gather(payload, equal=True)))
+    yield None  # hold
     context.update.zero_()
     for received in payloads:
-        values = _as_dtype(received[4 * size :].view(dtype), owed_BL.dtype, context.scratch)
+        values = _as_dtype(received[4 * size :].view(dtype), owed_BL.dtype, context.shared)
         positions = received[: 4 * size].view(torch.int32)
         context.update.view(-1).index_add_(0, positions, values, alpha=1.0 / len(payloads))
 
@@ -91,7 +92,7 @@ def _select_positions(owed_BL: Tensor, positions_BK: Tensor, context: Context) -
     else:
         draw = context.draw("own")
         for owed_L, positions_K in zip(owed_BL, positions_BK, strict=True):
-            if not _select_sampled(owed_L, positions_K, draw=draw, scratch=context.scratch):
+            if not _select_sampled(owed_L, positions_K, draw=draw, scratch=context.shared):
                 _select_exactly(owed_L.unsqueeze(0), positions_K.unsqueeze(0), context)
     if layers > 1:
         starts_B1 = (
@@ -101,9 +102,10 @@ def _select_positions(owed_BL: Tensor, positions_BK: Tensor, context: Context) -
 
 
 def _select_exactly(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
-    """Select from whole layers; the magnitudes use the memory of the update."""
-    magnitudes_BL = torch.abs(owed_BL, out=context.update[: owed_BL.shape[0]])
-    positions_BK.copy_(_find_largest(magnitudes_BL, positions_BK.shape[1], context.scratch).indices)
+    """Select from whole layers."""
+    room = context.shared.take("magnitudes", owed_BL.shape, owed_BL.dtype)
+    magnitudes_BL = torch.abs(owed_BL, out=room)
+    positions_BK.copy_(_find_largest(magnitudes_BL, positions_BK.shape[1], context.shared).indices)
 
 
 def _sample_size(length: int) -> int:

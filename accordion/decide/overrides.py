@@ -35,7 +35,7 @@ class ResolvedOverride:
         if self.global_batch:
             what = f"the global batch at {self.global_batch}"
         until = "" if self.override.until is None else f" until epoch {self.override.until}"
-        return f"override {self.override.id[:_SHOWN_ID]} holds {what}{until}"
+        return f"{_name(self.override)} holds {what}{until}"
 
     def is_active(self, epoch: int) -> bool:
         """Return whether the override holds in an epoch."""
@@ -70,8 +70,12 @@ def resolve_override(
             for layer in matching_layers(override.layers, names)
         }
     except OverrideError as error:
-        raise OverrideError(f"override {override.id}: {error}", error.field) from error
+        raise OverrideError(f"{_name(override)}: {error}", error.field) from error
     return ResolvedOverride(override=override, start=start, level_by_layer=levels)
+
+
+def _name(override: Override) -> str:
+    return f"override {override.number or override.id[:_SHOWN_ID]}"
 
 
 def resolve_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence[Level]) -> Level:

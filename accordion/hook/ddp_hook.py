@@ -27,6 +27,7 @@ from accordion.compress.exchange import GroupNetwork
 from accordion.compress.executors import (
     Executor,
     InlineExecutor,
+    PendingBuffer,
     StreamExecutor,
     ThreadExecutor,
     backend_name,
@@ -114,6 +115,7 @@ class Hook:
         }
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)
+        engine.keeps_old = module.find_unused_parameters and not module.static_graph
         self.exchange_plan: Plan = ()
         self.can_plan = (
             buckets_per_exchange == "auto"
@@ -123,13 +125,9 @@ class Hook:
         )
         """Whether exchanges are timed and follow `exchange_plan`; the host cannot time a GPU's."""
         self._group_size = self._fixed_group_size(buckets_per_exchange)
-        self._num_exchanges = 0
-        """Exchanges of this backward pass that have begun."""
-        self._waiting: list[_WaitingBucket] = []
-        """Buckets of this backward pass whose exchange has not begun."""
+        self._begin_pass()
         self._planner = self._create_planner()
         self._level_costs: dict[str, list[LevelCost]] | None = None
-        self._handed_over: set[str] = set()
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
         self.waited_s = 0.0
@@ -285,6 +283,16 @@ class Hook:
             self._exchange_waiting(is_last=is_last)
         return future
 
+    def _begin_pass(self) -> None:
+        self._num_exchanges = 0
+        """Exchanges of this backward pass that have begun."""
+        self._waiting: list[_WaitingBucket] = []
+        """Buckets of this backward pass whose exchange has not begun."""
+        self._pending: list[PendingBuffer] = []
+        """Buckets of this backward pass whose averages are not written yet."""
+        self._handed_over: set[str] = set()
+        """Layers of this backward pass, counted in static graphs."""
+
     def _create_planner(self) -> ExchangePlanner | None:
         self._buckets: list[tuple[Layer, ...]] = []
         """Layers of the running step's buckets, if there is a planner."""
@@ -319,7 +327,10 @@ class Hook:
             since=time.perf_counter(),
             sent_s=self._exchange_network.seconds_until_now(),
         )
-        self._executor.submit(exchange, [(item.future, item.bucket.buffer) for item in waiting])
+        self._pending += [(item.future, item.bucket.buffer) for item in waiting]
+        # The last exchange of a step writes the averages into all buckets.
+        pending, self._pending = (self._pending, []) if is_last else ([], self._pending)
+        self._executor.submit(exchange, pending)
 
     def _is_last(self, bucket: GradBucket, layers: Sequence[Layer]) -> bool:
         """Return whether a bucket completes the step.
@@ -332,9 +343,7 @@ class Hook:
             return bool(bucket.is_last())
         names = {layer.name for layer in layers}
         if not names.isdisjoint(self._handed_over):  # an earlier backward pass was aborted
-            self._handed_over.clear()
-            self._waiting.clear()
-            self._num_exchanges = 0
+            self._begin_pass()
         self._handed_over |= names
         if len(self._handed_over) < len(self._reduced):
             return False

@@ -156,6 +156,7 @@ def _measure_bucket(
         _synchronize(bucket.buffer.device)
         started = clock()
         engine.exchange([bucket], network)
+        engine.write_updates(is_skipped=bucket.buffer.new_zeros((), dtype=torch.bool))
         _synchronize(bucket.buffer.device)
         seconds.append(clock() - started)
         engine.commit_step()

@@ -45,7 +45,7 @@ millisecond that a shaper lets pass without delay.
 _NUM_MESSAGES = 3
 """Messages of each size to a neighbor; the fastest counts."""
 _MAX_MESSAGE_SHARE = 0.03
-"""Largest share of the bytes saved by compression that messages between neighbors take."""
+"""Most that messages between neighbors take, as a share of the gradient bytes sent so far."""
 _PIECE_BYTES = 1 << 26
 """Largest message in which `gather_on_rank_0` sends a part of a payload."""
 
@@ -243,8 +243,8 @@ class Coordinator:
         The time of an empty message is subtracted, and the fastest of several messages in this
         probe and the one before counts, because busy hosts delay messages by milliseconds. The
         result is the same on all ranks; it is empty for two workers, which have one link, and for
-        more than `_PROBED_WORKERS`. Messages that compression has not paid for yet are not sent:
-        the result is that of the last probe, and empty before the first one.
+        more than `_PROBED_WORKERS`. Messages that would take too much beside the gradients sent so
+        far are not sent: the result is that of the last probe, and empty before the first one.
         """
         if not 2 < self.world_size <= _PROBED_WORKERS:
             return ()
@@ -260,12 +260,10 @@ class Coordinator:
 
     def _can_afford_messages(self) -> bool:
         """Return whether a probe of neighbors and those before it take at most
-        `_MAX_MESSAGE_SHARE` of what compression saved; without any savings, of what was sent.
+        `_MAX_MESSAGE_SHARE` of what gradients took.
         """
         ledger, probe = self._ledger, _NUM_MESSAGES * (_MESSAGE_BYTES + 1)
-        saved = ledger.saved_wire
-        worth = saved if saved > 0 else ledger.total.dense_wire - saved
-        return ledger.message_wire + probe <= _MAX_MESSAGE_SHARE * worth
+        return ledger.message_wire + probe <= _MAX_MESSAGE_SHARE * ledger.gradient_wire
 
     def _pass_message(self, size: int) -> float:
         """Return the seconds of the fastest of a few messages from the rank before."""

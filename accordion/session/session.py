@@ -325,7 +325,7 @@ class Session:
         return switch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this worker, for scripts in which every rank saves its own.
+        """Return this worker's state between steps, for scripts in which every rank saves its own.
 
         Tensors are on the CPU, so that any machine can load them, with `weights_only=True`. Only
         rank 0's state contains the controller's.

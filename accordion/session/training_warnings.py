@@ -17,8 +17,12 @@ SKIPPED_IN_A_ROW = 10
 
 It is more than a GradScaler usually skips at its start, while it searches for a scale.
 """
+LARGEST_GRADIENT = 1e34
+"""Magnitude from which sums of a large layer's gradient may overflow fp32, which ends at 3.4e38."""
 STEPS_WITHOUT_EPOCH = 1000
-"""Steps without the end of an epoch after which a run is warned whose levels wait for one."""
+"""Steps without the end of an epoch after which a run is warned whose levels wait for one. Epochs
+may be longer, which nothing tells; a larger number would come too late in a loop without epochs.
+"""
 STEPS_BEFORE_GAIN = 20
 """Steps at the same levels whose bytes are compared with those of uncompressed gradients."""
 WAIT_WARNING_S = 60.0
@@ -42,20 +46,24 @@ def warn_of_skipped_steps(
 ) -> None:
     """Warn of consecutive skipped steps when there are 10, 20, 40 and so on.
 
-    `layers` are those whose gradients are not finite on this worker, `too_large` those whose
-    gradients do not fit into their format on the wire; without any, only rank 0 warns.
+    `layers` are those whose gradients or sums of them in fp32 are not finite on this worker,
+    `too_large` those whose gradients do not fit into their format on the wire; without any, only
+    rank 0 warns.
     """
     doublings, rest = divmod(in_a_row, SKIPPED_IN_A_ROW)
     if rest or doublings & (doublings - 1) or not (layers or too_large or rank == 0):
         return
     advice = "Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler"
     if layers:
-        where = f"the gradients of {format_layers(layers)} are not finite"
+        where = (
+            f"the gradients of {format_layers(layers)} are not finite, or too large for sums in"
+            f" fp32 (from about {LARGEST_GRADIENT:g} on)"
+        )
     elif too_large:
         where = f"the gradients of {format_layers(too_large)} are too large for their method"
         advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
     else:
-        where = "a gradient on another worker is not finite"
+        where = "a gradient on another worker, or of a bias or norm, is not finite or too large"
     warnings.warn(
         f"rank {rank}: {in_a_row} steps in a row were skipped, since {where}; parameters do not"
         f" change. {advice}",
@@ -122,7 +130,7 @@ class RunWatcher:
             _warn(_too_short_sentence(self._config, what, self._epochs))
 
     def _observe_bytes(self, levels: Mapping[str, Level], ledger: Ledger) -> None:
-        sent, dense = ledger.total.wire - ledger.control_wire, ledger.total.dense_wire
+        sent, dense = ledger.gradient_wire, ledger.total.dense_wire
         if levels != self._levels:
             self._levels, self._counted = levels, (self._steps, sent, dense)
         since, sent_before, dense_before = self._counted
@@ -158,7 +166,8 @@ def _needs_epochs(config: Config) -> bool:
 def _no_epoch_sentence(config: Config, steps: int) -> str:
     sentence = (
         f"{steps:,} steps were taken and no epoch has ended, so levels stay as they are until one"
-        " does: unless an integration ends epochs, call session.end_epoch() after each epoch"
+        " does: unless an epoch is longer than that or an integration ends it, call"
+        " session.end_epoch() after each epoch"
     )
     if config.policy in _POLICIES_BY_EPOCH or config.detector.statistic == "paper":
         return sentence

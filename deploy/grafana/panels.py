@@ -144,7 +144,7 @@ NOW = Row(
             width=3,
             height=4,
             description=(
-                "Bytes of uncompressed fp32 gradients divided by bytes sent, both on the wire,"
+                "Bytes of uncompressed gradients (fp32) divided by bytes sent, both on the wire,"
                 " since the start of the job; empty for one worker, which sends nothing."
             ),
             queries=one_query(_SAVED, "times"),
@@ -294,14 +294,14 @@ COMMUNICATION = Row(
             unit="Bps",
             width=12,
             description=(
-                "Sent on the wire by one worker, compared with fp32 and fp16 gradients. Control"
-                " bytes are signals, decisions and probes of the link."
+                "Sent on the wire by one worker, beside uncompressed gradients (fp32) and fp16."
+                " Control bytes are signals, decisions and probes of the link."
             ),
             queries=(
                 Query(expr=_SENT_RATE, legend="sent"),
                 Query(expr=_CONTROL_RATE, legend="of it control"),
-                Query(expr=_DENSE_RATE, legend="fp32"),
-                Query(expr=f"{_DENSE_RATE} / 2", legend="fp16"),
+                Query(expr=_DENSE_RATE, legend="uncompressed"),
+                Query(expr=f"{_DENSE_RATE} / 2", legend="in fp16"),
             ),
         ),
         Panel(
@@ -309,10 +309,12 @@ COMMUNICATION = Row(
             unit="none",
             width=12,
             description=(
-                "Bytes of fp32 gradients divided by bytes sent, both on the wire, now; empty while"
-                " no step is made."
+                "Bytes of uncompressed gradients divided by bytes sent, both on the wire, now;"
+                " empty while no step is made."
             ),
-            queries=one_query(f"{_DENSE_RATE} / ({_SENT_RATE} > 0)", "times fewer than fp32"),
+            queries=one_query(
+                f"{_DENSE_RATE} / ({_SENT_RATE} > 0)", "times fewer than uncompressed"
+            ),
         ),
     ),
 )

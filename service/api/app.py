@@ -26,6 +26,7 @@ from service.api import (
     code,
     health,
     history,
+    history_columns,
     job_counts,
     jobs,
     login,
@@ -103,8 +104,8 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
 
 def _include_routers(app: FastAPI) -> None:
     accounts_and_logins = (accounts, quotas, secrets, login_links, login_codes)
-    jobs_and_history = (jobs, batches, steering, history, report_route, overrides, streams, plans)
-    others = (catalog, code, job_counts, model_downloads, nodes, webhooks)
+    jobs_and_history = (jobs, batches, steering, history, history_columns, overrides, streams)
+    others = (plans, report_route, catalog, code, job_counts, model_downloads, nodes, webhooks)
     for module in (*jobs_and_history, *others, *accounts_and_logins):
         app.include_router(module.router, prefix="/api/v1")
     login_pages = (login.router, login_codes.exchange_router, provider_login.router)

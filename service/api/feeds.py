@@ -208,7 +208,7 @@ async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIte
         if frames is None:
             page = await anyio.to_thread.run_sync(feed.reader.read, after)
             frames = page.frames
-        text = _format_frames(feed.reader, after, frames)
+        text = format_frames(feed.reader, after, frames)
         after = frames[-1].number if frames else after
         has_ended = page.has_ended and after >= page.newest
         if has_ended:
@@ -225,7 +225,7 @@ async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIte
             yield ": keep-alive\n\n"
 
 
-def _format_frames(reader: Reader, after: int, frames: Sequence[Frame]) -> str:
+def format_frames(reader: Reader, after: int, frames: Sequence[Frame]) -> str:
     """Format frames for a stream that has the items up to `after`, with the gaps before them."""
     texts = []
     for frame in frames:

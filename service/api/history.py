@@ -48,7 +48,7 @@ class HistoryQuery(QueryParams):
         default=100,
         ge=1,
         le=500,
-        description="items per page (default 100); a page of a job with more than 60 layers may"
+        description="items per page (default 100); a page of a job with more than 20 layers may"
         " have fewer",
     )
     order: Literal["oldest", "newest"] = Field(

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from service.api.app_state import AppState
-from service.api.feeds import Frame, Reader, StreamPage, follow_feed
+from service.api.feeds import Frame, Reader, StreamPage, follow_feed, format_frames
 from service.domain.access import Caller, Scope
 from service.domain.jobs.removed_output import describe_removed
 from service.domain.jobs.status_table import ENDED
@@ -28,6 +28,8 @@ from service.views.jobs import event_document, progress_view
 
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_BRIEF_PAGE = 100
+"""Events that are read at once to be sent in brief; before that, each may have 100 kB."""
 _GONE = StreamPage(version=None, newest=0, has_ended=True)
 
 
@@ -38,7 +40,7 @@ def stream_feed(
     *,
     now: StreamPage,
     after: int,
-    first: Sequence[str] = (),
+    first: Iterable[str] = (),
 ) -> StreamingResponse:
     """Stream what follows a number, until the job ends, the client leaves, its token is refused or
     the service stops; `first` is sent before that.
@@ -47,7 +49,7 @@ def stream_feed(
     guard = _StreamGuard(state, caller, reader.job_id)
 
     async def frames() -> AsyncIterator[str]:
-        for text in first:
+        async for text in iterate_in_threadpool(first):
             yield text
         with state.feeds.subscribe(reader, now) as feed:
             async for text in follow_feed(feed, after, keepalive_s=keepalive_s):
@@ -113,6 +115,20 @@ class EventReader:
         rows = self._repository.events(self.job_id, after=after) if job.event_seq > after else []
         return self.build_page(job, rows)
 
+    def brief_texts(self, after: int, *, up_to: int) -> Iterator[str]:
+        """Yield the events above one number and up to another, without values by layer."""
+        while after < up_to:
+            rows = self._repository.events(self.job_id, after=after, limit=_BRIEF_PAGE)
+            frames = [
+                Frame(number=row.seq, text=format_frame(row.type, _brief_document(row), row.seq))
+                for row in rows
+                if row.seq <= up_to
+            ]
+            if not frames:
+                return
+            yield format_frames(self, after, frames)
+            after = frames[-1].number
+
     def format_gap(self, first: int, last: int) -> str:
         """Format the frame in place of removed events; its number is that of the last one, so that
         a client that reconnects after it continues with the next event.
@@ -143,6 +159,19 @@ class EventReader:
             if progress and not has_ended
             else "",
         )
+
+
+def _brief_document(row: EventRow) -> dict[str, Any]:
+    """Build the JSON of an event without values by layer, which are most of it."""
+    document = event_document(row)
+    data = document["data"]
+    if isinstance(data, dict) and isinstance(data.get("decision"), dict):
+        data = data | {"decision": _without_layers(data["decision"])}
+    return document | {"data": _without_layers(data) if isinstance(data, dict) else data}
+
+
+def _without_layers(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if not name.endswith("_by_layer")}
 
 
 class LogReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
@@ -85,6 +86,11 @@ class EventsQuery(QueryParams):
         le=10_000,
         description="start with at most this many of the newest events that are kept",
     )
+    brief: bool = Field(
+        default=False,
+        description="leave out the values by layer (`..._by_layer`) of events that exist already,"
+        " also after `Last-Event-ID`",
+    )
 
     def first_after(self, newest: int, *, removed: int) -> int:
         """Return the sequence number after which the stream starts. With `last`, it leaves out
@@ -144,7 +150,10 @@ def get_events(
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
     reader = EventReader(state, job.id)
-    return stream_feed(state, caller, reader, now=reader.build_page(job), after=after)
+    first: Iterable[str] = ()
+    if query.brief:
+        first, after = reader.brief_texts(after, up_to=job.event_seq), job.event_seq
+    return stream_feed(state, caller, reader, now=reader.build_page(job), after=after, first=first)
 
 
 @router.get(

@@ -24,6 +24,7 @@ from service.schemas.jobs import (
 from service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
 
 if TYPE_CHECKING:
+    from service.schemas.columns import HistoryView
     from service.schemas.loggers import LoggerList
     from service.schemas.why import WhyView
 
@@ -94,6 +95,14 @@ class HistoryRequests(RequestSender):
         async for page in self._read_pages(DecisionPage, f"/jobs/{job_id}/decisions", params):
             for decision in page.items:
                 yield decision
+
+    @shared_method
+    async def history(self, job_id: str, *, points: int = 400) -> HistoryView:
+        """Get what charts of the whole history show, in columns of at most `points` epochs."""
+        from service.schemas.columns import HistoryView
+
+        path = f"/jobs/{job_id}/history"
+        return await self._request(HistoryView, "GET", path, params={"points": points})
 
     @shared_method
     async def checkpoints(self, job_id: str, *, kept: bool | None = None) -> CheckpointList:

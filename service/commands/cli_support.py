@@ -55,8 +55,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 FAILED = 1
 _ID_LENGTH = 36
 """Characters of the ID of a job."""
-_PIPE_WIDTH = 240
-"""Width of tables in columns when standard output is not a terminal."""
+_PIPE_WIDTH = 100_000
+"""Width of tables if standard output is not a terminal: no row is that long, so each is one line.
+"""
 
 
 def connect_client(url: str) -> Client:

@@ -176,7 +176,7 @@ def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
             rows.append((goal, [_format_reached(job) for job in jobs]))
     rows += [
         ("training loss", [format_number(job.loss) for job in jobs]),
-        ("duration", [format_duration(job.duration_s) for job in jobs]),
+        ("duration, with pauses", [format_duration(job.duration_s) for job in jobs]),
         ("time per step", [_format_seconds(job.step_s) for job in jobs]),
         *_list_phases(jobs),
         ("bytes sent", [format_bytes(job.sent_bytes) for job in jobs]),

@@ -96,7 +96,7 @@ class ComparedJob:
     most_workers: int
     """Most workers at the end of an epoch."""
     duration_s: float | None
-    """Seconds from the start of training to the end of the job, or until now."""
+    """Seconds from the start of training to the end of the job, or until now, pauses included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,12 +81,22 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         result = _collect_figures(client, client.job(job.id), watch)
         ended = f"the service stops with the demo; run 'accordion up' and open /jobs/{job.id}"
         for line in _summarize_figures(
-            result, state, f"{url}/jobs/{job.id} (it keeps running)" if stays else ended
+            result,
+            state,
+            f"{url}/jobs/{job.id} ({_describe_stop(settings, url)})" if stays else ended,
         ):
             out.print(line, soft_wrap=True)
     if figures is not None:
         figures.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if state.status == "SUCCEEDED" else 1
+
+
+def _describe_stop(settings: Settings, url: str) -> str:
+    """Say that the service keeps running, and what ends it if it runs on this home directory."""
+    running = Home(settings.home).running()
+    if running is None or running.url != url:
+        return "it keeps running"
+    return f"it keeps running until 'kill {running.pid}'"
 
 
 def packaged_spec() -> dict[str, Any]:
@@ -243,11 +253,11 @@ def _summarize_figures(figures: Figures, state: WatchState, page: str) -> Iterat
 
 
 def _describe_sent_bytes(bytes_: dict[str, int]) -> str:
-    sent, dense = bytes_["wire"], bytes_["dense_wire"]
+    sent, uncompressed = bytes_["wire"], bytes_["dense_wire"]
     if not sent:
         return "nothing"
     others = (
         f"{name} {format_bytes(size)} ({size / sent:.1f}x)"
-        for name, size in (("dense", dense), ("fp16", dense / 2))
+        for name, size in (("uncompressed", uncompressed), ("in fp16", uncompressed / 2))
     )
-    return f"{format_bytes(sent)} on the wire by each worker; {', '.join(others)}"
+    return f"{format_bytes(sent)} by each worker; {', '.join(others)}"

@@ -140,11 +140,13 @@ def why(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> N
 
 
 def _parts_table(seconds_by_cause: Mapping[Cause, float], step_s: float) -> Table:
+    from service.domain.performance.bottleneck import PART_NAMES
+
     table = _new_table("a step", "PART", "TIME", "SHARE")
     for cause, seconds in sorted(seconds_by_cause.items(), key=lambda part: -part[1]):
         if seconds > 0.0:
             table.add_row(
-                cause.replace("_", " "), format_milliseconds(seconds), f"{seconds / step_s:.0%}"
+                PART_NAMES[cause], format_milliseconds(seconds), f"{seconds / step_s:.0%}"
             )
     return table
 

@@ -101,7 +101,8 @@ def _check_storage(root: str, users: Sequence[JobView], *, is_local: bool, is_ow
     newest, used = users[0], users[0].storage
     place = root if used is None else format_storage(used)
     others = len(users) - 1
-    also = f"; so do{'es' if others == 1 else ''} {others} more below {root}" if others else ""
+    have = "job has a folder" if others == 1 else "jobs have folders"
+    also = f"; {others} other {have} in {root}" if others else ""
     message = f"job {newest.name} keeps its checkpoints in {place}{also}"
     return Finding(name="storage", state="ok", message=message)
 

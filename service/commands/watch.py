@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
@@ -145,9 +146,9 @@ def follow_to_exit_code(
 
 
 def _find_first_epoch(client: Client, job: JobView, count: int) -> int:
-    """Return the first of the newest epochs."""
-    newest = client.epochs(job.id, limit=count, newest_first=True).items
-    return min((epoch.epoch for epoch in newest), default=0)
+    """Return the first of the newest epochs; a page of a large model may not have all of them."""
+    newest = client.epochs(job.id, limit=1, newest_first=True).items
+    return max([0, *(epoch.epoch + 1 - count for epoch in newest)])
 
 
 def follow_job(
@@ -170,7 +171,7 @@ def follow_job(
     state, recent = initial_state(job), RecentEpochs(first_epoch)
     live = (
         Live(screen.render_panel(state), console=out, refresh_per_second=REFRESH_PER_S)
-        if out.is_terminal
+        if sys.stdout.isatty()
         else None
     )
     with live or nullcontext():

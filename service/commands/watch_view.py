@@ -131,9 +131,17 @@ def _decision_reason(state: WatchState, decision: Mapping[str, Any]) -> str:
     return replace_override_ids(decision["reason"], names)
 
 
+def _is_status_told(data: Mapping[str, Any]) -> bool:
+    """Return whether the status that comes with this event, RUNNING or FAILED, says the same."""
+    match data:
+        case {"what": "started", "cause": "start"} | {"what": "failed", "final": True}:
+            return True
+    return False
+
+
 _DESCRIBE_BY_TYPE: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] = {
     "status": _describe_status,
-    "workers": lambda _, data: format_worker_event(data),
+    "workers": lambda _, data: "" if _is_status_told(data) else format_worker_event(data),
     "epoch": lambda state, _: describe_epoch(state),
     "decision": _describe_decision,
     "override": _describe_override,

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy import Connection, select, update
@@ -43,6 +42,8 @@ _CONTENTS, _DATABASE, _CODE = "contents.json", "accordion.db", "code"
 _PART = ".part"
 _BACKUP_FOLDER, _RESTORE_FOLDER = ".backup-", ".restore-"
 """Beginnings of the names of temporary folders in the home directory."""
+_PART_FOLDER = ".accordion-backup-"
+"""Beginning of the name of the temporary folder beside a backup that is not complete."""
 _MAX_CONTENTS_BYTES = 64_000_000
 _ORDERS_AHEAD = 1_000_000
 """Added to the version of the orders of restored jobs: more orders than workers can have received
@@ -85,18 +86,19 @@ def write_backup(settings: Settings, file: Path, now: float) -> BackupContents:
     home = Home(settings.home)
     home.make()
     _refuse_existing(file)
-    part = file.with_name(f".{file.name}{_PART}")
+    _check_writable(file)
     try:
-        with _open_part(part) as opened, _make_folder(_BACKUP_FOLDER, settings.home) as folder:
+        with (
+            _make_folder(_PART_FOLDER, file.parent) as place,
+            _make_folder(_BACKUP_FOLDER, settings.home) as folder,
+        ):
             contents = _collect(settings, folder, now)
-            _write_archive(folder, contents, opened)
-        _refuse_existing(file)
-        part.rename(file)
+            part = place / file.name
+            _write_archive(folder, contents, part)
+            _publish(part, file)
     except OSError as error:
         reason = f"{error.strerror}: {error.filename or file}"
         raise StartError(f"no backup was written ({reason}); free some space") from error
-    finally:
-        part.unlink(missing_ok=True)
     return contents
 
 
@@ -143,28 +145,29 @@ def _refuse_existing(file: Path) -> None:
         raise StartError(f"{file} exists; name a new file")
 
 
-def _open_part(part: Path) -> IO[bytes]:
-    """Open what becomes the backup once it is complete; a killed backup may have left one.
+def _check_writable(file: Path) -> None:
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise StartError(f"{file} cannot be written; name another one, in a directory of yours")
 
-    Raises:
-        StartError: it cannot be written.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+def _publish(part: Path, file: Path) -> None:
+    """Give a complete file its final name, unless another backup has taken that meanwhile."""
     try:
-        part.unlink(missing_ok=True)
-        return os.fdopen(os.open(part, flags, OWNER_ONLY_FILE), "wb")
-    except OSError as error:
-        raise StartError(f"{part} cannot be written ({error.strerror}); name another one") from None
+        os.link(part, file)
+    except OSError:
+        # The name is taken, or the file system has no links, as that of many a memory stick.
+        _refuse_existing(file)
+        part.rename(file)
 
 
 @contextmanager
-def _make_folder(prefix: str, home: Path) -> Iterator[Path]:
-    """Create a folder below the home directory until the end of the block, and remove those of
-    killed processes.
+def _make_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """Create a folder in another one until the end of the block, and remove those of killed
+    processes.
     """
-    for name in (_BACKUP_FOLDER, _RESTORE_FOLDER):
-        remove_abandoned_folders(name, home, time.time())
-    with private_folder(prefix, home) as folder:
+    for name in (_PART_FOLDER, _BACKUP_FOLDER, _RESTORE_FOLDER):
+        remove_abandoned_folders(name, parent, time.time())
+    with private_folder(prefix, parent) as folder:
         yield folder
 
 
@@ -217,13 +220,16 @@ def _copy_code(source: Path, target: Path) -> None:
                 shutil.copyfile(path, target / path.name)
 
 
-def _write_archive(folder: Path, contents: BackupContents, file: IO[bytes]) -> None:
+def _write_archive(folder: Path, contents: BackupContents, file: Path) -> None:
     (folder / _CONTENTS).write_text(contents.model_dump_json(indent=2))
-    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
-        for name in (_CONTENTS, *contents.sha256):
-            archive.add(folder / name, name)
-    file.flush()
-    os.fsync(file.fileno())
+    with os.fdopen(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY_FILE), "wb"
+    ) as to:
+        with tarfile.open(fileobj=to, mode="w:gz", compresslevel=6) as archive:
+            for name in (_CONTENTS, *contents.sha256):
+                archive.add(folder / name, name)
+        to.flush()
+        os.fsync(to.fileno())
 
 
 @contextmanager

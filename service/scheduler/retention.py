@@ -11,7 +11,7 @@ import structlog
 
 from service.domain.access import Caller, Scope, ServiceUser
 from service.errors import ApiError
-from service.process.trusted_clock import AGREED_S, TrustedClock
+from service.process.trusted_clock import TrustedClock
 from service.settings.settings import Settings
 from service.store.engine.database import Database
 from service.store.reads.repository import Repository
@@ -154,13 +154,12 @@ class RowRetention:
 
     def delete_if_due(self) -> None:
         """Delete some of the rows that are not kept any longer, the oldest first."""
-        due, time = self._monotonic(), self._trusted.read(self._kept_s or AGREED_S)
+        due = self._monotonic()
+        if self._kept_s and due >= self._audit_due:
+            self._delete_audit(due)
+        time = self._trusted.read()
         if time is None:
             return
-        if self._kept_s and due >= self._audit_due:
-            deleted = self._delete_audit(time - self._kept_s)
-            # More may be left: the next turn goes on.
-            self._audit_due = due if deleted == _ROW_BATCH else due + INTERVAL_S
         if due >= self._keys_due:
             self._keys_due = due + _KEY_INTERVAL_S
             delete_keys(self._database, before=time - KEY_RETENTION_S)
@@ -180,8 +179,12 @@ class RowRetention:
             limit=_ROW_BATCH,
         )
 
-    def _delete_audit(self, before: float) -> int:
-        deleted = delete_audit(self._database, before=before, limit=_ROW_BATCH)
+    def _delete_audit(self, due: float) -> None:
+        time = self._trusted.read(self._kept_s)
+        if time is None:
+            return
+        deleted = delete_audit(self._database, before=time - self._kept_s, limit=_ROW_BATCH)
         if deleted:
             _log.info("audit entries deleted", count=deleted, older_than_s=self._kept_s)
-        return deleted
+        # More may be left: the next turn goes on.
+        self._audit_due = due if deleted == _ROW_BATCH else due + INTERVAL_S

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS_SHOWN = 6
 """Maximum number of layers to list; more are counted."""
-_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27})")
+_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27}|\d+\b)")
 
 
 def format_duration(seconds: float | None) -> str:
@@ -64,26 +64,27 @@ NOTHING_SENT = "one worker has no peers"
 
 
 def format_sent_bytes(bytes_: Bytes) -> str:
-    """Compare the bytes sent on the wire with those of uncompressed training."""
-    sent, dense = bytes_.wire, bytes_.dense_wire
+    """Compare the bytes that each worker sent on the wire with those of uncompressed training."""
+    sent, uncompressed = bytes_.wire, bytes_.dense_wire
     if not sent and bytes_.dense:
         return f"nothing is sent: {NOTHING_SENT}"
-    beside = f"fp16 {format_bytes(dense / 2)}; control {format_bytes(bytes_.control_wire)}"
-    sizes = f"{format_bytes(sent)} of {format_bytes(dense)} on the wire ({beside})"
-    return sizes + _beside_dense(sent, dense)
+    own = f"each worker sent {format_bytes(sent)} (control {format_bytes(bytes_.control_wire)})"
+    if not sent or not uncompressed:
+        return own
+    beside = f"({format_bytes(uncompressed)}, in fp16 {format_bytes(uncompressed / 2)})"
+    return f"{own}, {_format_factor(uncompressed / sent)} uncompressed {beside}"
 
 
-def _beside_dense(sent: int, dense: int) -> str:
-    if not sent or not dense:
-        return ""
-    ratio = dense / sent
+def _format_factor(ratio: float) -> str:
     if f"{ratio:.1f}" == "1.0":
-        return ", as much as dense"
-    return f", {ratio:.1f}x less than dense" if ratio > 1 else f", {1 / ratio:.1f}x more than dense"
+        return "as much as"
+    return f"{ratio:.1f}x less than" if ratio > 1 else f"{1 / ratio:.1f}x more than"
 
 
 def format_savings(bytes_: Bytes) -> str:
-    """Return dense bytes divided by bytes sent, both on the wire; a dash if nothing was sent."""
+    """Return uncompressed bytes divided by bytes sent, both on the wire; a dash if nothing was
+    sent.
+    """
     return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.wire else "-"
 
 
@@ -104,10 +105,17 @@ def format_layers(
 
 
 def replace_override_ids(text: str, names: Mapping[str, str]) -> str:
-    """Replace ids and id prefixes of overrides in a text by their names."""
+    """Replace numbers of overrides in a text by their names; reasons of earlier versions have the
+    first characters of ids.
+    """
 
     def show_name(found: re.Match[str]) -> str:
-        fitting = [name for override_id, name in names.items() if override_id.startswith(found[1])]
+        fitting = [
+            name
+            for override_id, name in names.items()
+            if name.split()[0] == f"#{found[1]}"
+            or ("-" in found[1] and override_id.startswith(found[1]))
+        ]
         return f"override {fitting[0]}" if fitting else found[0]
 
     return _OVERRIDE_ID.sub(show_name, text)
@@ -193,9 +201,9 @@ def list_metric_names(rows: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 _CAUSES = {
-    "ordered": "ordered",
+    "ordered": "allocation changed",
     "joined": "workers joined",
-    "leaving": "a node leaves",
+    "leaving": "node drained",
     "infrastructure": "workers lost",
     "job": "the job failed",
 }

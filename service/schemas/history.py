@@ -51,8 +51,8 @@ class CheckpointList(Answer):
     """The checkpoints."""
 
 
-MAX_PAGE_LAYERS = 30_000
-"""Layers of all items of a page together, each of about 200 bytes: 60 items of 500 layers."""
+MAX_PAGE_LAYERS = 10_000
+"""Layers of all items of a page together, each of about 200 bytes: 20 items of 500 layers."""
 
 
 class EpochPage(Answer):

@@ -70,12 +70,11 @@ class ProgressView(Answer):
     unknown.
     """
     samples_per_s: float | None
-    """Training samples per second over all workers; 0 while the job does not train, null if
-    unknown.
+    """Training samples per second over all workers: the mean of the last seconds, with evaluations
+    and checkpoints as often as in the last epoch. 0 while the job does not train, null if unknown.
     """
     eta_s: float | None
-    """Seconds until the last step at the mean speed of the last seconds, with evaluations and
-    checkpoints as often as in the last epoch; null if unknown, and while the job does not train.
+    """Seconds until the last step at this speed; null if unknown, and while the job does not train.
     """
     loss: float | None
     """Newest training loss; null if it is not finite."""
@@ -319,7 +318,7 @@ class AttemptView(Answer):
     number: int
     """Number of the attempt, counted from 1."""
     workers: int
-    """Number of workers that were allocated."""
+    """Number of workers of its newest worker group; before one trains, the number allocated."""
     reason: Reason
     """Why the attempt ended, or its current state, as a stable code."""
     message: str

@@ -115,12 +115,13 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
     is_training = row.status == Status.RUNNING
     # Means over 10 s and an epoch: the newest speed may be that of a few steps or an evaluation.
     step_s = is_training and sum((now.get("step_s_by_phase") or {}).values())
+    speed = batch / step_s if step_s else now["samples_per_s"] * is_training
     return ProgressView.model_validate(
         {
             **{name: now[name] for name in ("epoch", "step", "loss", "lr")},
             "bytes": add_dense_wire(now["bytes"], now.get("world_size", 0)),
             "epochs": now["epochs"] or None,
-            "samples_per_s": now["samples_per_s"] * is_training if batch else None,
+            "samples_per_s": speed if batch else None,
             "compute_s_by_rank": now.get("compute_s_by_rank", ()),
             "micro_batches_by_rank": now.get("micro_batches_by_rank", ()),
             "steps": steps,

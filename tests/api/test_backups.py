@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
 import time
 import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,16 @@ from sqlalchemy import Connection, Engine, event, select, update
 from service.api.app import create_app
 from service.domain.jobs.statuses import Status
 from service.errors import StartError
-from service.machine.backups import move_database, restore_backup, write_backup
+from service.machine.backups import BackupContents, move_database, restore_backup, write_backup
 from service.settings.settings import Settings, load_settings
 from service.store.engine.database import Database
 from service.store.tables.models import Base, JobRow
-from service.store.writes.copying import count_rows
+from service.store.writes.copying import copy_database, count_rows
 from tests.api.conftest import LOCAL
 from tests.api.world import World
 from tests.postgres import Postgres
 
+PATIENCE_S = 30.0
 LONG = {"training": {"epochs": 400}}
 
 
@@ -184,6 +187,36 @@ def test_what_happens_after_a_backup_is_not_in_it(
         restored = session.scalars(select(table.c.seq).order_by(table.c.seq)).all()
     other.close()
     assert restored == [event.seq for event in written]
+
+
+def test_of_two_backups_to_one_file_the_later_one_is_refused_and_the_file_is_whole(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "backup.tar.gz"
+    copying, made, pool = threading.Event(), threading.Event(), ThreadPoolExecutor(1)
+
+    def copy_later(*given: Any, **more: Any) -> dict[str, int]:
+        copying.set()
+        made.wait(PATIENCE_S)
+        return copy_database(*given, **more)
+
+    def copy_first(*given: Any, **more: Any) -> dict[str, int]:
+        monkeypatch.setattr("service.machine.backups.copy_database", copy_later)
+        later.append(pool.submit(write_backup, world.settings, file, world.clock()))
+        copying.wait(PATIENCE_S)
+        return copy_database(*given, **more)
+
+    later: list[Future[BackupContents]] = []
+    monkeypatch.setattr("service.machine.backups.copy_database", copy_first)
+    contents = write_backup(world.settings, file, world.clock())
+    restored = load_settings(home=tmp_path / "restored")
+    try:
+        assert restore_backup(restored, file, world.clock()).sha256 == contents.sha256
+    finally:
+        made.set()
+    with pytest.raises(StartError, match="exists; name a new file"):
+        later[0].result()
+    assert list(tmp_path.glob("*backup*")) + list(tmp_path.glob(".*backup*")) == [file]
 
 
 def test_a_file_that_exists_is_not_overwritten(world: World, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from service.domain.jobs.statuses import Reason, Status
 from service.job_inputs.code import CodeStore
 from service.process.trusted_clock import AGREED_S
-from service.store.tables.models import AuditRow
+from service.store.tables.models import AuditRow, IdempotencyRow
 from tests.api.test_code import GOOD
 from tests.api.test_health import checks
 from tests.api.world import World
@@ -182,6 +182,24 @@ def test_what_is_old_goes_once_both_clocks_have_agreed_for_a_while(kept: World) 
     assert kept.repository.job(job_id) is not None
     kept.clock.now += AGREED_S
     kept.turn_until(lambda: kept.repository.job(job_id) is None)
+
+
+def test_audit_entries_that_are_kept_shortly_make_no_other_row_old(
+    tmp_path: Path, database_url: str
+) -> None:
+    world = World(tmp_path, database_url=database_url, audit_retention_s=1.0)
+    key = {"scope": "jobs", "key": "once", "body_hash": "0", "answer_id": "0"}
+    with world.database.write() as session:
+        session.add(IdempotencyRow(**key, created_at=world.clock.now))
+    world.submit()
+    world.clock.jump(40 * DAY_S)
+    for _ in range(3):
+        world.clock.now += 61.0
+        world.turn()
+    with world.database.read() as session:
+        assert session.query(AuditRow).count() == 0
+        assert session.query(IdempotencyRow).count() == 1
+    world.close()
 
 
 LIMITS = [{"training_seconds": 60.0}, {"total_seconds": 60.0}]

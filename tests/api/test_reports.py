@@ -15,6 +15,7 @@ from service.api.app_state import MAX_WAITING_REPORTS
 from service.api.dashboard import report_route
 from service.api.dashboard.report_page import ReportPage
 from service.store.reads.report import ReportLimits, read_report_rows
+from service.store.reads.thinned_history import HistoryShare
 from service.store.tables.models import DecisionRow, EpochRow
 from tests.api.team import JOBS, Team
 from tests.api.world import World
@@ -87,10 +88,11 @@ def test_a_long_history_is_thinned_from_its_first_to_its_last_epoch(
 
 def read_decisions(world: World, job_id: str, *, epochs: int, decisions: int) -> list[int]:
     """Return the steps of the decisions that a report with these limits shows."""
-    limits = ReportLimits(epochs=epochs, decisions=decisions, items=10)
+    share = HistoryShare(epochs=epochs, decisions=decisions)
+    limits = ReportLimits(history=share, items=10)
     rows = read_report_rows(world.database, job_id, limits, event_types=("status",))
     assert rows.num_events > 0
-    return [row.step for row in rows.decisions]
+    return [row.step for row in rows.history.decisions]
 
 
 def test_decisions_are_bounded_and_the_newest_ones_are_shown(world: World) -> None:

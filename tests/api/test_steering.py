@@ -37,7 +37,7 @@ def test_a_resize_is_accepted_and_shown(client: TestClient, world: World, job_id
     assert len(view["progress"]["compute_s_by_rank"]) == 3
     assert view["progress"]["micro_batches_by_rank"] == [2, 2, 2]
     [attempt] = client.get(f"{JOBS}/{job_id}/attempts").json()["items"]
-    assert attempt["tally"] == view["tally"]
+    assert (attempt["tally"], attempt["workers"]) == (view["tally"], 3)
 
 
 @pytest.mark.parametrize("what", STEERS)

@@ -208,6 +208,7 @@ CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
     "ddp": lambda: Contestant(ddp()),
     "fp16": HalfDdp,
     "accordion": lambda: Accordion("powersgd", {"rank": RANK}, **ADVISED),
+    "accordion default": lambda: Accordion("powersgd", {"rank": RANK}),
     "accordion separate": lambda: Accordion(
         "powersgd", {"rank": RANK}, buckets_per_exchange=1, **ADVISED
     ),

@@ -88,7 +88,8 @@ class Ours:
     def __call__(self) -> None:
         stacks = self.engine.build_stacks(self._layers)
         run_flows([stack.flow for stack in stacks], self._network, self._count)
-        self.engine.apply_updates(stacks)
+        self.engine.hold_updates(stacks)
+        self.engine.write_updates(is_skipped=torch.zeros((), dtype=torch.bool))
         self.engine.commit_step()
 
     def _count(self, _: int, request: object) -> None:

@@ -99,6 +99,7 @@ class Exchange:
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         ]
         self._buckets = list(_buckets(self.layers))
+        self._is_skipped = torch.zeros((), dtype=torch.bool, device=device)
 
     def prepare(self) -> None:
         """New gradients."""
@@ -108,7 +109,8 @@ class Exchange:
         for bucket in self._buckets:
             stacks = self.engine.build_stacks(bucket)
             run_flows([stack.flow for stack in stacks], self._network, self._count)
-            self.engine.apply_updates(stacks)
+            self.engine.hold_updates(stacks)
+        self.engine.write_updates(is_skipped=self._is_skipped)
         self.engine.commit_step()
 
     def observe(self) -> None:
@@ -121,7 +123,7 @@ class Exchange:
 
 
 def _buckets(layers: Sequence[Layer]) -> Sequence[Sequence[Layer]]:
-    """As DDP cuts them: full at 25 MiB."""
+    """Cut layers into buckets as DDP does, full at 25 MiB."""
     found: list[list[Layer]] = [[]]
     for layer in layers:
         if found[-1] and sum(part.gradient.nbytes for part in found[-1]) >= BUCKET_BYTES:

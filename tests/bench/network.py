@@ -25,6 +25,8 @@ from tests.netlab.lab import may_make_hosts
 
 RESULTS = Path(__file__).with_name("results")
 OURS = "accordion"
+DEFAULT_BUCKETS = "accordion default"
+"""Ours with DDP's own bucket sizes in place of those that the README advises."""
 FIXED = ("accordion separate", "accordion together")
 COST_AWARE = "cost_aware"
 UNCOMPRESSED = ("half", "half together", "none advised", "none")
@@ -58,7 +60,7 @@ class LinkShape:
         """Return the steps in a round by contestant."""
         ddp_s = GRADIENT_MBITS / self.rate if self.rate else 0.0
         fast = UNCOMPRESSED if ddp_s < SLOW_STEP_S else ()
-        names = (OURS, *FIXED, COST_AWARE, *fast, *PEERS, ALONE)
+        names = (OURS, DEFAULT_BUCKETS, *FIXED, COST_AWARE, *fast, *PEERS, ALONE)
         slow = {"ddp": ddp_s > SLOW_STEP_S, "fp16": ddp_s / 2 > SLOW_STEP_S}
         return {name: 1 if slow.get(name) else STEPS for name in names if name in CONTESTANTS}
 
@@ -69,6 +71,7 @@ class LinkShape:
 
 
 LINKS = (
+    LinkShape(rate=15, delay_ms=20),
     LinkShape(rate=25),
     LinkShape(rate=40, delay_ms=8),
     LinkShape(rate=100),
@@ -129,6 +132,7 @@ def _rows(rounds: Sequence[Round], limit_s: float) -> dict[str, dict[str, float]
         ],
         "cost_aware over the best fixed choice": [one[COST_AWARE] / one[best] for one in rounds],
         "ddp over cost_aware": [one["ddp"] / one[COST_AWARE] for one in rounds],
+        "default buckets over advised ones": [one[DEFAULT_BUCKETS] / one[OURS] for one in rounds],
         **{
             f"{peer} over ours": [one[peer] / one[OURS] for one in rounds]
             for peer in PEERS
@@ -151,6 +155,7 @@ def _table(found: Mapping[str, Any]) -> str:
         "ours",
         "over the limit",
         "over the best fixed plan",
+        "default buckets over advised ones",
         *(f"{peer} over ours" for peer in PEERS),
         "cost_aware over the best fixed choice",
         "ddp over cost_aware",

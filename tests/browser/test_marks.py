@@ -4,6 +4,8 @@ of them.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from playwright.sync_api import expect
 
@@ -38,7 +40,7 @@ def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, stee
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
-    expect(changes(page, "resize")).to_contain_text("requested")
+    expect(changes(page, "resize")).to_contain_text("allocation changed")
     expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
     expect(page.locator("#marks")).to_contain_text("resize")
 
@@ -112,25 +114,42 @@ def test_an_announced_resize_is_closed_when_it_does_not_come_to_pass(page, servi
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#live")).to_have_text("Finished")
     expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not take place")
-    expect(changes(page, "resize")).to_contain_text("requested")
+    expect(changes(page, "resize")).to_contain_text("allocation changed")
     expect(changes(page, "restart")).to_have_count(len(orders) - 1)
 
 
 def test_workers_that_nobody_replaced_are_told_as_the_end_of_the_job(page, service):
     job_id = service.submit("breaks", task={"name": "synthetic", "options": {"raise_at_step": 30}})
     page.goto(f"/jobs/{job_id}")
-    expect(changes(page, "recovery")).to_contain_text("Workers lost; the job ended")
+    expect(changes(page, "recovery")).to_contain_text("Workers lost and not replaced")
 
 
 def test_a_resumed_job_is_marked_where_it_goes_on(page, service, steered):
     page.goto(f"/jobs/{steered}")
     page.get_by_role("button", name="Pause", exact=True).click()
-    expect(changes(page, "restart")).to_contain_text("Attempt 1 ended")
+    ended = changes(page, "restart").filter(has_text="Attempt 1 ended")
+    expect(ended).to_contain_text("paused by admin")
     page.get_by_role("button", name="Resume", exact=True).click()
-    expect(changes(page, "restart")).to_contain_text("Attempt 2 continues with 2 workers")
-    expect(changes(page, "restart")).to_contain_text("paused by admin: paused; its state is saved")
-    expect(changes(page, "restart")).to_contain_text("queued by admin: resumed")
+    follows = changes(page, "restart").filter(has_text="Attempt 2 continues with 2 workers")
+    expect(follows).to_contain_text("resumed by admin")
+    expect(follows).not_to_contain_text("paused")
+    expect(ended).not_to_contain_text("resume")
+    expect(changes(page, "restart")).to_have_count(2)
     expect(signs(page, "loss", "↻")).to_have_count(1)
+
+
+def test_each_attempt_ends_and_begins_at_its_own_time(page, service, steered):
+    for order, size in (("pause", 0), ("resume", 2)):
+        service.client.post(f"/api/v1/jobs/{steered}/{order}").raise_for_status()
+        service.wait_for_workers(steered, size)
+    first, second = service.client.get(f"/api/v1/jobs/{steered}/attempts").json()["items"]
+    page.goto(f"/jobs/{steered}")
+    times = [
+        datetime.fromisoformat(one).astimezone()
+        for one in (second["started_at"], first["ended_at"])
+    ]
+    for row, time in zip((0, 1), times, strict=True):
+        expect(changes(page, "restart").nth(row)).to_contain_text(f"{time:%H:%M:%S}")
 
 
 def test_shade_of_an_override_ends_where_it_is_cancelled(page, service, steered):

@@ -5,6 +5,7 @@ comes back.
 from __future__ import annotations
 
 import copy
+import re
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -307,7 +308,9 @@ def test_lines_join_the_epochs_that_were_evaluated(page, service):
     assert drawn == [{"x": [0, 2], "y": [0.5, 0.25]}, {"x": [0, 2], "y": [0.75, 0.875]}]
 
 
-def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(page, service):
+@pytest.fixture
+def long(page, service):
+    """A job of three epochs, whose newest page has two."""
     job_id = service.submit("long", epochs=3)
     service.wait_for_end(job_id)
     path = f"/api/v1/jobs/{job_id}/epochs?order=newest&limit=2"
@@ -317,13 +320,33 @@ def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(pag
         "**/epochs?**",
         lambda route: route.fulfill(json=older if "cursor" in route.request.url else newest),
     )
-    page.route(
-        "**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body="")
-    )
-    page.goto(f"/jobs/{job_id}")
+    return job_id
+
+
+def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(page, long):
+    page.goto(f"/jobs/{long}")
     expect(page.locator("#epoch-text")).to_contain_text("3 of")
     open_epochs_table(page)
     expect(page.locator("#epochs tr")).to_have_count(2)
     page.get_by_role("button", name="Older epochs and decisions").click()
     expect(page.locator("#epochs tr")).to_have_count(3)
     expect(page.locator("#older")).to_be_hidden()
+
+
+def test_charts_show_the_whole_history_also_of_epochs_that_are_not_loaded(page, long):
+    page.goto(f"/jobs/{long}")
+    expect(page.locator("#loss .trace").first.locator(".point")).to_have_count(3)
+    for chart in ("loss", "traffic", "regimes", "levels"):
+        x = page.evaluate("(id) => document.getElementById(id).data[0].x", chart)
+        assert x == [0, 1, 2]
+    texts = page.evaluate("document.getElementById('levels').data[0].text")
+    assert all(re.search(r"epoch 0<br>critical, level low", row[0]) for row in texts)
+
+
+def test_past_epochs_are_not_loaded_again_by_their_events(page, long):
+    with page.expect_event("requestfinished", lambda request: "/events" in request.url):
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"/jobs/{long}")
+    expect(page.locator("#events")).to_contain_text("epoch 0: loss")
+    assert len([url for url in asked if "/epochs?" in url]) == 1

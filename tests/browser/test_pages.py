@@ -38,13 +38,22 @@ def test_the_charts_are_drawn(page, service, running):
     expect(link).to_have_attribute("href", f"/api/v1/jobs/{running}/model")
 
 
+def test_texts_of_charts_for_screen_readers_have_rounded_numbers(page, service, running):
+    service.wait_for_epochs(running, 3)
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#levels-said")).to_contain_text("Levels of the newest epoch")
+    told = "\n".join(page.locator("figcaption").all_inner_texts())
+    assert re.search(r"Newest epoch sent [\d.]+ .B of [\d.]+ .B on the wire", told)
+    assert re.findall(r"[1-9]\d*\.?\d{6,}", told) == []
+
+
 def test_the_page_says_what_holds_the_job_up(page, service):
     job_id = service.submit("slow-network", epochs=LONG, compression={"method": "none"})
     service.wait_for_epochs(job_id, 2)
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#why-sentence")).to_contain_text("The network holds this job up")
     expect(page.locator("#why-change")).to_contain_text("times as many samples per second")
-    expect(page.locator("#parts tr", has_text="Link")).to_contain_text("%")
+    expect(page.locator("#parts tr", has_text="communicate")).to_contain_text("%")
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
     service.wait_for_end(job_id)
 
@@ -89,7 +98,7 @@ def test_the_resize_form_gives_the_job_other_workers(page, steered):
     )
     page.get_by_role("button", name="Resize", exact=True).click()
     expect(page.locator("#events")).to_contain_text(
-        "2 → 3 workers: requested, 0 steps rolled back, 0.8 s lost"
+        "2 → 3 workers: allocation changed, 0 steps rolled back, 0.8 s lost"
     )
     expect(page.locator("#workers-note")).to_have_text("3 training, 3 allocated, 1 to 3 allowed")
     expect(page.locator("#ranks tr")).to_have_count(3)

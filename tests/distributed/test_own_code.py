@@ -300,7 +300,7 @@ def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
         ({"train.py": "def"}, "SyntaxError: invalid syntax"),
         (
             {"train.py": "print('done')"},
-            "CodeError: the script ended without session.attach(model, optimizer)",
+            "CodeError: the script train.py ended without session.attach(model, optimizer)",
         ),
         ({"train.py": "raise SystemExit(3)"}, "CodeError: the script ended with sys.exit(3)"),
         (
@@ -312,6 +312,7 @@ def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
 def test_a_script_that_cannot_begin_is_told_why(run_group, tmp_path, sources, sentence):
     error = raised_by(run_group, order_of(tmp_path, sources))
     assert sentence in error.error
+    assert "(script_" not in error.error, "a line of this project does not help"
     assert error.step is None
 
 

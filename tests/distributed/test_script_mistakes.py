@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from accordion import Config, attach
 from tests.distributed.code_jobs import Result, run_own_script
+from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import (
     SCRIPT,
     STOP_IN_EPOCH_1,
@@ -62,21 +64,21 @@ CONFIG = "__import__('accordion').Config(), optimizer, step='optimizer'"
 MISTAKES = {
     "an attach of the library": (
         attach_itself(f"{LIBRARY}(model, {CONFIG})"),
-        "attach() was called in a job of the Accordion service",
+        "`from workers.session import session` and session.attach(model, optimizer)",
     ),
     "an attach of the library in a thread": (
         attach_itself(
             "from concurrent.futures import ThreadPoolExecutor\n"
             f"ThreadPoolExecutor(1).submit({LIBRARY}, model, {CONFIG}).result()"
         ),
-        "write session.attach(model, optimizer)",
+        "session.attach(model, optimizer), with session.backward(loss)",
     ),
     "an attach of the library beside the session's": (
         change(
             "for epoch in",
             f"{LIBRARY}(nn.Linear(2, 2), __import__('accordion').Config())\nfor epoch in",
         ),
-        "write session.attach(model, optimizer)",
+        "session.attach(model, optimizer), with session.backward(loss)",
     ),
     "an ordinary backward": (
         change("session.backward(loss)", "loss.backward()"),
@@ -177,7 +179,8 @@ MISTAKES = {
     ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
-        "write session.init_process_group(...) in place of torch.distributed.init_process_group",
+        "`from workers.session import session` and session.init_process_group(...) in place of"
+        " torch.distributed.init_process_group",
     ),
 }
 """Scripts, each with a part of the message that ends it."""
@@ -305,6 +308,27 @@ def test_a_script_that_leaves_epochs_out_is_told_so_in_the_log(
     result = run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}))[0]
     found = [line for line in result.link.lines if "ended after 1 of the 3 epochs" in line]
     assert (result.outcome, len(found)) == ("completed", warnings)
+
+
+def lines_of(rank: int, order: Launch) -> list[str]:
+    """The log of a script, which may fail."""
+    link = RecordingLink()
+    with suppress(TaskRaised):
+        run_own_script(rank, order, link)
+    return link.lines
+
+
+@pytest.mark.parametrize(
+    ("source", "warnings"),
+    [(attach_itself("pass"), 1), (TRAINED, 0)],
+    ids=["without attach", "with attach"],
+)
+def test_a_script_that_steps_without_attach_is_told_at_its_first_step(
+    run_group: Any, tmp_path: Any, source: str, warnings: int
+) -> None:
+    lines = run_group(2, lines_of, order_of(tmp_path, {"train.py": source}))[0]
+    told = [line for line in lines if "before session.attach(model, optimizer)" in line]
+    assert len(told) == warnings
 
 
 def test_a_second_process_group_is_told_with_its_line(run_group: Any, tmp_path: Any) -> None:

@@ -117,7 +117,7 @@ def _without_epochs(rank, steps, window, policy):
 def test_a_loop_that_ends_no_epoch_is_told_once_that_levels_stay(run_group, policy):
     ((told,),) = run_group(1, _without_epochs, 12, Window(epochs=1), policy)
     assert "5 steps were taken and no epoch has ended, so levels stay as they are" in told
-    assert "unless an integration ends epochs, call session.end_epoch() after each epoch" in told
+    assert "unless an epoch is longer than that or an integration ends it, call session.end" in told
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_the_demo_succeeds_writes_its_figures_and_leaves_nothing_running(
             "stable high",
             "saved",
             "accuracy",
-            "dense",
+            "uncompressed",
             "fp16",
         )
     )

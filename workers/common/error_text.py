@@ -51,12 +51,16 @@ def _clean_error(error: Exception) -> Exception:
 
 def format_with_line(error: BaseException) -> str:
     """Format an error as `Type: message (file.py:line)`, with the innermost line of user code, or
-    the line that has a syntax error.
+    the line that has a syntax error. An error of this project has no line of this project.
     """
     if isinstance(error, SyntaxError) and error.lineno and is_user_code(error.filename or "<"):
         file = Path(error.filename or "").name
         return f"{type(error).__name__}: {error.msg} ({file}:{error.lineno})"
-    line = find_user_line(traceback.extract_tb(error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    is_ours = isinstance(error, WorkerError) and not any(
+        is_user_code(one.filename) for one in frames
+    )
+    line = "" if is_ours else find_user_line(frames)
     return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
 
 

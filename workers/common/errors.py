@@ -28,8 +28,8 @@ class WorkerError(Exception):
 
 
 class TaskRaised(WorkerError):
-    """The task's code raised `error`, `Type: message`; `step` and `epoch` are None while it was
-    being built.
+    """The task's code raised `error`, `Type: message`; `step` and `epoch` are None if it did so
+    before training began: while the task was built, or before a script's `session.attach`.
     """
 
     def __init__(self, step: int | None, epoch: int | None, error: str) -> None:
@@ -42,7 +42,7 @@ class TaskRaised(WorkerError):
     def summary(self) -> str:
         """One sentence about the error and its place."""
         place = (
-            "while it was being built"
+            "before training began"
             if self.step is None
             else f"in step {self.step} (epoch {self.epoch})"
         )

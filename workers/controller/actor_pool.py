@@ -50,8 +50,6 @@ _MEASURE_S = 0.25
 """Interval between memory readings of local processes; remote ones report in their heartbeats."""
 DRAINING_CHECK_S = 0.5
 """Interval between checks for draining nodes."""
-OPEN_S = 10.0
-"""Timeout for rank 0's process to open a group's store."""
 _NODE_LABEL = "ray.io/node-id"
 """Label that Ray sets on every node."""
 LAST_ANSWER_S = 1.0
@@ -207,12 +205,15 @@ class ActorPool:
             ProcessLost: rank 0's process does not answer.
         """
         members = [self._members[number] for number in group]
+        # It may still be busy with the end of the group before, and nothing is polled meanwhile.
+        limit_s = min(self._hangs.silence_limit_s, PEER_TIMEOUT_S)
         try:
-            store = self._ray.get(members[0].actor.open_store.remote(generation), timeout=OPEN_S)
+            store = self._ray.get(members[0].actor.open_store.remote(generation), timeout=limit_s)
         except (self._ray.exceptions.RayError, TimeoutError) as error:
             self.stop(group[0])
             raise ProcessLost(
-                f"rank 0's process opened no store for its group: {type(error).__name__}"
+                f"rank 0's process opened no store for its group within {limit_s:g} s:"
+                f" {type(error).__name__}"
             ) from error
         self._group, self._results, self._newest, self._progress = tuple(group), {}, None, {}
         self._hangs.start_group()

@@ -184,7 +184,7 @@ def _judge_unbuilt(
         message = f"no worker process could {task}; on {hosts}: {format_error(first)}"
         failure = FailureRecord(cause="infrastructure", rank=None, message=message)
         return StartVerdict(failure=failure, fatal="START_FAILED")
-    message = f"no worker process could build the task; on {hosts}: {format_error(first)}"
+    message = f"no worker process could load the task; on {hosts}: {format_error(first)}"
     return StartVerdict(
         failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED"
     )
@@ -238,7 +238,7 @@ def blame_nodes(
     have. The failure names those that lack the storage: the data may be the job's own.
     """
     first = unbuilt[0].error
-    lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
+    lacks = "load the task" if isinstance(first, TaskRaised) else "take part"
     message = f"a worker process on {_format_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"

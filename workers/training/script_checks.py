@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 OTHER_ATTACH = (
     "attach() was called in a job of the Accordion service, which saves and records only what"
-    " workers.session trains; write session.attach(model, optimizer), with session.backward(loss)"
-    " and session.step() in the loop, as workers/README.md shows, or start the script with"
-    " torchrun, outside of a job; loops inside a Trainer (Transformers, Lightning) cannot be jobs"
+    " workers.session trains; write `from workers.session import session` and"
+    " session.attach(model, optimizer), with session.backward(loss) and session.step() in the loop,"
+    " as workers/README.md shows, or start the script with torchrun, outside of a job; loops inside"
+    " a Trainer (Transformers, Lightning) cannot be jobs"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""
 
@@ -114,8 +115,9 @@ def explain_second_group(error: Exception) -> CodeError | None:
     if not (is_refused and is_torch and is_ours):
         return None
     return CodeError(
-        "the workers of a job have a process group already; write session.init_process_group(...)"
-        " in place of torch.distributed.init_process_group(...)"
+        "the workers of a job have a process group already; write `from workers.session import"
+        " session` and session.init_process_group(...) in place of"
+        " torch.distributed.init_process_group(...)"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accordion.hook.attach_refusal import refuse_attach
 from workers.common.error_kinds import is_peer_loss
@@ -75,6 +76,7 @@ def _run_to_end(context: WorkerContext) -> None:
         with (
             chdir(folder),
             refuse_attach(OTHER_ATTACH),
+            _warn_before_attach(context),
             _set_command_line([str(file), *arguments]),
         ):
             runpy.run_path(str(file), run_name="__main__")
@@ -87,7 +89,35 @@ def _run_to_end(context: WorkerContext) -> None:
             raise error.with_traceback(end.__traceback__) from end
     if session.failure is not None and session.leaving is None:
         raise session.failure
+    if session.step_and_epoch == (None, None):
+        raise CodeError(
+            f"the script {context.launch.spec.task.options['file']} ended without"
+            " session.attach(model, optimizer); workers/README.md shows how"
+        )
     session.close()
+
+
+@contextmanager
+def _warn_before_attach(context: WorkerContext) -> Iterator[None]:
+    """Log the first optimizer's step before `session.attach`: a script that never calls that fails
+    at its end.
+    """
+    from workers.training.script_session import session
+
+    def warn(*_: object) -> None:
+        followed.remove()
+        if session.step_and_epoch == (None, None):
+            context.link.log(
+                "warning: an optimizer's step was taken before session.attach(model, optimizer); a"
+                " job saves and records only what is trained after it, and fails at the end of a"
+                " script that does not call it"
+            )
+
+    followed = register_optimizer_step_pre_hook(warn)
+    try:
+        yield
+    finally:
+        followed.remove()
 
 
 def _locate_script(launch: Launch) -> tuple[Path, Path, list[str]]:

@@ -419,14 +419,9 @@ class ScriptSession:
         """Save what is not saved yet, at the end of the script.
 
         Raises:
-            CodeError: the script never called `attach`, or never took a step.
+            CodeError: the script did not call `attach`, or never took a step.
         """
-        if self._state is None:
-            raise CodeError(
-                "the script ended without session.attach(model, optimizer); workers/README.md"
-                " shows how"
-            )
-        state = self._state
+        state = self.state
         self._check_leaving()
         check_trained(state)
         log_missing_epochs(state)

@@ -123,7 +123,7 @@ def list_figures(source: ReportSource) -> list[Figure]:
             Figure(
                 label="Compression",
                 value=format_savings(sent),
-                note=f"compared with fp32; fp16 would send {format_bytes(sent.dense_wire / 2)}",
+                note=f"less than uncompressed; in fp16 {format_bytes(sent.dense_wire / 2)}",
             ),
             Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
         ]
@@ -137,8 +137,7 @@ def _describe_sent(sent: Bytes) -> str:
     if not sent.wire and sent.dense:
         return NOTHING_SENT
     control = f"; {format_bytes(sent.control_wire)} of it control" if sent.control_wire else ""
-    dense = format_bytes(sent.dense_wire)
-    return f"on the wire, by one worker; {dense} without compression{control}"
+    return f"by each worker; {format_bytes(sent.dense_wire)} uncompressed{control}"
 
 
 def _count_epochs(progress: ProgressView) -> str:
@@ -191,10 +190,11 @@ def _describe_time(source: ReportSource) -> Figure:
         return Figure(label="Time", value="not started", note=submitted)
     end = job.ended_at or source.written_at
     until = f"to {_format_time(job.ended_at)}" if job.ended_at else "and not ended yet"
+    pauses = ", with the time between its attempts" if job.attempt > 1 else ""
     return Figure(
         label="Time",
         value=format_duration((end - job.started_at).total_seconds()),
-        note=f"from {_format_time(job.started_at)} {until}",
+        note=f"from {_format_time(job.started_at)} {until}{pauses}",
     )
 
 
@@ -345,7 +345,7 @@ def _tabulate_attempts(source: ReportSource) -> ReportTable:
         return (
             str(row.number),
             str(row.workers or "-"),
-            _format_time(row.started_at),
+            _format_time(row.created_at),
             _format_time(row.ended_at),
             f"{row.reason}{f': {row.message}' if row.message else ''}",
             format_elasticity(cost) if cost.resizes or cost.recoveries else "-",

@@ -33,6 +33,7 @@ from service.domain.jobs.removed_output import describe_removed_history
 from service.domain.jobs.status_table import STATUS_TABLE
 from service.domain.jobs.statuses import Kind
 from service.store.reads.report import ReportLimits
+from service.store.reads.thinned_history import HistoryShare
 
 REPORT_CHARTS = (
     *CHARTS,
@@ -88,9 +89,11 @@ def choose_limits(num_layers: int) -> ReportLimits:
     """Return how much of a history is read for a report of a job with so many layers."""
     fitting = max(_MIN_EPOCHS, _MAX_CELLS // max(1, num_layers))
     return ReportLimits(
-        epochs=min(_MAX_EPOCHS, fitting),
-        # Half as many again, for those after the last epoch.
-        decisions=min(MAX_ROWS, fitting * 3 // 2),
+        history=HistoryShare(
+            epochs=min(_MAX_EPOCHS, fitting),
+            # Half as many again, for those after the last epoch.
+            decisions=min(MAX_ROWS, fitting * 3 // 2),
+        ),
         items=MAX_ROWS,
     )
 

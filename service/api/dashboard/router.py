@@ -26,6 +26,7 @@ from service.domain.access import Scope, describe_missing_scope
 from service.domain.audit import AuditAction
 from service.domain.jobs.ray_links import link_to_workers
 from service.domain.jobs.statuses import Kind
+from service.domain.performance.bottleneck import PART_NAMES
 from service.errors import NotFound
 from service.schemas.jobs import PLAIN
 from service.schemas.login import CHALLENGE
@@ -52,7 +53,7 @@ CHARTS = (
     Chart(
         id="traffic",
         title="Bytes sent per worker",
-        note="on the wire, per epoch, log scale, compared with fp32 and fp16",
+        note="on the wire, per epoch, log scale",
     ),
     Chart(id="phases", title="Time by phase", note="seconds per epoch, rank 0"),
     Chart(id="change", title="Gradient change", note="critical at or above the threshold"),
@@ -85,7 +86,14 @@ def show_job(
     dashboard = cluster.dashboard_url if cluster else None
     link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
     return render_page(
-        request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link
+        request,
+        "job.html",
+        job=job,
+        is_guest=is_guest,
+        spec=asked,
+        charts=CHARTS,
+        ray_link=link,
+        part_names=PART_NAMES,
     )
 
 

@@ -109,6 +109,13 @@ _PARTS = {
         change="Leave out min_step_s",
     ),
 }
+PART_NAMES: Mapping[Cause, str] = {
+    **{cause: ", ".join(part.phases) for cause, part in _PARTS.items()},
+    Cause.SLOW_LINK: "communicate (slow link)",
+    Cause.SLOW_WORKER: "slow worker",
+    Cause.PROCESSOR: "communicate (one host)",
+}
+"""Name of each part in tables: its phases, as elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

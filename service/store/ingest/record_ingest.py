@@ -242,7 +242,7 @@ class _Intake:
         self._job.tally = _add_change(stored_elasticity(self._job), started, cause)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
-            attempt.generation = record.generation
+            attempt.generation, attempt.workers = record.generation, started.world_size
             attempt.started_at = attempt.started_at or record.time
             attempt.tally = _add_change(stored_elasticity(attempt), started, cause)
         if record.attempt == self._job.attempt:

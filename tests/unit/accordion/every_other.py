@@ -14,7 +14,8 @@ def every_other_flow(owed_BL: Tensor, context: Context) -> Flow:
     start = context.step % 2 if owed_BL.shape[1] > 1 else 0
     turn_BH = owed_BL[:, start::2]
     sent_BH = context.scratch.take("sent", turn_BH.shape, owed_BL.dtype).copy_(turn_BH)
-    mean_BH = yield Mean(sent_BH)
+    mean_BH = sent_BH.copy_((yield Mean(sent_BH)))
     turn_BH.zero_()
+    yield None  # hold until all workers know whether the step is taken
     context.update.zero_()
     context.update[:, start::2] = mean_BH

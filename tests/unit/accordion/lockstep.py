@@ -123,7 +123,9 @@ class Cluster:
         """Context in which a worker computes."""
         return nullcontext()
 
-    def exchange(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
+    def exchange(
+        self, gradients: Sequence[Gradients], *, is_skipped: bool = False
+    ) -> list[dict[str, torch.Tensor]]:
         """Average by flows; the gradients given stay as they are. Nothing is committed."""
         buckets = [[Layer(name=n, gradient=g.clone()) for n, g in own.items()] for own in gradients]
         stacks = []
@@ -136,7 +138,8 @@ class Cluster:
         )
         for rank, (engine, own) in enumerate(zip(self.engines, stacks, strict=True)):
             with self.as_worker(rank):
-                engine.apply_updates(own)
+                engine.hold_updates(own)
+                engine.write_updates(is_skipped=torch.tensor(is_skipped))
         return [{layer.name: layer.gradient for layer in bucket} for bucket in buckets]
 
     def step(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:

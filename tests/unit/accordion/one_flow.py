@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from accordion.base.wire import Context, Mean, Request, Scratch
-from accordion.compress.compression_engine import load_function
 from accordion.compress.statistics import seeded_generator
-from accordion.compressors import COMPRESSORS, level_of
+from accordion.compressors import COMPRESSORS, level_of, load_function
 
 
 class Alone:
@@ -23,7 +22,7 @@ class Alone:
     def __init__(self, method: str, options: dict[str, Any]) -> None:
         self._flow = load_function(COMPRESSORS[method].flow)
         self._options = level_of(method, options, name="alone").options
-        self._scratch = Scratch(torch.device("cpu"))
+        self._scratch, self._shared = (Scratch(torch.device("cpu")) for _ in range(2))
         self._step = 0
         self.requests: list[Request] = []
         """Requests of the last step."""
@@ -36,16 +35,23 @@ class Alone:
         update = torch.full_like(owed, torch.nan) if update is None else update.fill_(torch.nan)
         draw = self.draw(self._step if seed is None else seed)
         context = Context(
-            options=self._options, update=update, scratch=self._scratch, step=self._step, draw=draw
+            options=self._options,
+            update=update,
+            scratch=self._scratch,
+            shared=self._shared,
+            step=self._step,
+            draw=draw,
         )
         flow, answer = self._flow(owed, context), None
         self.requests, self._step = [], self._step + 1
         while True:
             try:
-                self.requests.append(flow.send(answer))
+                asked = flow.send(answer)
             except StopIteration:
                 return update
-            asked = self.requests[-1]
+            if asked is None:
+                continue
+            self.requests.append(asked)
             answer = asked.buffer if isinstance(asked, Mean) else [asked.payload]
 
     @staticmethod

@@ -60,6 +60,7 @@ def encoded(owed: Tensor, gradient: Tensor, size: int) -> tuple[Tensor, Tensor]:
             options={"bin_conv": size, "bin_other": size},
             update=update,
             scratch=Scratch(owed.device),
+            shared=Scratch(owed.device),
             step=0,
             draw=lambda _: torch.Generator(),
             gradient=update,
@@ -68,8 +69,9 @@ def encoded(owed: Tensor, gradient: Tensor, size: int) -> tuple[Tensor, Tensor]:
     request = next(flow)
     assert isinstance(request, Gather)
     payload = request.payload.clone()
+    assert flow.send([payload]) is None
     with pytest.raises(StopIteration):
-        flow.send([payload])
+        next(flow)
     return payload, update
 
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accordion.base.wire import Context, Mean, Scratch
-from accordion.compress.compression_engine import load_function
 from accordion.compress.statistics import seeded_generator
-from accordion.compressors import COMPRESSORS, adacomp, ladder_of
+from accordion.compressors import COMPRESSORS, adacomp, ladder_of, load_function
 
 LENGTH = 1 << 16
 """Values of a layer, from which `topk` samples on a CPU; fewer than a block of `adacomp`."""
@@ -32,6 +31,7 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
         options=options,
         update=torch.zeros_like(owed),
         scratch=Scratch(owed.device),
+        shared=Scratch(owed.device),
         step=0,
         warm=warm,
         draw=lambda whose: seeded_generator(0, whose),
@@ -43,6 +43,8 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
             request = flow.send(answer)
         except StopIteration:
             return context.update, owed
+        if request is None:
+            continue
         answer = (
             request.buffer.clone()
             if isinstance(request, Mean)

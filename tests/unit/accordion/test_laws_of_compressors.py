@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accordion.base.messages import LayerInfo, Report
-from accordion.compress.compression_engine import load_function
 from accordion.compress.statistics import estimate_norms
-from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.compress.step_signals import Signal
+from accordion.compressors import COMPRESSORS, ladder_of, load_function
 from accordion.config import Config, DetectorConfig, Window
 from accordion.decide.controller import Controller
 from tests.unit.accordion.compressor_laws import LAWS, sent_and_owed_add_up
@@ -28,6 +28,7 @@ from tests.unit.accordion.lockstep import (
 )
 
 LIGHT = settings(max_examples=40, deadline=None)
+LEVELS_OF_ANY_SIZE = [level for level in LEVELS if "fp16" not in level.options.values()]
 any_level = st.sampled_from(LEVELS)
 seeds = st.integers(0, 2**31)
 
@@ -68,6 +69,31 @@ def test_nothing_is_lost_over_any_sequence_of_level_changes(shape, world_size, l
     torch.testing.assert_close(
         received + left, due, rtol=0, atol=len(levels) * closeness(due, received, left)
     )
+
+
+def _updates(level, factor):
+    """Return the updates of three steps of two workers, up to one that is skipped."""
+    cluster, updates = Cluster({"w": (30, 40)}, 2), []
+    cluster.switch(level)
+    for seed in range(3):
+        gradients = draw_gradients({"w": (30, 40)}, 2, seed)
+        update = cluster.exchange([{"w": factor * own["w"]} for own in gradients])[0]["w"]
+        signals = [engine.own_signals(frozenset(), update.device) for engine in cluster.engines]
+        if torch.stack(signals)[:, Signal.NOT_FINITE].any():
+            break
+        for engine in cluster.engines:
+            engine.commit_step()
+        updates.append(update)
+    return updates
+
+
+@pytest.mark.parametrize("power", [-100, -40, 40, 80, 117, 126])
+@pytest.mark.parametrize("level", LEVELS_OF_ANY_SIZE, ids=lambda level: level.method + level.name)
+def test_gradients_of_any_size_are_sent_alike_but_the_largest_are_skipped(level, power):
+    updates = _updates(level, 2.0**power)
+    assert len(updates) == 3 or power > 110
+    for update, of_size_1 in zip(updates, _updates(level, 1.0), strict=False):
+        assert torch.equal(update, 2.0**power * of_size_1)
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")

@@ -114,6 +114,14 @@ def test_an_override_decision_holds_from_the_step_it_is_given() -> None:
     assert decision.reason == "override o1 holds 3 of 3 layers at high until epoch 30"
 
 
+def test_an_override_of_a_service_goes_by_its_number_in_reasons_and_refusals() -> None:
+    ours, id_ = controller(), "01a219c8-a17c-734c-af69-bfa56a6cc32a"
+    decision = ours.override([override(id_, number=3)], epoch=0, step=3)
+    assert decision.reason == "override 3 holds 3 of 3 layers at high"
+    with pytest.raises(OverrideError, match=r"^override 4: unknown level"):
+        ours.override([override(id_, "middle", number=4)], epoch=0, step=4)
+
+
 def test_taking_all_overrides_away_hands_back_to_the_policy() -> None:
     ours = controller()
     ours.override([override()], epoch=0, step=3)

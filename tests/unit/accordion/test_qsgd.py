@@ -28,7 +28,12 @@ def flow_of(
 
     options = {"bits": bits, "bucket": bucket}
     context = Context(
-        options=options, update=owed_BL, scratch=scratches[rank], step=step, draw=draw
+        options=options,
+        update=owed_BL,
+        scratch=scratches[rank],
+        shared=scratches[rank],
+        step=step,
+        draw=draw,
     )
     return qsgd_flow(owed_BL, context)
 

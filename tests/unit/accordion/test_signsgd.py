@@ -19,7 +19,12 @@ def flow_of(owed_BL: torch.Tensor) -> tuple[Flow, torch.Tensor]:
     update = torch.full_like(owed_BL, torch.nan)
     scratch = Scratch(owed_BL.device)
     context = Context(
-        options={}, update=update, scratch=scratch, step=0, draw=lambda whose: torch.Generator()
+        options={},
+        update=update,
+        scratch=scratch,
+        shared=scratch,
+        step=0,
+        draw=lambda whose: torch.Generator(),
     )
     return signsgd_flow(owed_BL, context), update
 
@@ -28,6 +33,8 @@ def exchange(*owed_by_worker: torch.Tensor) -> list[torch.Tensor]:
     """Updates by worker; what is owed is changed in place."""
     flows, updates = zip(*(flow_of(owed) for owed in owed_by_worker), strict=True)
     run_flows_lockstep([[flow] for flow in flows])
+    for flow in flows:
+        next(flow, None)
     return list(updates)
 
 

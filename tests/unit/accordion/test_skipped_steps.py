@@ -43,16 +43,22 @@ def test_half_skips_steps_until_the_scaled_gradient_fits_into_16_bits():
     assert scaler.get_scale() < 2.0**16
 
 
-def test_half_without_a_scaler_skips_a_gradient_beyond_16_bits_and_names_its_layer():
+@pytest.mark.parametrize(
+    ("method", "size", "sentence"),
+    [
+        ("half", 1e6, r"weights\.0.*half.*bf16"),
+        ("none", 1e37, r"weights\.0 are not finite, or too large for sums in fp32 .*1e\+34"),
+    ],
+)
+def test_a_gradient_too_large_to_exchange_is_skipped_and_its_layer_named(method, size, sentence):
     def train() -> None:
         for _ in range(10):
             ddp.zero_grad()
-            (1e6 * ddp()).backward()
+            (size * ddp()).backward()
             assert not session.step().taken
 
-    half = level_of("half", {}, name="low")
-    named = pytest.warns(TrainingWarning, match=r"weights\.0.*half.*bf16")
-    with alone({"w": (2, 2)}, half) as (ddp, session), named:
+    level, named = ladder_of(method)[0], pytest.warns(TrainingWarning, match=sentence)
+    with alone({"w": (300, 300)}, level) as (ddp, session), named:
         train()
 
 
@@ -74,6 +80,7 @@ def _kept(engine: Engine, layer: str) -> list[torch.Tensor]:
 def cluster(request) -> Cluster:
     """One worker after a step of PowerSGD."""
     cluster = Cluster(SHAPES, 1)
+    cluster.engines[0].keeps_old = True
     cluster.switch(level_of("powersgd", {"rank": 2, "factors": request.param}, name="low"))
     cluster.step(draw_gradients(SHAPES, 1, seed=0))
     return cluster
@@ -99,7 +106,7 @@ def test_a_skipped_step_after_one_without_a_layer_leaves_no_trace(cluster):
     engine.restore_unused(["unused"])
     engine.commit_step()
     before = {layer: _kept(engine, layer) for layer in SHAPES}
-    cluster.exchange(draw_gradients(SHAPES, 1, seed=2))
+    cluster.exchange(draw_gradients(SHAPES, 1, seed=2), is_skipped=True)
     engine.rollback_step()
     engine.commit_step()  # of a step that brought nothing
     for layer, layers_before in before.items():

@@ -18,6 +18,7 @@ from accordion.base.messages import Override
 from accordion.config import Config, DetectorConfig, Window
 from accordion_ray import guest_run
 from accordion_ray.epochs import EpochFollower
+from accordion_ray.failures import build_change_record
 from accordion_ray.guest_run import GuestRun
 from accordion_ray.identity import GuestState
 from accordion_ray.records import Attached, known_spec
@@ -36,6 +37,7 @@ from workers.records.contract import (
     FailureRecord,
     Guest,
     RejectedRecord,
+    ResizeRecord,
     Started,
 )
 from workers.training.clock import Clock
@@ -332,6 +334,20 @@ def test_a_worker_group_tells_that_the_one_before_was_lost_unless_that_told_itse
     [told] = second.recorded(FailureRecord)
     assert told.cause == ("job" if failure else "infrastructure")
     second.run.close()
+
+
+def test_a_group_that_ray_train_enlarged_was_resized_and_not_lost() -> None:
+    smaller = GuestState(world_size=1, step=7, stepped_at=60.0)
+    change = build_change_record(smaller, world_size=2)
+    assert isinstance(change, ResizeRecord)
+    assert (change.cause, change.old, change.new, change.step) == ("joined", 1, 2, 7)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_group_that_did_not_grow_follows_a_lost_one(size: int) -> None:
+    change = build_change_record(GuestState(world_size=2, step=7), world_size=size)
+    assert isinstance(change, FailureRecord)
+    assert (change.cause, change.step) == ("infrastructure", 7)
 
 
 def test_a_journal_that_cannot_be_written_does_not_end_training(

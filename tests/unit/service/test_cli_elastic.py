@@ -39,7 +39,7 @@ def test_resize_gives_a_running_job_other_workers(
                 break
     shown = accordion("show", running).out
     assert "3 train now, 3 allocated, 1 to 3 allowed" in shown
-    assert "1 resize (ordered 1), 0 steps rolled back, 0.8 s lost" in shown
+    assert "1 resize (allocation changed 1), 0 steps rolled back, 0.8 s lost" in shown
 
 
 def test_a_size_that_the_job_cannot_have_is_a_usage_error(
@@ -74,7 +74,7 @@ def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, runnin
     assert "override #1: low for *: PENDING (" in told
     assert "STOPPING by admin: the workers save their state and stop" in told
     assert "CANCELLED by admin: " in told
-    assert "2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost" in told
+    assert "2 → 3 workers: allocation changed, 0 steps rolled back, 0.8 s lost" in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from service.commands import cli_app, processes
-from service.commands.cli_support import create_console
+from service.commands.cli_support import create_console, create_table
 from tests.api.conftest import Live
 
 
@@ -82,3 +82,12 @@ def test_the_service_goes_on_where_its_lines_cannot_be_written(
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
         processes.up()
     assert went_on == [None]
+
+
+def test_a_row_of_a_table_is_one_line_in_a_pipe_however_long_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = create_table("ID", "WHY")
+    table.add_row("1", "no worker could start, because " * 40)
+    create_console().print(table)
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -125,7 +125,7 @@ def test_code_that_raises_is_shown_with_its_traceback(accordion: Accordion, tmp_
     said = accordion("plan", file, "--workers", "2", "--link", "1Gbit")
     assert said.code == 2
     assert "Traceback" in said.err
-    assert "accordion: the task raised while it was being built: KeyError: 'k'" in said.err
+    assert "accordion: the task raised before training began: KeyError: 'k'" in said.err
     assert "job's log" not in said.err
 
 

@@ -98,6 +98,7 @@ def test_paused_job_continues_only_through_the_queue() -> None:
         (Status.STARTING, {Status.QUEUED}),
         (Status.RUNNING, {Status.LOST, Status.STARTING, Status.RESIZING, Status.RECOVERING}),
         (Status.RESIZING, {Status.RUNNING}),
+        (Status.LOST, {Status.RUNNING, Status.RESIZING, Status.RECOVERING}),
         (Status.RECOVERING, {Status.STARTING, Status.RUNNING, Status.RESIZING}),
         (Status.PAUSING, {Status.STARTING, Status.RUNNING, Status.RESIZING, Status.RECOVERING}),
         (Status.SUCCEEDED, set(Status) - ENDED - {Status.QUEUED, Status.PAUSED}),

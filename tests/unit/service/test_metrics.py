@@ -269,6 +269,14 @@ def test_the_time_left_follows_the_mean_step_and_not_the_newest_one():
     assert [view and view.eta_s for view in views] == [pytest.approx(100.0)] * 2
 
 
+def test_the_speed_and_the_time_left_fit_each_other():
+    steps = {"step": 50, "steps": 450, "step_s_by_phase": {"compute": 0.2, "evaluate": 0.05}}
+    row = job_row(progress=progress(samples_per_s=900, global_batch=32, **steps))
+    shown = progress_view(row)
+    assert shown is not None
+    assert (shown.samples_per_s, shown.eta_s) == (pytest.approx(32 / 0.25), pytest.approx(100.0))
+
+
 def test_dense_bytes_on_the_wire_of_earlier_versions_follow_from_the_workers(database):
     earlier = progress(world_size=3)
     del earlier["bytes"]["dense_wire"]

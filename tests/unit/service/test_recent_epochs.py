@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from service.commands.recent_epochs import RecentEpochs
 from service.schemas.jobs import EventView
 from tests.unit.service.conftest import Accordion
@@ -64,6 +66,16 @@ def test_watch_shows_the_newest_epochs_or_all(accordion: Accordion, spec: Path) 
         str(number) for number in range(5, 15)
     ]
     assert "5 earlier epochs left out; --all shows all" in newest
+
+
+def test_watch_shows_as_many_epochs_of_a_model_of_many_layers(
+    accordion: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.api.history.MAX_PAGE_LAYERS", 1)
+    job_id = accordion("submit", spec, "--set", "training.epochs=15", "--json").json()["id"]
+    accordion("watch", job_id)
+    newest = accordion("watch", job_id).out.splitlines()
+    assert sum(line.startswith("epoch ") for line in newest) == 10
 
 
 def test_logs_print_the_newest_lines(accordion: Accordion, spec: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_a_model_of_many_layers_has_fewer_epochs_and_decisions_in_its_report(
     layers: int, epochs: int, decisions: int
 ) -> None:
     limits = choose_limits(layers)
-    assert (limits.epochs, limits.decisions) == (epochs, decisions)
+    assert (limits.history.epochs, limits.history.decisions) == (epochs, decisions)
 
 
 def test_a_guest_run_has_a_report() -> None:
@@ -326,6 +327,18 @@ def test_overrides_and_decisions_have_who_and_why() -> None:
     assert any("override #1" in cell and "holds" in cell for cell in second)
 
 
+def test_an_attempt_begins_when_its_workers_are_allocated_as_elsewhere() -> None:
+    attempt = make_attempt(started_at=BEGIN + timedelta(minutes=5))
+    [row] = cells_of(make_source(attempts=[attempt]), "attempts")
+    assert row[2] == "2026-11-25 12:00:00 UTC"
+
+
+def test_the_time_of_a_job_with_several_attempts_says_that_pauses_count() -> None:
+    figures = list_figures(make_source(2, job=make_job(2, attempt=2)))
+    [note] = [figure.note for figure in figures if figure.label == "Time"]
+    assert note.endswith(", with the time between its attempts")
+
+
 def test_faults_are_shown_with_their_cause() -> None:
     lost = make_event(
         "workers", what="failed", cause="infrastructure", rank=1, step=9, message="rank 1 died"
@@ -341,7 +354,7 @@ def test_faults_are_shown_with_their_cause() -> None:
 def test_the_result_has_metric_time_and_bytes() -> None:
     shown = {figure.label: (figure.value, figure.note) for figure in list_figures(make_source(4))}
     assert shown["Final accuracy"] == ("87.5 %", "best (largest): 87.5 % in epoch 3")
-    assert shown["Bytes sent"] == ("8 kB", "on the wire, by one worker; 32 kB without compression")
+    assert shown["Bytes sent"] == ("8 kB", "by each worker; 32 kB uncompressed")
     assert shown["Compression"][0] == "4.0x"
     assert shown["Time"][0] == "90 s"
     assert shown["Workers"] == ("2", "1 to 2 allowed")

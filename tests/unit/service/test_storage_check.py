@@ -54,7 +54,7 @@ def test_each_storage_is_told_with_its_newest_job(tmp_path: Path) -> None:
     first, second = check(*jobs)
     assert (first.state, second.state) == ("ok", "ok")
     assert first.message.startswith(f"job new keeps its checkpoints in {tmp_path}/{jobs[0].id}/")
-    assert first.message.endswith(f"; so does 1 more below {tmp_path}")
+    assert first.message.endswith(f"; 1 other job has a folder in {tmp_path}")
     assert f"job else keeps its checkpoints in {other}/" in second.message
 
 

@@ -20,7 +20,7 @@ from service.domain.performance.metric_goals import (
     is_smaller_better,
     list_values,
 )
-from service.domain.performance.thinning import choose_in_force, thin_evenly
+from service.domain.performance.thinning import choose_epochs, choose_in_force, thin_evenly
 
 VALUES = [MetricValue(epoch=n, value=value) for n, value in enumerate([0.5, 0.9, 0.7, 0.9])]
 
@@ -33,6 +33,18 @@ def test_a_thinned_history_is_even_and_keeps_both_ends(count: int, limit: int) -
     assert chosen[:1] + chosen[-1:] == [*items[:1], *items[-1:]]
     gaps = [after - before for before, after in pairwise(chosen)]
     assert max(gaps, default=1) - min(gaps, default=1) <= 1
+
+
+@given(st.integers(0, 3000), st.sets(st.integers(0, 3000), max_size=50), st.integers(4, 300))
+def test_a_thinned_history_keeps_both_ends_and_epochs_with_decisions(
+    count: int, changed: set[int], limit: int
+) -> None:
+    chosen = choose_epochs(range(count), sorted(changed), limit)
+    assert len(chosen) == min(count, limit)
+    assert chosen == sorted(set(chosen))
+    assert [*chosen[:1], *chosen[-1:]] == [*range(count)[:1], *range(count)[-1:]]
+    if len(changed) <= limit // 2:
+        assert changed.intersection(range(count)) <= set(chosen)
 
 
 def test_the_decision_in_force_is_the_newest_before_the_end_of_an_epoch() -> None:

@@ -50,6 +50,18 @@ def test_a_line_names_who_caused_the_event(kind: Any, data: dict[str, Any], line
     assert lines(EventView(seq=1, type=kind, time=datetime.now(UTC), data=data)) == [line]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"what": "started", "cause": "start", "world_size": 2, "epoch": 0},
+        {"what": "failed", "message": "rank 0: the task raised", "final": True, "world_size": 0},
+    ],
+)
+def test_what_the_status_says_as_well_is_told_once(data: dict[str, Any]) -> None:
+    event = EventView(seq=1, type="workers", time=datetime.now(UTC), data=data)
+    assert lines(event) == []
+
+
 def test_a_new_name_is_that_of_the_watched_job() -> None:
     data = {"before": {"name": "old"}, "after": {"name": "new"}}
     event = EventView(seq=1, type="change", time=datetime.now(UTC), data=data)

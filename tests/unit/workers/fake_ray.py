@@ -151,6 +151,7 @@ class FakeRay:
     def get(self, call: Call, timeout: float | None = None) -> Any:
         if call.answer is OPEN:
             assert timeout is not None, f"{call.method} would be waited for for ever"
+            self.now += timeout
             raise GetTimeoutError
         if isinstance(call.answer, BaseException):
             raise call.answer

@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from tests.unit.workers.pool_world import World, pool_of
 from workers.common.errors import DataFetchError, ProcessCrashed, ProcessLost, TaskRaised
-from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED
+from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED, PEER_TIMEOUT_S
 from workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
 from workers.controller.start_failures import FailedStart
 from workers.records.contract import ResizeRecord
@@ -305,6 +305,18 @@ def test_a_leader_that_opens_no_store_is_dismissed_and_nobody_is_seated(
         here.pool.start_group((1, 0), 1, None)
     assert (here.numbers, here.ray.killed) == ([0], [actors[1]])
     assert [actor.asked("train") for actor in actors] == [[], []]
+
+
+@pytest.mark.parametrize(("limit_s", "waited_s"), [(1, 1), (40, 40), (900, PEER_TIMEOUT_S)])
+def test_a_leader_may_take_as_long_to_open_a_store_as_for_a_heartbeat(
+    tmp_path: Path, limit_s: float, waited_s: float
+) -> None:
+    here = pool_of(tmp_path, limits=LimitsSpec(answer_seconds=limit_s))
+    [actor] = here.hired(0)
+    actor.answers["open_store"], began = OPEN, here.ray.now
+    with pytest.raises(ProcessLost, match=f"within {waited_s:g} s"):
+        here.pool.start_group((0,), 1, None)
+    assert here.ray.now - began == waited_s
 
 
 def test_a_killed_member_counts_as_returned_and_is_not_asked_again(here: World) -> None:

@@ -195,7 +195,7 @@ def test_seeded_draws_repeat_and_leave_the_generator_where_it_was():
         ),
         (
             TaskRaised(None, None, "OSError: no file"),
-            "the task raised while it was being built: OSError: no file",
+            "the task raised before training began: OSError: no file",
         ),
         (
             LossNotFinite(12, 0, 10),

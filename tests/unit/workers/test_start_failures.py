@@ -37,7 +37,7 @@ def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_only(
     assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert (here.pool.seated[0], here.host.records) == ((0, 1), [])
     assert here.pool.avoided == [frozenset(), frozenset(), frozenset(), frozenset({"b"})]
-    [told] = [said for said in here.host.said if "cannot build the task" in said]
+    [told] = [said for said in here.host.said if "cannot load the task" in said]
     assert "node host-b" in told
     assert "FileNotFoundError: no data here" in told
 
@@ -95,7 +95,7 @@ def test_a_task_that_no_process_can_build_ends_the_job_when_all_have_tried(
     end = here.attempt.run()
     assert isinstance(end, EndRecord)
     assert (end.reason, here.pool.hired, len(tried)) == ("TASK_RAISED", 2, 1)
-    assert "no worker process could build the task; on node host-a: " in end.message
+    assert "no worker process could load the task; on node host-a: " in end.message
 
 
 def test_a_process_that_fails_where_another_succeeded_does_not_cost_the_node(

@@ -15,7 +15,7 @@ const culprit = ({ cause, rank, step }) => {
   return `${rank === null ? "workers" : `rank ${rank}`} ${fate}${step === null ? "" : ` at step ${step}`}`;
 };
 
-// A change may be announced several times. It is done when a worker group trains again; if the job ends first, its title is `atEnd`.
+// A change may be announced several times. It is done when a worker group trains again; if its attempt or job ends first, its title is `atEnd`.
 function announce(changes, { word, ...news }) {
   const last = changes.at(-1);
   if (last === undefined || last.done) changes.push({ done: false, epoch: null, step: null, words: [word], ...news });
@@ -28,8 +28,17 @@ function announce(changes, { word, ...news }) {
 const DONE = {
   resize: (data) => ({ sign: `${data.previous_world_size}→${data.world_size}`, title: `Resized: ${sizes(data.previous_world_size, data.world_size)}` }),
   recovery: (data) => ({ sign: SIGNS.recovery, title: `Recovered ${sizes(data.previous_world_size, data.world_size)}` }),
-  start: (data) => ({ kind: "restart", sign: SIGNS.restart, title: `Attempt ${data.attempt} continues with ${counted(data.world_size, "worker")}` }),
 };
+
+// An attempt that ended is a change of its own, at another time than the begin of the next one.
+function begin(changes, { attempt, world_size: size, epoch, step }, time) {
+  const ended = changes.at(-1);
+  ended.done = true;
+  changes.push({
+    kind: "restart", done: true, time, sign: SIGNS.restart, epoch, step, title: `Attempt ${attempt} continues with ${counted(size, "worker")}`,
+    words: ended.acts ?? [], before: [ended.title, ...ended.words],
+  });
+}
 
 const TAKE = {
   resizing: (changes, data, time) => announce(changes, {
@@ -37,30 +46,42 @@ const TAKE = {
     atEnd: `Resize ${data.old} → ${data.new} did not take place`, word: CAUSES[data.cause] ?? data.message,
   }),
   failed: (changes, data, time) => announce(changes, {
-    kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", atEnd: "Workers lost; the job ended",
+    kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", atEnd: "Workers lost and not replaced",
     word: `${culprit(data)}: ${data.message}`,
   }),
-  started: (changes, data) => {
+  started: (changes, data, time) => {
     const last = changes.at(-1);
-    if (last === undefined || last.done || !Object.hasOwn(DONE, data.cause)) return;
+    if (last === undefined || last.done) return;
+    if (data.cause === "start") begin(changes, data, time);
+    if (!Object.hasOwn(DONE, data.cause)) return;
     const { epoch, step, cause, seconds_lost: seconds, steps_rolled_back: steps } = data;
     Object.assign(last, { kind: cause, done: true, epoch, step, seconds, steps }, DONE[cause](data));
   },
 };
 
+// The message of a status tells what to do next, which is over once the list is read.
+const ACTS = { PAUSED_BY_USER: "paused", RESUMED: "resumed", RETRIED: "retried" };
+const act = (data) => `${ACTS[data.reason] ?? data.message}${byUser(data)}`;
+
+// Takes that an attempt ended, or what a user asked for before the next one.
+function hold(changes, data, time) {
+  const last = changes.at(-1);
+  const open = last !== undefined && !last.done;
+  if (open && last.kind === "restart") {
+    if (data.by) last.acts = [...new Set([...(last.acts ?? []), act(data)])];
+    return;
+  }
+  if (open) Object.assign(last, { done: true, title: last.atEnd });
+  const title = `Attempt ${data.attempt} ended`;
+  announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word: data.reason === "PAUSED_BY_USER" ? act(data) : data.message });
+}
+
 // Adds one event of the job.
 export function takeEvent(changes, { type, time, data }) {
   const last = changes.at(-1);
-  const open = last !== undefined && !last.done;
   if (type === "workers" && Object.hasOwn(TAKE, data.what)) TAKE[data.what](changes, data, time);
-  else if (type === "end" && open) Object.assign(last, { done: true, title: last.atEnd });
-  else if (type === "status" && data.attempt > 0 && isHeld(data.status)) {
-    const title = `Attempt ${data.attempt} ended`;
-    if (open && last.kind === "resize") Object.assign(last, { done: true, title: last.atEnd });
-    const word = data.by ? `${data.status.toLowerCase()}${byUser(data)}: ${data.message}` : data.message;
-    if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word });
-    else if (data.by && !last.words.includes(word)) last.words.push(word);
-  }
+  else if (type === "end" && last !== undefined && !last.done) Object.assign(last, { done: true, title: last.atEnd });
+  else if (type === "status" && data.attempt > 0 && isHeld(data.status)) hold(changes, data, time);
 }
 
 const byHand = (row) => ({
@@ -78,7 +99,7 @@ export function allChanges(changes, overrides) {
 const cost = (change) => (["resize", "recovery"].includes(change.kind) && change.epoch !== null ? lost(change.steps, change.seconds) : "");
 
 // Lines of a mark's tooltip.
-export const wordsOf = (change) => [change.title, ...change.words, `epoch ${change.epoch}, step ${change.step}`, cost(change)].filter(Boolean);
+export const wordsOf = (change) => [...(change.before ?? []), change.title, ...change.words, `epoch ${change.epoch}, step ${change.step}`, cost(change)].filter(Boolean);
 
 export function summary(changes) {
   const marked = changes.filter((change) => change.epoch !== null);

@@ -1,6 +1,6 @@
 // The charts of a job's page, drawn by Plotly from the epochs and decisions; x is always the epoch, counted from 0.
 /* global Plotly */
-import { measured, safe } from "./format.js";
+import { bytes, measured, metric, number, safe } from "./format.js";
 import { drawn } from "./marks.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
@@ -13,6 +13,7 @@ const MAP_PX = 600;
 const NAME_PX = 14;
 const GAP_PX = 12;
 const SIGNS_PX = 20;
+const BAR_PART = 0.85;
 const ON_AREAS = { halo: true, shaded: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -69,10 +70,10 @@ export function drawLines({ epochs, marked }) {
   const evalLoss = (row) => row.metrics.loss ?? null;
   draw("loss", [line("training", epochs, (row) => row.loss, 1), line("evaluation", evaluated(epochs), evalLoss, 2)],
     { yaxis: { rangemode: "tozero" } },
-    `Newest training loss ${newest(epochs, (row) => row.loss)}, evaluation loss ${newest(epochs, evalLoss)}.`, marked);
+    `Newest training loss ${number(newest(epochs, (row) => row.loss), 4)}, evaluation loss ${number(newest(epochs, evalLoss), 4)}.`, marked);
   drawMetrics({ epochs, marked });
   draw("rate", [line("learning rate", epochs, (row) => row.lr, 4, { line: { shape: "hv" } })],
-    { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${newest(epochs, (row) => row.lr)}.`, marked);
+    { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${number(newest(epochs, (row) => row.lr))}.`, marked);
 }
 
 // Fractions and larger numbers need different axes: metrics of the first one's kind use the left, the others the right.
@@ -86,7 +87,7 @@ function drawMetrics({ epochs, marked }) {
     return { ...line(name, evaluated(epochs), of(name), 3 + index % 4), ...side };
   });
   draw("metrics", lines, { yaxis: names.filter(isLeft).every((name) => name === "accuracy") ? { tickformat: ".0%" } : {} },
-    names.map((name) => `Newest ${name} ${newest(epochs, of(name))}.`).join(" "), marked);
+    names.map((name) => `Newest ${name} ${metric(name, newest(epochs, of(name)))}.`).join(" "), marked);
 }
 
 export function drawWorkers({ epochs, marked }) {
@@ -97,23 +98,30 @@ export function drawWorkers({ epochs, marked }) {
 export function drawTraffic({ epochs, marked }) {
   const kind = (name, count, series, more) => ({ ...line(name, epochs, (row) => count(row.bytes), series, more), hovertemplate: "%{y:.3s}B" });
   draw("traffic", [
-    kind("fp32", (sent) => sent.dense_wire, 6, { line: { dash: "dot" } }),
-    kind("fp16", (sent) => sent.dense_wire / 2, 5, { line: { dash: "dash" } }),
+    kind("uncompressed", (sent) => sent.dense_wire, 6, { line: { dash: "dot" } }),
+    kind("in fp16", (sent) => sent.dense_wire / 2, 5, { line: { dash: "dash" } }),
     kind("sent", (sent) => sent.wire, 1, { line: { width: 3 } }),
     kind("of it control", (sent) => sent.control_wire, 3, { line: { width: 1 } }),
   ], { yaxis: { type: "log", dtick: 1, ticksuffix: "B", tickformat: "~s" } },
-  `Newest epoch sent ${newest(epochs, (row) => row.bytes.wire)} bytes of ${newest(epochs, (row) => row.bytes.dense_wire)} on the wire.`, marked);
+  `In the newest epoch each worker sent ${bytes(newest(epochs, (row) => row.bytes.wire))}, uncompressed ${bytes(newest(epochs, (row) => row.bytes.dense_wire))}.`, marked);
+}
+
+// A bar of a thinned history also covers the epochs before it that are left out.
+function bars(epochs) {
+  const gaps = epochs.map(({ epoch }, index) => epoch - (epochs[index - 1]?.epoch ?? epoch - 1));
+  if (gaps.every((gap) => gap === 1)) return {};
+  return { width: gaps.map((gap) => gap * BAR_PART), offset: gaps.map((gap) => BAR_PART / 2 - gap * BAR_PART) };
 }
 
 export function drawPhases({ epochs, marked }) {
   const phases = Object.keys(LABELS).filter((phase) => epochs.some((row) => row.seconds_by_phase[phase] > 0));
   const traces = phases.map((phase) => ({
-    name: LABELS[phase], type: "bar", x: epochs.map((row) => row.epoch),
+    name: LABELS[phase], type: "bar", x: epochs.map((row) => row.epoch), ...bars(epochs),
     y: epochs.map((row) => row.seconds_by_phase[phase] ?? 0), hovertemplate: "%{y:.3f} s",
     marker: { color: colour(`series-${Object.keys(LABELS).indexOf(phase) + 1}`) },
   }));
-  draw("phases", traces, { barmode: "stack", bargap: 0.15, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
-    phases.map((phase) => `${LABELS[phase]} ${newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0)} s`).join(", "), marked, ON_AREAS);
+  draw("phases", traces, { barmode: "stack", bargap: 1 - BAR_PART, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
+    phases.map((phase) => `${LABELS[phase]} ${number(newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0))} s`).join(", "), marked, ON_AREAS);
 }
 
 // The statistic that the detector compares: one line per layer, or the largest of all if there are many.
@@ -133,7 +141,7 @@ export function drawChanges({ decisions, layers, threshold, epochs, marked }) {
   const values = [threshold, ...lines.flatMap((one) => one.y)].filter((value) => value > 0);
   const decades = Math.log10(Math.max(...values) / Math.min(...values));
   draw("change", isKnown ? [...lines, limit] : lines, { yaxis: { type: "log", exponentformat: "power", dtick: decades > 1.5 ? Math.ceil(decades / 6) : undefined } },
-    compared.length ? `Largest change at the newest comparison: ${largest(compared.at(-1))}${isKnown ? `, threshold ${threshold}` : ""}.` : "Nothing was compared yet.", marked);
+    compared.length ? `Largest change at the newest comparison: ${number(largest(compared.at(-1)))}${isKnown ? `, threshold ${threshold}` : ""}.` : "Nothing was compared yet.", marked);
 }
 
 // Decision in force at the end of each epoch.
@@ -183,7 +191,7 @@ export function drawMaps({ epochs, decisions, layers, marked }) {
   draw("levels", [
     heat(layers, epochs, grid((layer, row) => code(row.level_by_layer[layer])), texts, bands),
     byHand(layers, epochs, inForce),
-  ], mapLayout(layers, epochs, marked), `Levels of the newest epoch: ${layers.map((layer) => `${layer} ${epochs.at(-1)?.level_by_layer[layer]}`).join(", ")}.`, marked, ON_AREAS);
+  ], mapLayout(layers, epochs, marked), `Levels of the newest epoch: ${layers.map((layer) => `${layer} ${epochs.at(-1)?.level_by_layer[layer] ?? "dense"}`).join(", ")}.`, marked, ON_AREAS);
 }
 
 function byHand(layers, epochs, inForce) {

@@ -7,6 +7,7 @@ import {
   barTone, byUser, bytes, cell, changeText, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, moment, number, overrideLevel, quality, rayText, repaint,
   packagesText, storageText, swatch, tile, times, words,
 } from "./format.js";
+import { inOrder, keep, keyOf, positionOf, rowsOf, takeBack, wholeHistory } from "./history.js";
 import { hasLoggers, showLoggers } from "./loggers.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showBatch, showOverrides } from "./override.js";
@@ -21,14 +22,17 @@ const LOGGERS_MS = 10000;
 const MAX_ROWS = 300;
 // Items per request, on opening and for each click on "older": a long job has more than a browser can show.
 const PAGE = 200;
+// Epochs before these that the charts show, and epochs that a page which stays open keeps.
+const POINTS = 400;
+const MAX_KEPT = 3 * PAGE;
 const PAST_EVENTS = 1000;
 const MAX_LOG_LINES = 400;
 const at = (id) => document.getElementById(id);
 const ID = document.body.dataset.job;
 const PATH = `/jobs/${ID}`;
-const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, totals: {}, older: {}, changes: [], events: [], lines: [] };
-const epochs = () => [...seen.epochs.values()].sort((a, b) => a.epoch - b.epoch);
-const decisions = () => [...seen.decisions.values()].sort((a, b) => a.decision.step - b.decision.step || a.decision.epoch - b.decision.epoch);
+const seen = { job: null, epochs: new Map(), decisions: new Map(), thinned: { epochs: [], decisions: [] }, overrides: [], schedule: null, totals: {}, older: {}, changes: [], events: [], lines: [] };
+const epochs = () => inOrder(seen.epochs);
+const decisions = () => inOrder(seen.decisions);
 // Total number of items; the page may have loaded only the newest.
 const count = (name) => Math.max(seen[name].size, seen.totals[name] ?? 0);
 const changes = () => allChanges(seen.changes, seen.overrides);
@@ -93,15 +97,14 @@ function figures(job) {
   ];
 }
 
-// Bytes on the wire, beside those of an all-reduce of the uncompressed gradients.
+// Bytes of each worker on the wire, beside those of an all-reduce of the uncompressed gradients.
 function traffic(sent) {
-  if (!sent) return ["Traffic saved", "–", "vs fp32", true];
+  if (!sent) return ["Traffic saved", "–", "compared with uncompressed", true];
   if (!sent.wire && sent.dense) return ["Traffic saved", "–", "nothing is sent: one worker has no peers", true];
-  const sizes = `${bytes(sent.wire)} instead of ${bytes(sent.dense_wire)}`;
-  const control = `${bytes(sent.control_wire)} control`;
+  const sizes = `each worker sent ${bytes(sent.wire)} (control ${bytes(sent.control_wire)}); uncompressed ${bytes(sent.dense_wire)}, in fp16 ${bytes(sent.dense_wire / 2)}`;
   return sent.wire > sent.dense_wire
-    ? ["Traffic added", times(sent.dense_wire, sent.wire), `${sizes}: more than without compression; ${control}`, true]
-    : ["Traffic saved", times(sent.wire, sent.dense_wire), `${sizes}; ${times(sent.wire, sent.dense_wire / 2)} vs fp16; ${control}`, true];
+    ? ["Traffic added", times(sent.dense_wire, sent.wire), sizes, true]
+    : ["Traffic saved", times(sent.wire, sent.dense_wire), sizes, true];
 }
 
 const allowedText = (job) => (isGuest(job) ? "guest run" : `${hasEnded(job.status) ? "" : `${job.workers} allocated, `}${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
@@ -117,7 +120,8 @@ function showEpochs() {
   at("no-epochs").hidden = rows.length > 0;
   at("pictures").hidden = rows.length === 0;
   if (rows.length === 0) return;
-  const history = { epochs: rows, decisions: decisions(), layers: layers(rows) };
+  if (rows.length > MAX_KEPT && !seen.asked) reload();
+  const history = { ...wholeHistory(seen), layers: layers(rows) };
   const view = { ...history, marked: marksOf({ ...history, changes: changes() }) };
   drawLines(view);
   drawTraffic(view);
@@ -150,15 +154,16 @@ function showSchedule() {
 
 const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));
 
-const findOverride = (id) => seen.overrides.find((override) => override.id.startsWith(id));
+// Found by its number, or by the begin of its ID, which has a dash.
+const findOverride = (id) => seen.overrides.find((one) => String(one.number) === id || (id.includes("-") && one.id.startsWith(id)));
 
 function overrideName(id) {
   const row = findOverride(id);
-  return row ? `override ${row.number}` : "override";
+  return row ? `override ${row.number}` : id.includes("-") ? "override" : `override ${id}`;
 }
 
-// Reasons contain the first digits of override IDs; the page shows numbers and users instead.
-const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
+// Reasons have the numbers of overrides, those of earlier versions the first digits of IDs; the page adds users.
+const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27}|\d+\b)/g, (_, id) => `${overrideName(id)}${byUser({ by: findOverride(id)?.requested_by })}`);
 
 const decisionRow = ({ decision }) => {
   const regimes = Object.values(decision.regime_by_layer);
@@ -183,15 +188,35 @@ const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnd
 async function page(name, cursor) {
   const { items, next_cursor: next, total } = await get(`${PATH}/${name}?order=newest&limit=${PAGE}${cursor ? `&cursor=${cursor}` : ""}`);
   seen.totals[name] = total;
-  if (cursor || !(name in seen.older)) seen.older[name] = next;
+  // Rows between those of the page and older ones may be missing: the older ones go.
+  const isNew = !cursor && (!(name in seen.older) || !items.some((item) => seen[name].has(keyOf(item))));
+  if (isNew) seen[name].clear();
+  if (cursor || isNew) seen.older[name] = next;
   at("older").hidden = !seen.older.epochs && !seen.older.decisions;
-  return items;
+  items.forEach((item) => keep(seen[name], item));
+  return isNew;
+}
+
+async function loadRows() {
+  const areNew = await Promise.all([page("epochs"), page("decisions")]);
+  soonEpochs();
+  [showHead, showDecisions].forEach(soon);
+  if (!areNew.includes(true) || (!seen.older.epochs && !seen.older.decisions)) return;
+  seen.thinned = rowsOf(await get(`${PATH}/history?points=${POINTS}`));
+  soonEpochs();
+}
+
+// Begins anew with the newest rows.
+function reload() {
+  seen.older = {};
+  again("rows");
 }
 
 async function showOlder() {
   const { epochs: epochCursor, decisions: decisionCursor } = seen.older;
-  if (epochCursor) (await page("epochs", epochCursor)).forEach(keepEpoch);
-  if (decisionCursor) (await page("decisions", decisionCursor)).forEach(keepDecision);
+  seen.asked = true;
+  if (epochCursor) await page("epochs", epochCursor);
+  if (decisionCursor) await page("decisions", decisionCursor);
   soonEpochs();
   soon(showDecisions);
 }
@@ -206,31 +231,17 @@ const load = {
   wait: loadWait,
   attempts: async () => { showAttempts((await get(`${PATH}/attempts`)).items); },
   checkpoints: async () => { showCheckpoints(ID, (await get(`${PATH}/checkpoints?kept=true`)).items); },
-  epochs: async () => { (await page("epochs")).forEach(keepEpoch); soonEpochs(); soon(showHead); },
-  decisions: async () => { (await page("decisions")).forEach(keepDecision); soon(showDecisions); soonEpochs(); },
+  rows: loadRows,
   overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
   schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
   why: async () => { showWhy(await get(`${PATH}/why`)); },
   loggers: loadLoggers,
 };
 
-const byGroup = (a, b) => a.attempt - b.attempt || a.generation - b.generation;
-
-// Old events may arrive after newer rows: the row of the newer worker group is kept.
-function keep(rows, key, row) {
-  const known = rows.get(key);
-  if (known === undefined || byGroup(known, row) <= 0) rows.set(key, row);
-}
-
-const keepEpoch = (row) => keep(seen.epochs, row.epoch, row);
-
-const keepDecision = (view) => keep(seen.decisions, `${view.decision.epoch}:${view.decision.step}`, view);
-
-// Removes what a failed worker group did after its checkpoint: the next group trains it again.
-function takeBack(started) {
-  const isVoid = (row, after) => after && byGroup(row, started) < 0;
-  for (const [key, row] of seen.epochs) if (isVoid(row, row.epoch >= started.epoch)) seen.epochs.delete(key);
-  for (const [key, view] of seen.decisions) if (isVoid(view, view.decision.step > started.step)) seen.decisions.delete(key);
+// Takes the row of an event. Events of before the stream was opened lack the values by layer; rows that the page lacks are loaded then.
+function takeRow(name, row, isFull) {
+  if (isFull) keep(seen[name], row);
+  else if (Math.max(-1, ...[...seen[name].values()].map(positionOf)) < positionOf(row)) again("rows");
 }
 
 // Many events may arrive at once: each part of the page is drawn at most once per frame, and each list requested once.
@@ -324,11 +335,16 @@ const TELL = {
 
 const REACT = {
   status: () => again("job", "why", "attempts"),
-  epoch: (row) => { keepEpoch(row); soonEpochs(); soon(showHead); },
-  decision: (view) => { keepDecision(view); again("schedule"); soon(showDecisions); soonEpochs(); soon(showHead); },
+  epoch: (row) => { takeRow("epochs", row, row.level_by_layer); soonEpochs(); soon(showHead); },
+  decision: (view) => {
+    takeRow("decisions", view, view.decision.level_by_layer);
+    again("schedule");
+    [showDecisions, showHead].forEach(soon);
+    soonEpochs();
+  },
   override: () => again("overrides", "schedule"),
   workers: (data) => {
-    if (data.what === "started") takeBack(data);
+    if (data.what === "started") takeBack(seen, data);
     again("job", "schedule", "attempts");
     [showHead, showDecisions].forEach(soon);
     soonEpochs();
@@ -337,7 +353,7 @@ const REACT = {
   packages: () => again("job"),
   archive: () => again("job"),
   change: () => again("job"),
-  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why", "attempts", "checkpoints", "loggers"); },
+  end: () => { close(); if (!seen.wasOver) again("job", "rows", "overrides", "why", "attempts", "checkpoints", "loggers"); },
 };
 
 function close() {
@@ -350,7 +366,7 @@ let newestChunk = 0;
 // Streams that have not ended; none is open while the page is hidden.
 const streams = new Map([["events", null], ["logs", null]]);
 const STREAMS = {
-  events: () => followEvents(new EventSource(`${BASE}${PATH}/events?${newestEvent ? `after=${newestEvent}` : `last=${PAST_EVENTS}`}`)),
+  events: () => followEvents(new EventSource(`${BASE}${PATH}/events?brief=true&${newestEvent ? `after=${newestEvent}` : `last=${PAST_EVENTS}`}`)),
   logs: () => followLogs(new EventSource(`${BASE}${PATH}/logs?follow=true&tail=${MAX_LOG_LINES}`)),
 };
 
@@ -378,7 +394,7 @@ function takeGap({ data }) {
   newestEvent = last;
   seen.events.push({ type: "gap", time: null, text: `events ${first} to ${last} are missing: ${why}` });
   soon(showEvents);
-  again("job", "epochs", "decisions", "overrides", "schedule");
+  again("job", "rows", "overrides", "schedule");
 }
 
 function followEvents(source) {
@@ -451,7 +467,8 @@ addEventListener("resize", soonEpochs);
 
 async function begin() {
   await load.job();
-  await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule(), load.why(), load.attempts(), load.checkpoints()]);
+  seen.wasOver = hasEnded(seen.job.status);
+  await Promise.all([load.rows(), load.overrides(), load.schedule(), load.why(), load.attempts(), load.checkpoints()]);
 }
 
 // The forms work before the first responses arrive.

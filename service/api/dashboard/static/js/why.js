@@ -1,5 +1,5 @@
 // What holds the job up: the answer in a sentence, the best change, and the parts of a step.
-import { cell, element, fill, number, words } from "./format.js";
+import { cell, element, fill, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -7,9 +7,9 @@ const percent = (value) => `${Math.round(100 * value)} %`;
 
 const factor = ({ speedup, is_upper_bound: isBound }) => `${isBound ? "up to " : ""}${number(speedup, 2)} times as many samples per second`;
 
-const partRow = ([cause, seconds], whole) => element("tr", {},
-  cell("", words(cause)), cell("num", `${number(1000 * seconds)} ms`), cell("num", percent(seconds / whole)),
-  cell("", element("meter", { min: 0, max: whole, value: seconds, "aria-label": `${words(cause)}: share of a step` })));
+const partRow = ([name, seconds], whole) => element("tr", {},
+  cell("", name), cell("num", `${number(1000 * seconds)} ms`), cell("num", percent(seconds / whole)),
+  cell("", element("meter", { min: 0, max: whole, value: seconds, "aria-label": `${name}: share of a step` })));
 
 // Predictions of the last decision, and what was measured before it.
 function waitsText(waits, measured) {
@@ -26,5 +26,6 @@ export function showWhy({ sentence, change, step_s: whole, seconds_by_cause: sec
   at("why-waits").textContent = waitsText(waits, measured);
   const parts = Object.entries(seconds).filter(([, value]) => value > 0).sort(([, a], [, b]) => b - a);
   at("why-parts").hidden = parts.length === 0;
-  fill(at("parts"), ...parts.map((part) => partRow(part, whole)));
+  const names = JSON.parse(at("why-parts").dataset.names);
+  fill(at("parts"), ...parts.map(([cause, value]) => partRow([names[cause], value], whole)));
 }

@@ -3,7 +3,7 @@ import { BASE, call } from "./api.js";
 import { byUser, cell, counted, element, fill, hasEnded, isGuest, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
-export const CAUSES = { ordered: "requested", joined: "workers joined", leaving: "node drained", infrastructure: "workers lost", job: "the job failed" };
+export const CAUSES = { ordered: "allocation changed", joined: "workers joined", leaving: "node drained", infrastructure: "workers lost", job: "the job failed" };
 
 const request = () => ({ min: Number(at("least").value), max: Number(at("most").value) });
 
