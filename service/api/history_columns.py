@@ -12,7 +12,7 @@ from service.api.callers import require_scope
 from service.api.deps import JobDep, QueryParams, RepositoryDep
 from service.api.problems import describe_problems
 from service.domain.access import Scope
-from service.schemas.columns import DecisionColumns, EpochColumns, HistoryView
+from service.schemas.history_columns import DecisionColumns, EpochColumns, HistoryView
 from service.schemas.jobs import DecisionView, EpochView
 from service.store.reads.thinned_history import HistoryShare, thin_history
 from service.store.tables.stored_documents import layer_names

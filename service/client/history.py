@@ -24,7 +24,7 @@ from service.schemas.jobs import (
 from service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
 
 if TYPE_CHECKING:
-    from service.schemas.columns import HistoryView
+    from service.schemas.history_columns import HistoryView
     from service.schemas.loggers import LoggerList
     from service.schemas.why import WhyView
 
@@ -99,7 +99,7 @@ class HistoryRequests(RequestSender):
     @shared_method
     async def history(self, job_id: str, *, points: int = 400) -> HistoryView:
         """Get what charts of the whole history show, in columns of at most `points` epochs."""
-        from service.schemas.columns import HistoryView
+        from service.schemas.history_columns import HistoryView
 
         path = f"/jobs/{job_id}/history"
         return await self._request(HistoryView, "GET", path, params={"points": points})
