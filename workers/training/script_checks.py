@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 OTHER_ATTACH = (
     "attach() was called in a job of the Accordion service, which saves and records only what"
     " workers.session trains; write session.attach(model, optimizer), with session.backward(loss)"
-    " and session.step() in the loop, as workers/README.md shows, or start the script with"
+    " and session.step() in the loop, as docs/start/own_script.md shows, or start the script with"
     " torchrun, outside of a job; loops inside a Trainer (Transformers, Lightning) cannot be jobs"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""

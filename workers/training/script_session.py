@@ -423,8 +423,8 @@ class ScriptSession:
         """
         if self._state is None:
             raise CodeError(
-                "the script ended without session.attach(model, optimizer); workers/README.md"
-                " shows how"
+                "the script ended without session.attach(model, optimizer);"
+                " docs/start/own_script.md shows how"
             )
         state = self._state
         self._check_leaving()
