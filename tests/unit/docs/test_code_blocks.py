@@ -67,7 +67,7 @@ def make_context(words: list[str]) -> Context:
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Live]:
     for service in serve_live(tmp_path / "service"):
-        service.runtime._ticks = SLOW_TICKS
+        service.runtime.ticks_per_epoch = SLOW_TICKS
         yield service
 
 
@@ -136,7 +136,7 @@ def test_a_program_of_the_book_runs_beside_the_service(
     block: Block, accordion: Accordion, live: Live, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue("digits_watch")
-    live.runtime._ticks = 1
+    live.runtime.ticks_per_epoch = 1
     code = compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, {})
     if inspect.iscoroutine(result):
