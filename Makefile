@@ -28,6 +28,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What the tests, the benches and the examples of other frameworks import besides.
 TEST_STAMP := $(VENV)/.installed-for-tests
+# What builds the book.
+DOCS_STAMP := $(VENV)/.installed-for-docs
 # Where a test process that crashes leaves the stacks of its threads.
 CRASHES := build/crashes
 PYTEST := ACCORDION_CRASHES=$(CRASHES) $(BIN)/python -m pytest
@@ -37,13 +39,14 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-elastic test-gpu lint format openapi bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
 	@echo "make test    linters, types, import contracts, then all tests"
 	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost; ENGINE=actors for the other engine"
 	@echo "make test-gpu  the library on one card; without a card nothing is run, and it says so"
+	@echo "make docs    build the book of docs/ into build/docs; a warning or a dead link fails it"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
 	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
@@ -73,6 +76,15 @@ $(TEST_STAMP): $(STAMP)
 	@echo "installing what the tests need"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
 	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	@echo "installing what builds the book"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -j auto docs build/docs
+	@echo "the book is at build/docs/index.html"
 
 demo: $(STAMP)
 	$(BIN)/accordion demo $(DEMO_ARGS)

@@ -26,7 +26,7 @@ MIN_DISK_BYTES = 2_000_000_000
 """Disk space for logs, the database and some checkpoints of a small model."""
 MIN_MEMORY_BYTES = 2_000_000_000
 """Approximate memory of Ray's head, the api, the scheduler and a job with two workers
-(workers/README.md).
+(docs/how/start.md).
 """
 MIN_SHARED_BYTES = 300_000_000
 """Shared memory for the object store of a one-machine service, with overhead."""

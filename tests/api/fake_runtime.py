@@ -113,7 +113,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._monotonic = monotonic
-        self._ticks = ticks_per_epoch
+        self.ticks_per_epoch = ticks_per_epoch
         self._lock = threading.RLock()
 
     def nodes(self) -> list[Node]:
@@ -324,9 +324,11 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
             return
         self._obey(job)
         job.tick += 1
-        job.step = max(job.step, job.epoch_step + job.steps_per_epoch * job.tick // self._ticks)
+        job.step = max(
+            job.step, job.epoch_step + job.steps_per_epoch * job.tick // self.ticks_per_epoch
+        )
         self._spend(job)
-        if not self._breaks(job) and job.tick == self._ticks:
+        if not self._breaks(job) and job.tick == self.ticks_per_epoch:
             self._end_epoch(job)
 
     def _stop(self, job: FakeJob) -> None:
@@ -482,7 +484,9 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         job.end, job.phase = end, "ended"
 
     def _spend(self, job: FakeJob) -> None:
-        more = bytes_of(job.controller.decision, job.steps_per_epoch // self._ticks, job.world_size)
+        more = bytes_of(
+            job.controller.decision, job.steps_per_epoch // self.ticks_per_epoch, job.world_size
+        )
         job.bytes = Bytes(
             **{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields}
         )

@@ -205,11 +205,11 @@ def test_an_unknown_action_is_refused_as_a_filter(team: Team, action: str, detai
     assert detail in error["detail"]
 
 
-def test_the_schema_and_the_readme_list_all_actions(team: Team) -> None:
+def test_the_schema_and_the_book_list_all_actions(team: Team) -> None:
     schema = team.call(ADMIN, "GET", "/openapi.json").json()["components"]["schemas"]["AuditAction"]
     assert schema["enum"] == list(AuditAction)
-    readme = Path(service.__file__).with_name("README.md").read_text()
-    for text in (schema["description"], readme):
+    page = Path(service.__file__).parents[1] / "docs" / "guides" / "team.md"
+    for text in (schema["description"], page.read_text()):
         assert [action for action in AuditAction if f"`{action}`" not in text] == []
 
 

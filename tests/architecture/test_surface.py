@@ -37,6 +37,7 @@ TOP_LEVEL = {
     "accordion_ray",
     "constraints.txt",
     "deploy",
+    "docs",
     "pyproject.toml",
     "service",
     "tests",

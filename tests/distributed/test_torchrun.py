@@ -1,5 +1,5 @@
-"""Scripts under torchrun: the library's README's, that of deploy/jobs without a job, and how a
-process ends.
+"""Scripts under torchrun: those of the book, that of deploy/jobs without a job, and how a process
+ends.
 """
 
 from __future__ import annotations
@@ -13,9 +13,22 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-README = HERE.parents[1] / "accordion" / "README.md"
+BOOK = HERE.parents[1] / "docs" / "start"
 OWN_SCRIPT = HERE.parents[1] / "deploy" / "jobs" / "own-script"
 TIMEOUT_S = 200
+OWN_LINES_NEED = """
+import torch
+from torch.nn.functional import cross_entropy as loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,)))
+accuracy = 0.5
+"""
+MODEL = """
+ddp_model = DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+"""
 
 
 def torchrun(*script: str, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
@@ -41,8 +54,12 @@ def torchrun(*script: str, folder: Path = HERE) -> subprocess.CompletedProcess[s
     return run
 
 
-def test_the_script_in_the_readme_runs_and_saves_bytes(tmp_path):
-    (script,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (BOOK / page).read_text(), flags=re.DOTALL)
+
+
+def test_the_script_in_the_book_runs_and_saves_bytes(tmp_path):
+    (script,) = blocks_of("torchrun.md", "python")
     (tmp_path / "train.py").write_text(script)
     run = torchrun("train.py", folder=tmp_path)
     sent, dense = (
@@ -51,6 +68,26 @@ def test_the_script_in_the_readme_runs_and_saves_bytes(tmp_path):
     )
     assert sent < dense / 4
     assert "critical" in run.stdout
+
+
+def test_the_calls_beside_the_script_of_the_book_run_in_it(tmp_path):
+    (script,), (override, save, gather) = (
+        blocks_of("torchrun.md", language) for language in ("python", "py")
+    )
+    save = save.replace("states =", "dist.barrier()\nstates =")  # loaded in a later run
+    end = "dist.destroy_process_group()"
+    calls = ["saved_workers = world_size", override, save, gather, "print('called')", end]
+    (tmp_path / "train.py").write_text(script.replace(end, "\n".join(calls)))
+    assert torchrun("train.py", folder=tmp_path).stdout.count("called") == 2
+
+
+def test_the_lines_of_a_job_in_the_book_train_under_torchrun(tmp_path):
+    (lines,) = blocks_of("own_script.md", "python")
+    begin = 'session.init_process_group("gloo")  # in place of torch.distributed\'s\n'
+    head, tail = lines.split(begin)
+    script = f"{OWN_LINES_NEED}{head}{begin}{MODEL}{tail}print('trained')\n"
+    (tmp_path / "train.py").write_text(script)
+    assert torchrun("train.py", folder=tmp_path).stdout.count("trained") == 2
 
 
 @pytest.mark.parametrize(

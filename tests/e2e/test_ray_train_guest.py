@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,9 @@ from workers.records.contract import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "jobs" / "ray-train-guest"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy" / "jobs" / "ray-train-guest"
+PAGE = ROOT / "docs" / "start" / "ray_train.md"
 INSTALLATION = "0123456789ab"
 STEPS_PER_EPOCH = 45
 """1,437 pictures for two workers, 16 a step."""
@@ -121,6 +124,24 @@ def cluster(ray_cluster: str) -> Iterator[str]:
     ray.init(address=ray_cluster, log_to_driver=False, ignore_reinit_error=True)
     yield ray_cluster
     ray.shutdown()
+
+
+def test_the_script_of_the_book_trains_and_its_run_registers(cluster: str, tmp_path: Path) -> None:
+    service = Service()
+    known = {guest.job_id for guest in service.call("guests")}
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (tmp_path / "train.py").write_text(script)
+    run = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-6000:]
+    assert [guest for guest in service.call("guests") if guest.job_id not in known]
 
 
 def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(

@@ -20,8 +20,8 @@ OTHER_ATTACH = (
     "attach() was called in a job of the Accordion service, which saves and records only what"
     " workers.session trains; write `from workers.session import session` and"
     " session.attach(model, optimizer), with session.backward(loss) and session.step() in the loop,"
-    " as workers/README.md shows, or start the script with torchrun, outside of a job; loops inside"
-    " a Trainer (Transformers, Lightning) cannot be jobs"
+    " as docs/start/own_script.md shows, or start the script with torchrun, outside of a job; loops"
+    " inside a Trainer (Transformers, Lightning) cannot be jobs"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""
 

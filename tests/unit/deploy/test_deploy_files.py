@@ -17,6 +17,7 @@ from service.views.service_metrics import SERVICE_FAMILIES
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
+PAGE = DEPLOY.parent / "docs" / "guides" / "grafana.md"
 RULES = DEPLOY / "prometheus/rules/accordion.yml"
 BIN = Path(sys.executable).parent
 
@@ -138,16 +139,16 @@ def test_every_alert_has_a_test():
     assert {rule["alert"] for rule in rules if "alert" in rule} == fired
 
 
-def test_the_readme_explains_every_alert_on_the_service():
+def test_the_book_explains_every_alert_on_the_service():
     groups = yaml.safe_load(RULES.read_text())["groups"]
     [rules] = [group["rules"] for group in groups if group["name"] == "accordion-service"]
-    explained = re.findall(r"^\| `(Accordion\w+)` \|", (DEPLOY / "README.md").read_text(), re.M)
+    explained = re.findall(r"^\| `(Accordion\w+)` \|", PAGE.read_text(), re.M)
     assert sorted(explained) == sorted(rule["alert"] for rule in rules)
 
 
-def test_the_readme_explains_every_metric_of_the_service():
+def test_the_book_explains_every_metric_of_the_service():
     own = {*SERVICE_FAMILIES, *PROCESS_FAMILIES, "accordion_api_database_reachable"}
-    explained = set(re.findall(r"`(accordion_[a-z_]+[a-z])`", (DEPLOY / "README.md").read_text()))
+    explained = set(re.findall(r"`(accordion_[a-z_]+[a-z])`", PAGE.read_text()))
     assert explained == own | {"accordion_api_request_duration_seconds"}
 
 

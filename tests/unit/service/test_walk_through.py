@@ -1,5 +1,5 @@
-"""The walk through in service/README.md: each command is run as it stands there, and prints what is
-written there.
+"""The walk through in docs/guides/team.md: each command is run as it stands there, and prints
+what is written there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.conftest import Require
 from tests.unit.service.conftest import Accordion, Printed, Said
 
 ROOT = Path(__file__).parents[3]
-README = ROOT / "service" / "README.md"
+PAGE = ROOT / "docs" / "guides" / "team.md"
 ADDRESS = "https://accordion.example.org"
 """Address of the service in the text."""
 GROUPS = {"olga": "platform", "ada": "ml"}
@@ -56,7 +56,7 @@ class Step:
 
 
 def read_steps() -> list[Step]:
-    _, _, text = README.read_text().partition("## A walk through as two people")
+    _, _, text = PAGE.read_text().partition("## A walk through as two people")
     steps: list[Step] = []
     for block in re.findall(r"```console\n(.*?)```", text.partition("\n## ")[0], re.DOTALL):
         for line in block.splitlines():
