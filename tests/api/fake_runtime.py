@@ -472,21 +472,18 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         job.saved = Saved(
             epoch=job.epoch, tick=job.tick, step=job.step, epoch_step=job.epoch_step, state=state
         )
-        where = {"name": f"epoch-{job.epoch:05d}", "epoch": job.epoch, "step": job.step}
         objective = None if job.launch.spec.objective is None or job.tick else -float(job.epoch)
-        where = {**where, "objective": objective}
-        self._post(
-            job, CheckpointRecord(**where, size_bytes=1 << 20, seconds=0.02, blocked_s=0.005)
-        )
+        where = {"name": f"epoch-{job.epoch:05d}", "epoch": job.epoch, "step": job.step}
+        spent = {"size_bytes": 1 << 20, "seconds": 0.02, "blocked_s": 0.005}
+        self._post(job, CheckpointRecord(**where, objective=objective, **spent))
 
     def finish(self, job: FakeJob, end: EndRecord) -> None:
         self._post(job, end)
         job.end, job.phase = end, "ended"
 
     def _spend(self, job: FakeJob) -> None:
-        more = bytes_of(
-            job.controller.decision, job.steps_per_epoch // self.ticks_per_epoch, job.world_size
-        )
+        steps = job.steps_per_epoch // self.ticks_per_epoch
+        more = bytes_of(job.controller.decision, steps, job.world_size)
         job.bytes = Bytes(
             **{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields}
         )

@@ -26,6 +26,7 @@ FEATURES = {
     "deletion": "jobs that users delete",
     "guests": "training that registered itself",
     "history": "what a job has done so far",
+    "history_columns": "the whole history of a job, thinned",
     "job_labels": "labels of jobs",
     "jobs": "jobs",
     "loggers": "services that get the metrics of jobs",
