@@ -22,6 +22,7 @@ class CommandGroup:
 
 COMMANDS: Mapping[str, str | CommandGroup] = {
     "up": "processes:up",
+    "down": "processes:down",
     "demo": "processes:demo",
     "env": "processes:env",
     "submit": "jobs:submit",

@@ -1,4 +1,4 @@
-"""`up`, `demo`, `env`, `api` and `scheduler`: processes of the service."""
+"""`up`, `down`, `demo`, `env`, `api` and `scheduler`: processes of the service."""
 
 from __future__ import annotations
 
@@ -54,6 +54,25 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     if unknown:
         typer.echo(f"accordion: {unknown}", err=True)
     run_all(settings, say=_print_line)
+
+
+def down() -> None:
+    """Stop the service that `accordion up` runs on this machine.
+
+    Unfinished jobs continue from their checkpoints when it starts again. ACCORDION_HOME names the
+    service if there are several.
+    """
+    from service.machine.down import down as stop
+    from service.settings.home import Home
+    from service.settings.settings import load_settings
+
+    home = Home(load_settings().home)
+    stopped = stop(home)
+    typer.echo(
+        f"no service runs in {home.path}, or it is just starting"
+        if stopped is None
+        else f"stopped the service at {stopped.url}"
+    )
 
 
 def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:

@@ -21,6 +21,7 @@ from tests.unit.service.conftest import Accordion
 NO_DATA = {
     "api": "runs until it is stopped",
     "demo": "shows a job live; its --json names a file",
+    "down": "stops what `up` runs",
     "scheduler": "runs until it is stopped",
     "up": "runs until it is stopped",
 }
