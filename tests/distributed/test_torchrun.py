@@ -74,7 +74,9 @@ def test_the_calls_beside_the_script_of_the_book_run_in_it(tmp_path):
     (script,), (override, save, gather) = (
         blocks_of("torchrun.md", language) for language in ("python", "py")
     )
-    save = save.replace("states =", "dist.barrier()\nstates =")  # loaded in a later run
+    # Loaded in a later run; here not before it is saved.
+    save = save.replace("states =", "dist.barrier()\nstates =")
+    gather = gather.replace("session.load_state_dict", "dist.barrier()\nsession.load_state_dict")
     end = "dist.destroy_process_group()"
     calls = ["saved_workers = world_size", override, save, gather, "print('called')", end]
     (tmp_path / "train.py").write_text(script.replace(end, "\n".join(calls)))
