@@ -69,7 +69,7 @@ def train(
     )
     model = Digits()
     trainer.fit(model, data, ckpt_path=str(folder / "last.ckpt") if resume else None)
-    return model, accordion.session.session
+    return model, accordion.session
 
 
 def accuracy_of(model: nn.Module) -> float:
