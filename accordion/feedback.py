@@ -105,8 +105,11 @@ class Feedback(StagedTensors):
             return
         if residual.data_ptr() != owed.data_ptr():
             owed.copy_(residual.view_as(owed))
-        rows = max(1, block_size(owed.device) * len(owed) // max(1, owed.numel()))
-        parts = [torch.split(tensor, rows) for tensor in (owed, gradient, old)]
+        tensors = [owed, gradient, old]
+        if gradient.is_contiguous():
+            tensors = [tensor.view(-1) for tensor in tensors]  # so that a long row is cut, too
+        rows = max(1, block_size(owed.device) * len(tensors[0]) // max(1, owed.numel()))
+        parts = [torch.split(tensor, rows) for tensor in tensors]
         for owed_part, new, old_part in zip(*parts, strict=True):
             before = room.take("residual", owed_part.shape, owed.dtype).copy_(owed_part)
             owed_part.add_(new, alpha=scale)
