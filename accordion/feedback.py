@@ -45,13 +45,16 @@ class StagedTensors:
         self._staged.clear()
 
     def restore(self, layer: str) -> None:
-        """Replace the content of the layer's staged tensor by its committed content."""
+        """Replace the content of the layer's staged tensor by its committed content, as far as that
+        reaches if the level has changed.
+        """
         staged, committed = self._staged.get(layer), self.get(layer)
         if staged is None:
             self._staged.pop(layer, None)
         elif committed is not None:
             # The tensor stays staged: all layers of a stack swap their double buffer together.
-            staged.copy_(committed.view_as(staged))
+            both = tuple(map(slice, map(min, staged.shape, committed.shape)))
+            staged[both].copy_(committed[both])
 
     def copy_to_cpu(self) -> dict[str, Tensor]:
         """Return copies of the committed tensors on the CPU, which later steps do not change."""
