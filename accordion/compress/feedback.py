@@ -45,13 +45,16 @@ class StagedTensors:
         self._staged.clear()
 
     def restore(self, layer: str) -> None:
-        """Replace the content of the layer's staged tensor by its committed content."""
+        """Replace the content of the layer's staged tensor by its committed content, as far as that
+        reaches if the level has changed.
+        """
         staged, committed = self._staged.get(layer), self.get(layer)
         if staged is None:
             self._staged.pop(layer, None)
         elif committed is not None:
             # The tensor stays staged: all layers of a stack swap their double buffer together.
-            staged.copy_(committed.view_as(staged))
+            both = tuple(map(slice, map(min, staged.shape, committed.shape)))
+            staged[both].copy_(committed[both])
 
     def copy_to_cpu(self) -> dict[str, Tensor]:
         """Return copies of the committed tensors on the CPU, which later steps do not change."""
@@ -105,8 +108,11 @@ class Feedback(StagedTensors):
             return
         if residual.data_ptr() != owed.data_ptr():
             owed.copy_(residual.view_as(owed))
-        rows = max(1, block_size(owed.device) * len(owed) // max(1, owed.numel()))
-        parts = [torch.split(tensor, rows) for tensor in (owed, gradient, old)]
+        tensors = [owed, gradient, old]
+        if gradient.is_contiguous():
+            tensors = [tensor.view(-1) for tensor in tensors]  # so that a long row is cut, too
+        rows = max(1, block_size(owed.device) * len(tensors[0]) // max(1, owed.numel()))
+        parts = [torch.split(tensor, rows) for tensor in tensors]
         for owed_part, new, old_part in zip(*parts, strict=True):
             before = room.take("residual", owed_part.shape, owed.dtype).copy_(owed_part)
             owed_part.add_(new, alpha=scale)

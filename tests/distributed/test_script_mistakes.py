@@ -331,6 +331,15 @@ def test_a_script_that_steps_without_attach_is_told_at_its_first_step(
     assert len(told) == warnings
 
 
+def test_a_script_may_follow_the_steps_of_all_optimizers_itself(
+    run_group: Any, tmp_path: Any
+) -> None:
+    found = "from torch.optim.optimizer import register_optimizer_step_pre_hook as follow"
+    source = f"{found}\nfollow(lambda *_: None)\n{TRAINED}"
+    result, _ = run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}))
+    assert result.outcome == "completed"
+
+
 def test_a_second_process_group_is_told_with_its_line(run_group: Any, tmp_path: Any) -> None:
     source, _ = MISTAKES["a process group of its own"]
     with pytest.raises(TaskRaised) as caught:

@@ -54,7 +54,7 @@ def test_consecutive_skipped_steps_warn_with_rank_and_layers(run_group):
     assert [text.split(",")[0] for text in first] == [
         f"rank 0: {n} steps in a row were skipped" for n in (10, 20)
     ]
-    assert "a gradient on another worker is not finite" in first[0]
+    assert "a gradient on another worker, or of a bias or norm, is not finite" in first[0]
     assert "rank 1: 10 steps in a row were skipped, since the gradients of " in second[0]
     assert "last.weight" in second[0]
 

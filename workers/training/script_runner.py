@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,11 +103,12 @@ def _warn_before_attach(context: WorkerContext) -> Iterator[None]:
     """Log the first optimizer's step before `session.attach`: a script that never calls that fails
     at its end.
     """
-    from workers.training.script_session import session
+    steps = count()
 
     def warn(*_: object) -> None:
-        followed.remove()
-        if session.step_and_epoch == (None, None):
+        # Only the first step counts; a hook removed inside a step would break torch's loop over all
+        # hooks, such as the script's own.
+        if next(steps) == 0 and session.step_and_epoch == (None, None):
             context.link.log(
                 "warning: an optimizer's step was taken before session.attach(model, optimizer); a"
                 " job saves and records only what is trained after it, and fails at the end of a"

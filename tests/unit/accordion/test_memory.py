@@ -13,6 +13,7 @@ import torch
 from accordion.base.wire import Scratch, as_bytes
 from accordion.compress import compression_engine
 from accordion.compress.compression_engine import DENSE
+from accordion.compressors import ladder_of
 from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS, Cluster, draw_gradients
 
@@ -49,10 +50,10 @@ def _dense_bytes() -> int:
     return _held_bytes(DENSE)
 
 
-def _held_bytes(level) -> int:
+def _held_bytes(level, shapes=SHAPES) -> int:
     """Return the bytes that a module and its session hold after a few steps."""
     before = _live_bytes()
-    with alone(SHAPES, level) as (ddp, session):
+    with alone(shapes, level) as (ddp, session):
         for _ in range(3):
             step(ddp, session)
         return _live_bytes() - before
@@ -61,6 +62,12 @@ def _held_bytes(level) -> int:
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
 def test_a_method_holds_few_copies_of_the_parameters(level):
     assert _held_bytes(level) - _dense_bytes() <= LARGEST[level.method] * COPY
+
+
+def test_a_layer_of_one_long_row_has_one_residual_as_any_other():
+    shapes, high = {"table": (1, 1 << 22)}, ladder_of("randomk")[1]
+    held = _held_bytes(high, shapes) - _held_bytes(DENSE, shapes)
+    assert held <= 1.2 * 4 * (1 << 22)
 
 
 class Forgetful(Scratch):

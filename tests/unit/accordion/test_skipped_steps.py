@@ -12,7 +12,7 @@ from accordion.compress.compression_engine import DENSE, Engine
 from accordion.compressors import COMPRESSORS, ladder_of, level_of
 from accordion.session.training_warnings import TrainingWarning
 from tests.unit.accordion.alone import alone
-from tests.unit.accordion.lockstep import Cluster, draw_gradients
+from tests.unit.accordion.lockstep import Cluster, draw_gradients, rank_level
 
 SHAPES = {"used": (12, 10), "unused": (12, 10)}
 
@@ -98,6 +98,20 @@ def test_a_layer_that_nobody_used_keeps_residual_and_warm_start_and_others_do_no
             for old, new in zip(layers_before, _kept(engine, layer), strict=True)
         ]
         assert same == [layer == "unused"] * 2
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_layer_that_nobody_used_keeps_its_warm_start_at_another_rank(cluster, rank):
+    [engine] = cluster.engines
+    before = engine.state_dict()["warm"]["unused"]
+    cluster.switch(rank_level(rank))
+    cluster.exchange(draw_gradients(SHAPES, 1, seed=1))
+    engine.restore_unused(["unused"])
+    engine.commit_step()
+    after = engine.state_dict()["warm"]["unused"]
+    rows, columns = map(min, before.shape, after.shape)
+    assert after.shape[0] == rank
+    assert torch.equal(before[:rows, :columns], after[:rows, :columns])
 
 
 def test_a_skipped_step_after_one_without_a_layer_leaves_no_trace(cluster):
