@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compress.ledger import OVERHEAD
 from accordion.config import Config
-from accordion.session.session import attach, coordination
+from accordion.session import coordination
+from accordion.session.session import attach
 from tests.distributed.compose import WAYS, trial
 
 LATE_S = 0.05
