@@ -43,7 +43,7 @@ def test_texts_of_charts_for_screen_readers_have_rounded_numbers(page, service, 
     page.goto(f"/jobs/{running}")
     expect(page.locator("#levels-said")).to_contain_text("Levels of the newest epoch")
     told = "\n".join(page.locator("figcaption").all_inner_texts())
-    assert re.search(r"Newest epoch sent [\d.]+ .B of [\d.]+ .B on the wire", told)
+    assert re.search(r"each worker sent [\d.]+ .?B, uncompressed [\d.]+ .?B", told)
     assert re.findall(r"[1-9]\d*\.?\d{6,}", told) == []
 
 
