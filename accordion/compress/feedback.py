@@ -52,7 +52,7 @@ class StagedTensors:
         if staged is None:
             self._staged.pop(layer, None)
         elif committed is not None:
-            # The tensor stays staged: all layers of a stack swap their double buffer together.
+            # The tensor stays staged: all layers of a stack swap their two buffers together.
             both = tuple(map(slice, map(min, staged.shape, committed.shape)))
             staged[both].copy_(committed[both])
 

@@ -93,7 +93,7 @@ def _run_to_end(context: WorkerContext) -> None:
     if session.step_and_epoch == (None, None):
         raise CodeError(
             f"the script {context.launch.spec.task.options['file']} ended without"
-            " session.attach(model, optimizer); workers/README.md shows how"
+            " session.attach(model, optimizer); docs/start/own_script.md shows how"
         )
     session.close()
 

@@ -75,7 +75,7 @@ def test_a_restore_prints_the_numbers_that_the_backup_printed(
 
 
 ENDED_HALFWAY = """
-import os, sys, service.machine.backups
+import os, signal, sys, service.machine.backups
 from service.commands.cli_app import run_command
 
 def end(source, target, **_):
@@ -83,6 +83,7 @@ def end(source, target, **_):
     os.kill(os.getpid(), int(sys.argv[1]))
 
 service.machine.backups.copy_database = end
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.exit(run_command(["backup", sys.argv[2]]))
 """
 
