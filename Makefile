@@ -13,8 +13,6 @@ LIVE_PROCESSES ?= 3
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=
-# Which of the tests of test-elastic are run, such as ELASTIC_ARGS='-m both_engines'.
-ELASTIC_ARGS ?=
 # What `make schemathesis` tests: the address of a service, its token and those of other users, and for how long.
 URL ?= http://127.0.0.1:8080
 TOKEN ?=
@@ -39,17 +37,18 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo docs test test-elastic test-gpu lint format openapi bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format openapi bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
 	@echo "make test    linters, types, import contracts, then all tests"
 	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost; ENGINE=actors for the other engine"
+	@echo "make test-postgresql  on PostgreSQL the tests that 'make test' runs on SQLite only; 'make chaos' runs them too"
 	@echo "make test-gpu  the library on one card; without a card nothing is run, and it says so"
 	@echo "make docs    build the book of docs/ into build/docs; a warning or a dead link fails it"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
-	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
+	@echo "make openapi  write the schema of the REST API to service/accordion_service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
 	@echo "make bench-gpu      time encode and decode, the statistic and a step on one card, 2 minutes"
 	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
@@ -69,17 +68,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing Accordion, torch and Ray into $(VENV), which takes 3 to 20 minutes"
 	@$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH_ARGS) torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,demo]'
 	@touch $@
 
 $(TEST_STAMP): $(STAMP)
 	@echo "installing what the tests need"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,demo,test]'
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)
 	@echo "installing what builds the book"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,demo,docs]'
 	@touch $@
 
 docs: $(DOCS_STAMP)
@@ -99,7 +98,7 @@ test: lint
 
 test-elastic: $(TEST_STAMP)
 	@rm -rf $(CRASHES)
-	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || \
+	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(PYTEST_ARGS) || \
 	  { status=$$?; $(NONE_FAILED) || { $(CRASHED) exit 1; }; }
 
 test-gpu: $(TEST_STAMP)
@@ -117,7 +116,7 @@ format: $(TEST_STAMP)
 	$(BIN)/ruff check --fix
 
 openapi: $(TEST_STAMP)
-	$(BIN)/python -m service.api.openapi
+	$(BIN)/python -m accordion_service.api.openapi
 
 bench-library: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)
@@ -137,7 +136,10 @@ bench-mixed: $(TEST_STAMP)
 bench-service: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
 
-chaos: $(TEST_STAMP)
+test-postgresql: $(TEST_STAMP)
+	$(PYTEST) --postgresql --part parallel $(IN_PROCESSES) $(TEST_PROCESSES) tests/api tests/unit $(PYTEST_ARGS)
+
+chaos: test-postgresql
 	$(BIN)/python -m tests.chaos.run $(CHAOS_ARGS)
 
 schemathesis: $(TEST_STAMP)

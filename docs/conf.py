@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+sys.path[:0] = [str(ROOT / name) for name in ("", "workers", "service", "docs")]
 
 project = "Accordion"
 author = "the Accordion authors"

@@ -17,14 +17,14 @@ from sphinxcontrib.autodoc_pydantic.inspection import FieldInspector
 from accordion.base.options import Option
 from accordion.compressors import COMPRESSORS
 from accordion.policies import POLICIES
-from service.api.process_metrics import PROCESS_FAMILIES
-from service.settings.setting_list import list_settings
-from service.settings.settings import Settings
-from service.views.metrics import FAMILIES
-from workers.common.described_models import read_docstrings
-from workers.spec.job import JobSpec
+from accordion_service.api.process_metrics import PROCESS_FAMILIES
+from accordion_service.settings.setting_list import list_settings
+from accordion_service.settings.settings import Settings
+from accordion_service.views.metrics import FAMILIES
+from accordion_workers.common.described_models import read_docstrings
+from accordion_workers.spec.job import JobSpec
 
-SCHEMA = Path(__file__).parents[1] / "service" / "api" / "openapi.json"
+SCHEMA = Path(__file__).parents[1] / "service" / "accordion_service" / "api" / "openapi.json"
 SOURCE = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 """A paper, which becomes a link."""
 
@@ -134,7 +134,7 @@ def _first(route: Mapping[str, Any]) -> str:
 
 def write_commands() -> str:
     """Return every command of `accordion` with its arguments and options."""
-    from service.commands.cli_app import app
+    from accordion_client.commands.cli_app import app
 
     return "\n\n".join(_write_command(*found) for found in _walk(app, "accordion"))
 

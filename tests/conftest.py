@@ -22,7 +22,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from service.store.migrations import upgrade
+from accordion_service.store.migrations import upgrade
 from tests.pooled_databases import PooledDatabases
 from tests.postgres import Postgres, find_program, run_postgres
 from tests.process_end import end_with_parent, ended_sessions, keep_crash_trace
@@ -83,7 +83,31 @@ everything else has finished.
 REFUSED_EARLY = "the request is refused before it reaches the database"
 """Reason of `sqlite_only` for tests that only vary what is wrong with a request."""
 DATABASE_FIXTURES = ("database_url", "shared_database_url")
-"""Fixtures whose tests run on SQLite and on PostgreSQL."""
+"""Fixtures whose tests can run on SQLite and on PostgreSQL."""
+ON_BOTH_DATABASES = frozenset(
+    {
+        "api/test_any_life",
+        "api/test_failover",
+        "api/test_job_lives",
+        "api/test_two_of_each",
+        "api/test_writers",
+        "service/test_database_errors",
+        "service/test_delivery_queue",
+        "service/test_list_filters",
+        "service/test_queries",
+        "service/test_queries_on_postgres",
+        "service/test_record_ingest",
+        "service/test_record_order",
+        "service/test_scheduler_counts",
+        "service/test_store",
+    }
+)
+"""Files, as `folder/name`, of which `make test` runs all tests on both databases: the laws of the
+store and of concurrent writers. Of every other file it runs the first test on both, and the rest on
+SQLite; `make test-postgresql` runs that rest on PostgreSQL.
+"""
+_first_tests: dict[str, str] = {}
+"""The first test of each module that uses a database."""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -179,6 +203,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test` and `make test-elastic` run the tests in parts."""
     parts = ["parallel", "live", "serial", "elastic"]
     parser.addoption("--part", choices=parts, help="run only this part of the tests")
+    parser.addoption(
+        "--postgresql", action="store_true", help="run what `make test` runs on SQLite"
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -242,6 +269,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of the other parts, and put the longest files first."""
+    if config.getoption("postgresql"):
+        config.hook.pytest_deselected(items=[item for item in items if not uses_postgresql(item)])
+        items[:] = [item for item in items if uses_postgresql(item)]
     part = config.getoption("part")
     if part is None:
         return
@@ -264,8 +294,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what uses a database on SQLite and on PostgreSQL, unless its mark `sqlite_only` says why
-    not.
+    """Choose the databases of a test that uses one; its mark `sqlite_only` says why PostgreSQL is
+    none of them.
 
     Raises:
         UsageError: the mark gives no reason, or the test uses no database.
@@ -276,7 +306,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         check_exception(metafunc.definition.nodeid, mark, used)
         return
     for name in used:
-        metafunc.parametrize(name, ["sqlite", "postgresql"], indirect=True)
+        metafunc.parametrize(name, kinds_of(metafunc), indirect=True)
+
+
+def kinds_of(metafunc: pytest.Metafunc) -> list[str]:
+    """Kinds of databases that a test runs on in this session."""
+    module, test = metafunc.module.__name__, metafunc.function.__name__
+    path = metafunc.definition.path
+    is_first = _first_tests.setdefault(module, test) == test
+    both = is_first or f"{path.parent.name}/{path.stem}" in ON_BOTH_DATABASES
+    if metafunc.config.getoption("postgresql"):
+        return [] if both else ["postgresql"]
+    return ["sqlite", "postgresql"] if both else ["sqlite"]
+
+
+def uses_postgresql(item: pytest.Item) -> bool:
+    """Whether the test runs on PostgreSQL."""
+    calls = getattr(item, "callspec", None)
+    return calls is not None and "postgresql" in calls.params.values()
 
 
 def check_exception(test: str, mark: pytest.Mark, used: Sequence[str]) -> None:

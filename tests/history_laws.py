@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from service.store.tables.models import EpochRow, EventRow
+from accordion_service.store.tables.models import EpochRow, EventRow
 
 EpochKey = tuple[int, int, int]
 """Attempt, generation and number of an epoch that was trained."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import psycopg
 
-from service.store.migrations import upgrade
+from accordion_service.store.migrations import upgrade
 
 START_TIMEOUT_S = 120.0
 _PR_SET_PDEATHSIG = 1

@@ -10,11 +10,10 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
 COPY accordion accordion
-COPY accordion_ray accordion_ray
 COPY workers workers
 COPY service service
-# "service,postgresql,mlflow,wandb" adds the packages of these loggers.
-ARG EXTRAS=service,postgresql
+# "service,demo,postgresql,mlflow,wandb" adds the packages of these loggers.
+ARG EXTRAS=service,demo,postgresql
 RUN pip install --constraint constraints.txt ".[$EXTRAS]"
 
 FROM python:3.11.11-slim-bookworm

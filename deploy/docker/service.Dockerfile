@@ -7,13 +7,10 @@ RUN python -m venv /opt/accordion
 ENV PATH=/opt/accordion/bin:$PATH
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY deploy/docker/service_requirements.py deploy/docker/
-RUN python deploy/docker/service_requirements.py pyproject.toml > requirements.txt \
-    && pip install --requirement requirements.txt --constraint constraints.txt
 COPY accordion accordion
 COPY workers workers
 COPY service service
-RUN pip install --no-deps .
+RUN pip install --constraint constraints.txt ".[api,postgresql]"
 # "numpy torch" lets this api export models (accordion download), and adds about 700 MB.
 ARG EXTRA_PACKAGES=""
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

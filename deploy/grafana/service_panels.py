@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from panels import RATE, YES_NO, Panel, Query, Row, one_query
 
-from service.domain.jobs.status_table import STATUS_TABLE, UNFINISHED, Phase
+from accordion_service.domain.jobs.status_table import STATUS_TABLE, UNFINISHED, Phase
 
 _GUEST_STATES = "|".join(status for status in UNFINISHED if STATUS_TABLE[status].is_for_guests)
 _GUESTS = f'accordion_guests{{state=~"{_GUEST_STATES}"}}'

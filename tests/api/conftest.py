@@ -18,14 +18,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
-from service.api.app import create_app
-from service.client.client import IDLE_CONNECTION_S
-from service.scheduler.loop import run_scheduler
-from service.settings.settings import load_settings
-from service.store.engine.database import Database
-from service.store.engine.postgres import SessionLimits
-from service.store.reads.repository import SCHEDULER_LEASE
-from service.store.tables.models import LeaseRow
+from accordion_client.sdk.client import IDLE_CONNECTION_S
+from accordion_service.api.app import create_app
+from accordion_service.scheduler.loop import run_scheduler
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.engine.postgres import SessionLimits
+from accordion_service.store.reads.repository import SCHEDULER_LEASE
+from accordion_service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
@@ -36,6 +36,8 @@ API_THREAD = "AnyIO worker thread"
 """Name of the threads in which the api reads and writes."""
 PATIENT = SessionLimits(idle_in_transaction_s=120.0)
 """A test process on a busy machine may get no CPU for ten seconds."""
+START_LIMIT_S = 120.0
+"""Only ends a test that fails."""
 refused_early = pytest.mark.sqlite_only(REFUSED_EARLY)
 
 
@@ -174,18 +176,18 @@ def serve_live(home: Path, **more: Any) -> Iterator[Live]:
 
 def _await_scheduler(database: Database) -> None:
     """Wait until the scheduler has opened the database: the test did not, where it is shared."""
-    limit, has_begun = time.monotonic() + 30, False
+    limit, has_begun = time.monotonic() + START_LIMIT_S, False
     while not has_begun:
-        assert time.monotonic() < limit, "the scheduler did not begin within 30 s"
+        assert time.monotonic() < limit, f"the scheduler did not begin within {START_LIMIT_S:g} s"
         time.sleep(0.01)
         with database.read() as session:
             has_begun = session.get(LeaseRow, SCHEDULER_LEASE) is not None
 
 
 def _address(server: uvicorn.Server) -> str:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + START_LIMIT_S
     while not server.started:
-        assert time.monotonic() < limit, "the api did not start within 30 s"
+        assert time.monotonic() < limit, f"the api did not start within {START_LIMIT_S:g} s"
         time.sleep(0.01)
     return f"{LOCAL}:{server.servers[0].sockets[0].getsockname()[1]}"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from service.domain.capacity.requests import NodeType
-from service.domain.capacity.resources import Resources
-from service.runtime.protocol import AutoscalerReport
+from accordion_service.domain.capacity.requests import NodeType
+from accordion_service.domain.capacity.resources import Resources
+from accordion_service.runtime.protocol import AutoscalerReport
 
 
 class FakeAutoscaler:

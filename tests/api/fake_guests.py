@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from accordion_workers.records.contract import GUEST_ATTEMPT, Drained, Guest, JobSpec, Launch
+from accordion_workers.tasks import GUEST
 from tests.api.fake_job import FakeJob, controller_of
-from workers.records.contract import GUEST_ATTEMPT, Drained, Guest, JobSpec, Launch
-from workers.tasks import GUEST
 
 
 class FakeGuests:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from accordion.base.messages import Decision, LayerInfo
 from accordion.decide.controller import Controller
-from workers.records.contract import (
+from accordion_workers.records.contract import (
     Bytes,
     DesiredState,
     EndRecord,
@@ -21,7 +21,7 @@ from workers.records.contract import (
     Progress,
     Record,
 )
-from workers.tasks import GUEST
+from accordion_workers.tasks import GUEST
 
 LAYERS = (
     LayerInfo(name="fc1.weight", shape=(512, 64)),

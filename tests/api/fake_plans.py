@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.records.contract import PlanResult, PlanTask
+from accordion_workers.records.contract import PlanResult, PlanTask
 
 FOUND: dict[str, Any] = {
     "compute_s": 0.2,

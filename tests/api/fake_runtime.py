@@ -15,27 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from accordion.base.messages import Ack, Decision, Report, plan_digest
-from service.errors import RuntimeUnavailable
-from service.runtime.protocol import Node, SupervisorState
-from tests.api.fake_autoscaler import FakeAutoscaler
-from tests.api.fake_guests import FakeGuests
-from tests.api.fake_job import (
-    LAYERS,
-    PARAMETERS,
-    FakeJob,
-    Saved,
-    bytes_of,
-    controller_of,
-    epoch_record,
-    lr_of,
-    packages_record,
-    progress_of,
-    used_cpus,
-)
-from tests.api.fake_plans import FakePlans
-from workers.hub.accordion_actor import DRAIN_LIMIT, LOG_LIMIT_BYTES
-from workers.hub.bounded_drain import BoundedDrain
-from workers.records.contract import (
+from accordion_service.errors import RuntimeUnavailable
+from accordion_service.runtime.protocol import Node, SupervisorState
+from accordion_workers.hub.accordion_actor import DRAIN_LIMIT, LOG_LIMIT_BYTES
+from accordion_workers.hub.bounded_drain import BoundedDrain
+from accordion_workers.records.contract import (
     AcksRecord,
     Bytes,
     CheckpointRecord,
@@ -55,10 +39,26 @@ from workers.records.contract import (
     Started,
     StorageUse,
 )
+from tests.api.fake_autoscaler import FakeAutoscaler
+from tests.api.fake_guests import FakeGuests
+from tests.api.fake_job import (
+    LAYERS,
+    PARAMETERS,
+    FakeJob,
+    Saved,
+    bytes_of,
+    controller_of,
+    epoch_record,
+    lr_of,
+    packages_record,
+    progress_of,
+    used_cpus,
+)
+from tests.api.fake_plans import FakePlans
 
 
 class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
-    """Implements `service.runtime.protocol.Runtime`; any thread may call it."""
+    """Implements `accordion_service.runtime.protocol.Runtime`; any thread may call it."""
 
     def __init__(
         self,

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import select
 
-from service.store.engine.database import Database
-from service.store.engine.job_labels import COPIED_COLUMNS
-from service.store.tables.models import JobLabelRow, JobRow
-from service.store.tables.stored_documents import stored_labels
+from accordion_service.store.engine.database import Database
+from accordion_service.store.engine.job_labels import COPIED_COLUMNS
+from accordion_service.store.tables.models import JobLabelRow, JobRow
+from accordion_service.store.tables.stored_documents import stored_labels
 
 Rows = set[tuple[Any, ...]]
 

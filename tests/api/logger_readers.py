@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.store.tables.models import LoggerRow
+from accordion_service.store.tables.models import LoggerRow
 
 LOSS = "train/loss"
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
@@ -50,7 +50,7 @@ def read_mlflow(row: LoggerRow) -> StoredRun:
 
 
 def read_wandb(row: LoggerRow) -> StoredRun:
-    from service.loggers.wandb_files import read_records
+    from accordion_service.loggers.wandb_files import read_records
 
     files = sorted(Path(row.location).parent.rglob("run-*.wandb"))
     records = [record for file in files for record in read_records(file.read_bytes())]

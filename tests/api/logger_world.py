@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs.loggers import LoggerState
-from service.loggers.address_guard import AddressGuard
-from service.loggers.process import LoggerProcess
-from service.loggers.turns import LoggerTurns
-from service.store.tables.models import LoggerRow
+from accordion_service.domain.jobs.loggers import LoggerState
+from accordion_service.loggers.address_guard import AddressGuard
+from accordion_service.loggers.process import LoggerProcess
+from accordion_service.loggers.turns import LoggerTurns
+from accordion_service.store.tables.models import LoggerRow
 from tests.api.world import World
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -19,8 +19,8 @@ from fastapi.testclient import TestClient
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
-from service.api.app import create_app
-from service.settings.settings import load_settings
+from accordion_service.api.app import create_app
+from accordion_service.settings.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.team import ADMIN
 from tests.conftest import Require

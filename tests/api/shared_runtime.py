@@ -16,8 +16,8 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from service.scheduler.loop import run_scheduler
-from service.settings.settings import load_settings
+from accordion_service.scheduler.loop import run_scheduler
+from accordion_service.settings.settings import load_settings
 from tests.api.fake_runtime import FakeRuntime
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 
-from service.api.callers import RequiredScope
-from service.domain.access import Role, Scope
+from accordion_service.api.callers import RequiredScope
+from accordion_service.domain.access import Role, Scope
 from tests.api.world import DIGITS, Clock
 
 ADMIN = "the-admin-token-of-the-settings"

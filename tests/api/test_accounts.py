@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api import open_requests
-from service.api.app import create_app
-from service.client import Client
-from service.domain.access import Role
-from service.settings.settings import load_settings
-from service.store.writes.old_rows import delete_ended_tokens
+from accordion_client import Client
+from accordion_service.api import open_requests
+from accordion_service.api.app import create_app
+from accordion_service.domain.access import Role
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.writes.old_rows import delete_ended_tokens
 from tests.api.conftest import LOCAL, serve_live
 from tests.api.team import (
     ADMIN,

@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.jobs.status_table import ENDED, HELD, is_transition_allowed
-from service.domain.jobs.statuses import Status
-from service.domain.overrides.states import LIVE
-from service.errors import Conflict
+from accordion_service.domain.jobs.status_table import ENDED, HELD, is_transition_allowed
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.domain.overrides.states import LIVE
+from accordion_service.errors import Conflict
 from tests.api.world import World
 from tests.conftest import NewDatabase
 from tests.history_laws import came_in_last_epoch, find_repeated_epochs

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.access import Role
-from service.domain.jobs.statuses import Status
+from accordion_service.domain.access import Role
+from accordion_service.domain.jobs.statuses import Status
 from tests.api.team import JOBS, Team
 from tests.api.world import World
 
@@ -179,8 +179,8 @@ def forgetful(tmp_path: Path, database_url: str) -> Iterator[World]:
 
 
 def test_archived_jobs_are_deleted_by_age_and_not_by_number(forgetful: World) -> None:
-    from service.domain.access import FULL_ACCESS
-    from service.store.writes.archiving import JobArchive
+    from accordion_service.domain.access import FULL_ACCESS
+    from accordion_service.store.writes.archiving import JobArchive
 
     jobs = JobArchive(forgetful.database, forgetful.clock, FULL_ACCESS)
     archived = [ended(forgetful, training={"epochs": 1}) for _ in range(2)]

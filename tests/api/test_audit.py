@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-import service
-from service.domain.access import Role
-from service.domain.audit import AuditAction
-from service.store.tables.models import AuditRow
+from accordion_service.domain.access import Role
+from accordion_service.domain.audit import AuditAction
+from accordion_service.store.tables.models import AuditRow
 from tests.api.team import (
     ADMIN,
     JOBS,
@@ -208,7 +207,7 @@ def test_an_unknown_action_is_refused_as_a_filter(team: Team, action: str, detai
 def test_the_schema_and_the_book_list_all_actions(team: Team) -> None:
     schema = team.call(ADMIN, "GET", "/openapi.json").json()["components"]["schemas"]["AuditAction"]
     assert schema["enum"] == list(AuditAction)
-    page = Path(service.__file__).parents[1] / "docs" / "guides" / "team.md"
+    page = Path(__file__).parents[2] / "docs" / "guides" / "team.md"
     for text in (schema["description"], page.read_text()):
         assert [action for action in AuditAction if f"`{action}`" not in text] == []
 

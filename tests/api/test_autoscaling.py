@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.capacity.autoscaling import AWAIT_NODES_S
-from service.domain.capacity.requests import NodeType
-from service.domain.capacity.resources import Resources
-from service.domain.jobs.statuses import Reason, Status
-from service.scheduler.autoscaling import JUDGE_S
-from service.store.tables.models import QuotaRow
-from service.store.writes.autoscaling import AutoscalerRows
+from accordion_service.domain.capacity.autoscaling import AWAIT_NODES_S
+from accordion_service.domain.capacity.requests import NodeType
+from accordion_service.domain.capacity.resources import Resources
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.scheduler.autoscaling import JUDGE_S
+from accordion_service.store.tables.models import QuotaRow
+from accordion_service.store.writes.autoscaling import AutoscalerRows
 from tests.api.test_quotas import queue
 from tests.api.test_service_metrics import scrape_of, store_counts
 from tests.api.world import World

@@ -16,14 +16,19 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, Engine, event, select, update
 
-from service.api.app import create_app
-from service.domain.jobs.statuses import Status
-from service.errors import StartError
-from service.machine.backups import BackupContents, move_database, restore_backup, write_backup
-from service.settings.settings import Settings, load_settings
-from service.store.engine.database import Database
-from service.store.tables.models import Base, JobRow
-from service.store.writes.copying import copy_database, count_rows
+from accordion_service.api.app import create_app
+from accordion_service.backups.backups import (
+    BackupContents,
+    move_database,
+    restore_backup,
+    write_backup,
+)
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.errors import StartError
+from accordion_service.settings.settings import Settings, load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.tables.models import Base, JobRow
+from accordion_service.store.writes.copying import copy_database, count_rows
 from tests.api.conftest import LOCAL
 from tests.api.world import World
 from tests.postgres import Postgres
@@ -201,13 +206,13 @@ def test_of_two_backups_to_one_file_the_later_one_is_refused_and_the_file_is_who
         return copy_database(*given, **more)
 
     def copy_first(*given: Any, **more: Any) -> dict[str, int]:
-        monkeypatch.setattr("service.machine.backups.copy_database", copy_later)
+        monkeypatch.setattr("accordion_service.backups.backups.copy_database", copy_later)
         later.append(pool.submit(write_backup, world.settings, file, world.clock()))
         copying.wait(PATIENCE_S)
         return copy_database(*given, **more)
 
     later: list[Future[BackupContents]] = []
-    monkeypatch.setattr("service.machine.backups.copy_database", copy_first)
+    monkeypatch.setattr("accordion_service.backups.backups.copy_database", copy_first)
     contents = write_backup(world.settings, file, world.clock())
     restored = load_settings(home=tmp_path / "restored")
     try:

@@ -12,10 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from service.schemas.batches import JobsChange
-from service.schemas.jobs import JobChange, ResizeRequest
-from service.schemas.overrides import OverrideRequest
-from service.schemas.quotas import QuotaRequest
+from accordion_service.schemas.batches import JobsChange
+from accordion_service.schemas.jobs import JobChange, ResizeRequest
+from accordion_service.schemas.overrides import OverrideRequest
+from accordion_service.schemas.quotas import QuotaRequest
 from tests.api.conftest import refused_early
 from tests.api.world import DIGITS, World
 
@@ -335,7 +335,9 @@ def test_an_ended_job_can_neither_be_cancelled_nor_overridden(
 def test_a_crash_of_ours_shows_no_traceback(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.reads.repository.Repository.queue", lambda _: 1 / 0)
+    monkeypatch.setattr(
+        "accordion_service.store.reads.repository.Repository.queue", lambda _: 1 / 0
+    )
     body = problem_of(client.get("/api/v1/queue"), 500)
     assert "ZeroDivisionError" not in body["detail"]
     assert body["request_id"] in body["detail"]

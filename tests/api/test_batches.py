@@ -10,13 +10,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from service.api import batches
-from service.domain.access import Role
-from service.domain.jobs.statuses import Status
-from service.store.reads.jobs import JobFilter
-from service.store.reads.repository import Repository
-from service.store.tables.models import JobRow
-from service.store.writes.steering import CheckJob, JobLifecycle
+from accordion_service.api import batches
+from accordion_service.domain.access import Role
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.store.reads.jobs import JobFilter
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.steering import CheckJob, JobLifecycle
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 

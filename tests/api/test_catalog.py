@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from jsonschema import Draft202012Validator
 
-from workers.tasks import TASKS
+from accordion_workers.tasks import TASKS
 
 
 @pytest.fixture

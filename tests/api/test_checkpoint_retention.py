@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from service.runtime.ray_backend import RayBackend
-from service.scheduler.checkpoints import RETRY_S, choose_kept
-from service.store.tables.models import AuditRow, CheckpointRow
-from service.store.writes.steering import accept_any
-from service.views.jobs import checkpoint_views
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_service.scheduler.checkpoints import RETRY_S, choose_kept
+from accordion_service.store.tables.models import AuditRow, CheckpointRow
+from accordion_service.store.writes.steering import accept_any
+from accordion_service.views.jobs import checkpoint_views
 from tests.api.world import World
 
 DAY_S = 86_400.0

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Reason, Status
-from service.job_inputs.code import CodeStore
-from service.process.trusted_clock import AGREED_S
-from service.store.tables.models import AuditRow, IdempotencyRow
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.job_inputs.code import CodeStore
+from accordion_service.process.trusted_clock import AGREED_S
+from accordion_service.store.tables.models import AuditRow, IdempotencyRow
 from tests.api.test_code import GOOD
 from tests.api.test_health import checks
 from tests.api.world import World

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app import create_app
-from service.job_inputs.code import CodeStore
-from service.settings.settings import load_settings
+from accordion_service.api.app import create_app
+from accordion_service.job_inputs.code import CodeStore
+from accordion_service.settings.settings import load_settings
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, World
 from tests.unit.workers.archives import HOSTILE, Hostile, archive, named
@@ -86,7 +86,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing_behind(
     [
         ("random.py", "Python's own module 'random'"),
         ("json/x.py", "Python's own module 'json'"),
-        ("workers/tasks/x.py", "our package 'workers'"),
+        ("accordion_workers/tasks/x.py", "our package 'accordion_workers'"),
         ("accordion.py", "our package 'accordion'"),
         ("pydantic/x.py", "of the installed distribution 'pydantic'"),
         ("yaml.abi3.so", "of the installed distribution 'PyYAML'"),

@@ -15,9 +15,9 @@ import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from service.errors import NotFound, SettingsError
-from service.job_inputs.code import CodeStore
-from service.settings.settings import load_settings
+from accordion_service.errors import NotFound, SettingsError
+from accordion_service.job_inputs.code import CodeStore
+from accordion_service.settings.settings import load_settings
 from tests.api.test_code import CODE, GOOD, JOBS, OWN, SHA, kept, upload
 from tests.api.world import World
 from tests.unit.workers.archives import named

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
-from service.domain.access import Role
+from accordion_service.domain.access import Role
 from tests.api.team import ADMIN, DAY_S, Team, at, id_of
 
 VERIFIER = "v" * 64

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from accordion_workers.records.contract import DataCache
 from tests.api.team import JOBS
 from tests.api.world import DIGITS, World
-from workers.records.contract import DataCache
 
 DATA = {"train": "s3://bucket/train", "valid": "/mnt/valid"}
 

@@ -14,10 +14,10 @@ from uuid import uuid4
 import pytest
 from fastapi.testclient import TestClient
 
-from service.errors import StartError, Unavailable
-from service.store.engine.database import Database
-from service.store.migrations import upgrade
-from service.store.tables.models import LoginLinkRow
+from accordion_service.errors import StartError, Unavailable
+from accordion_service.store.engine.database import Database
+from accordion_service.store.migrations import upgrade
+from accordion_service.store.tables.models import LoginLinkRow
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.test_health import checks
 from tests.api.world import DIGITS, World

@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.domain.jobs.statuses import Status
-from service.scheduler.deletion import RETRY_S
-from service.store.tables.models import Base, DeletedJobRow, EventRow
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.scheduler.deletion import RETRY_S
+from accordion_service.store.tables.models import Base, DeletedJobRow, EventRow
 from tests.api.team import JOBS, Team
 from tests.api.world import DIGITS, World
 

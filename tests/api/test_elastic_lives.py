@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs.statuses import Desired, Reason, Status
-from service.errors import Conflict, Invalid
+from accordion_service.domain.jobs.statuses import Desired, Reason, Status
+from accordion_service.errors import Conflict, Invalid
+from accordion_workers.records.contract import Cursor, PausedRecord, Record
 from tests.api.world import TURN_S, World
-from workers.records.contract import Cursor, PausedRecord, Record
 
 LONG = {"training": {"epochs": 40}}
 WIDE = {"workers": {"min": 1, "max": 4}, **LONG}

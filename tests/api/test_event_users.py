@@ -13,11 +13,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.domain.access import Caller, Scope
-from service.domain.jobs.statuses import Reason, Status
-from service.store.tables.models import DeliveryRow, UserRow, WebhookRow
-from service.store.writes.overrides import JobOverrides
-from service.store.writes.steering import JobLifecycle, accept_any
+from accordion_service.domain.access import Caller, Scope
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.store.tables.models import DeliveryRow, UserRow, WebhookRow
+from accordion_service.store.writes.overrides import JobOverrides
+from accordion_service.store.writes.steering import JobLifecycle, accept_any
 from tests.api.team import JOBS
 from tests.api.world import World
 

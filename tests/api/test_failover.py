@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from service.store.engine.database import Database, hide_password
-from service.store.tables.models import LeaseRow
-from service.store.writes.leases import SCHEDULER_LEASE
+from accordion_service.store.engine.database import Database, hide_password
+from accordion_service.store.tables.models import LeaseRow
+from accordion_service.store.writes.leases import SCHEDULER_LEASE
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS
 from tests.conftest import Require, free_port

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Status
-from service.scheduler.foreign_jobs import CONFLICT_S
-from service.store.migrations import upgrade
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.scheduler.foreign_jobs import CONFLICT_S
+from accordion_service.store.migrations import upgrade
 from tests.api.world import World
 from tests.postgres import Postgres
 

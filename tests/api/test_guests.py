@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Status
+from accordion_service.domain.jobs.statuses import Status
 from tests.api.world import TURN_S, World
 
 LOST_S = 4.0

@@ -13,8 +13,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from service.store.reads.repository import Repository
-from service.store.writes.jobs import JobSubmission
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.writes.jobs import JobSubmission
 from tests.api.world import DIGITS, World
 
 FULL = "the disk of the database is full; free some space"

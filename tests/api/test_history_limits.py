@@ -10,11 +10,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from service.api.app import create_app
-from service.domain.byte_sizes import format_bytes
-from service.scheduler.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
-from service.store.tables.models import AuditRow, EventRow, IdempotencyRow, LogChunkRow, TokenRow
-from service.store.tables.stored_documents import layer_names
+from accordion_service.api.app import create_app
+from accordion_service.domain.byte_sizes import format_bytes
+from accordion_service.scheduler.retention import KEY_RETENTION_S, TOKEN_RETENTION_S
+from accordion_service.store.tables.models import (
+    AuditRow,
+    EventRow,
+    IdempotencyRow,
+    LogChunkRow,
+    TokenRow,
+)
+from accordion_service.store.tables.stored_documents import layer_names
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
 from tests.api.test_jobs import walk
@@ -181,6 +187,6 @@ def test_a_page_of_a_model_with_many_layers_has_fewer_items(
     job = world.finish(world.submit(training={"epochs": 8}))
     path = f"{JOBS}/{job.id}/{history}"
     whole = walk(client, path, limit=500)
-    monkeypatch.setattr("service.api.history.MAX_PAGE_LAYERS", 2 * len(layer_names(job)))
+    monkeypatch.setattr("accordion_service.api.history.MAX_PAGE_LAYERS", 2 * len(layer_names(job)))
     assert client.get(path, params={"limit": 500}).json()["items"] == whole[:2]
     assert walk(client, path, limit=500) == whole

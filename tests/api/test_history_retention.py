@@ -10,12 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.api.app import create_app
-from service.domain.byte_sizes import format_bytes
-from service.domain.jobs.statuses import Status
-from service.store.tables.models import EventRow, JobRow, LogChunkRow
-from service.store.writes import history_limits
-from service.store.writes.steering import accept_any
+from accordion_service.api.app import create_app
+from accordion_service.domain.byte_sizes import format_bytes
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.store.tables.models import EventRow, JobRow, LogChunkRow
+from accordion_service.store.writes import history_limits
+from accordion_service.store.writes.steering import accept_any
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS
 from tests.api.test_history_limits import frames

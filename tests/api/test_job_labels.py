@@ -17,20 +17,20 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.access import FULL_ACCESS
-from service.domain.jobs.statuses import Status
-from service.errors import Conflict
-from service.machine.backups import move_database, restore_backup, write_backup
-from service.settings.settings import Settings
-from service.store.engine.database import Database
-from service.store.migrations import alembic_config
-from service.store.reads import jobs as job_list
-from service.store.reads.jobs import JobFilter
-from service.store.reads.repository import Repository
-from service.store.tables.models import JobRow
-from service.store.writes.archiving import JobArchive
-from service.store.writes.deletion import JobDeletion
-from service.store.writes.steering import ListingChange, accept_any
+from accordion_service.backups.backups import move_database, restore_backup, write_backup
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.errors import Conflict
+from accordion_service.settings.settings import Settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.migrations import alembic_config
+from accordion_service.store.reads import jobs as job_list
+from accordion_service.store.reads.jobs import JobFilter
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.archiving import JobArchive
+from accordion_service.store.writes.deletion import JobDeletion
+from accordion_service.store.writes.steering import ListingChange, accept_any
 from tests.api.label_law import check_labels, labels_of
 from tests.api.test_backups import new_settings as new_settings
 from tests.api.test_backups import read_members, rewrite

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs.statuses import Reason, Status
-from service.runtime.protocol import Node
-from service.store.reads.repository import Repository
-from service.store.scheduling.scheduler_writes import SchedulerWrites
-from service.store.tables.models import JobRow
-from service.store.writes.history_limits import HistoryLimits
-from service.store.writes.leases import Lease
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.runtime.protocol import Node
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.history_limits import HistoryLimits
+from accordion_service.store.writes.leases import Lease
+from accordion_workers.records.contract import CheckpointRecord, Cursor, EndRecord
 from tests.api.fake_job import Saved
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
-from workers.records.contract import CheckpointRecord, Cursor, EndRecord
 
 
 def test_a_job_trains_to_its_end(world: World) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs.loggers import LoggerState, RunStatus
-from service.loggers import SINKS
-from service.loggers.serving import package_settings
-from service.loggers.sink import Batch, Point, SinkSetup
-from service.store.writes.logger_queue import CLAIM_S, LoggerQueue
-from service.store.writes.steering import accept_any
+from accordion_service.domain.jobs.loggers import LoggerState, RunStatus
+from accordion_service.loggers import SINKS
+from accordion_service.loggers.serving import package_settings
+from accordion_service.loggers.sink import Batch, Point, SinkSetup
+from accordion_service.store.writes.logger_queue import CLAIM_S, LoggerQueue
+from accordion_service.store.writes.steering import accept_any
+from accordion_workers.spec.loggers import MlflowSpec
 from tests.api.logger_readers import PACKAGES, READERS, StoredRun
 from tests.api.logger_world import KINDS, LoggerWorld
 from tests.conftest import Require
-from workers.spec.loggers import MlflowSpec
 
 
 class Killed(BaseException):
@@ -143,7 +143,7 @@ def test_names_that_mlflow_refuses_are_changed(tmp_path: Path, require: Require)
     require.package("mlflow")
     from mlflow import MlflowClient
 
-    from service.loggers.mlflow_sink import MlflowSink
+    from accordion_service.loggers.mlflow_sink import MlflowSink
 
     names = ["eval//loss", "eval/.", "..", "/a", "a/", "a" * 248 + "/.b", "/" * 300, "é", "ü"]
     batch = Batch(

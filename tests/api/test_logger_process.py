@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from service.domain.jobs.loggers import LoggerState
-from service.loggers.serving import run_loggers
+from accordion_service.domain.jobs.loggers import LoggerState
+from accordion_service.loggers.serving import run_loggers
 from tests.api.team import wait_for
 from tests.api.world import World
 from tests.architecture.source import ROOT
@@ -45,7 +45,7 @@ def children() -> set[int]:
         check=False,
     )
     lines = (line.split(maxsplit=1) for line in found.stdout.splitlines())
-    return {int(pid) for pid, command in lines if "service.loggers.serving" in command}
+    return {int(pid) for pid, command in lines if "accordion_service.loggers.serving" in command}
 
 
 def turn_until(world: World, condition: Callable[[], bool]) -> None:
@@ -84,7 +84,7 @@ def test_turns_go_on_while_it_cannot_be_started(
     tried = Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable"))
     job_id = world.submit(loggers=[BOARD])
     with monkeypatch.context() as patched:
-        patched.setattr("service.loggers.process.subprocess.Popen", tried)
+        patched.setattr("accordion_service.loggers.process.subprocess.Popen", tried)
         turn_until(world, lambda: tried.called)
     turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
 
@@ -103,9 +103,10 @@ def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPat
 
 
 def test_neither_api_nor_scheduler_loads_packages_of_loggers() -> None:
-    code = "import sys, service.api.app, service.scheduler.loop; print(*sys.modules)"
+    modules = "accordion_service.api.app, accordion_service.scheduler.loop"
+    code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert HEAVY.isdisjoint(done.stdout.split())
-    assert "service.loggers.turns" not in done.stdout.split()
+    assert "accordion_service.loggers.turns" not in done.stdout.split()

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from service.domain.access import FULL_ACCESS
-from service.domain.jobs.loggers import LoggerState
-from service.loggers.serving import package_settings
-from service.settings.secret_box import create_secret_box
-from service.store.writes.logger_queue import CLAIM_S
-from service.store.writes.secrets import SecretStore
-from service.store.writes.steering import accept_any
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.domain.jobs.loggers import LoggerState
+from accordion_service.loggers.serving import package_settings
+from accordion_service.settings.secret_box import create_secret_box
+from accordion_service.store.writes.logger_queue import CLAIM_S
+from accordion_service.store.writes.secrets import SecretStore
+from accordion_service.store.writes.steering import accept_any
 from tests.api.logger_world import LoggerWorld
 from tests.api.webhook_receiver import LOOPBACK
 from tests.conftest import Require, free_port
@@ -214,7 +214,7 @@ def test_a_key_of_an_unreachable_server_of_wandb_is_in_no_message(
     tmp_path: Path, world: LoggerWorld, require: Require, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require.package("wandb")
-    from service.loggers import wandb_sink
+    from accordion_service.loggers import wandb_sink
 
     monkeypatch.setattr(wandb_sink, "INIT_S", 1.0)
     settings = world.settings.model_copy(update={"wandb_url": f"http://127.0.0.1:{free_port()}"})

@@ -11,26 +11,26 @@ from typing import Any, ClassVar
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app import create_app
-from service.domain.access import ADMIN_USER, FULL_ACCESS
-from service.domain.jobs.loggers import (
+from accordion_service.api.app import create_app
+from accordion_service.domain.access import ADMIN_USER, FULL_ACCESS
+from accordion_service.domain.jobs.loggers import (
     GIVE_UP_S,
     MAX_DELAY_S,
     EpochPosition,
     LoggerState,
     logger_delay_s,
 )
-from service.domain.jobs.statuses import Status
-from service.loggers import SINKS, SinkRow, turns
-from service.loggers.sink import Batch, SentRun, SinkSetup
-from service.loggers.turns import is_held
-from service.settings.secret_box import create_secret_box
-from service.store.writes import logger_queue
-from service.store.writes.accounts import AccountStore
-from service.store.writes.deletion import DeletedJobs, JobDeletion
-from service.store.writes.logger_queue import CLAIM_S, LoggerQueue, TurnOutcome
-from service.store.writes.secrets import SecretStore
-from service.store.writes.steering import accept_any
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.loggers import SINKS, SinkRow, turns
+from accordion_service.loggers.sink import Batch, SentRun, SinkSetup
+from accordion_service.loggers.turns import is_held
+from accordion_service.settings.secret_box import create_secret_box
+from accordion_service.store.writes import logger_queue
+from accordion_service.store.writes.accounts import AccountStore
+from accordion_service.store.writes.deletion import DeletedJobs, JobDeletion
+from accordion_service.store.writes.logger_queue import CLAIM_S, LoggerQueue, TurnOutcome
+from accordion_service.store.writes.secrets import SecretStore
+from accordion_service.store.writes.steering import accept_any
 from tests.api.conftest import LOCAL
 from tests.api.logger_world import LoggerWorld
 from tests.api.team import JOBS, Team, wait_for
@@ -237,7 +237,7 @@ def test_a_package_that_is_missing_is_named_until_it_is_installed(
 ) -> None:
     job_id = world.submit(loggers=[BOARD])
     with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, "service.loggers.tensorboard_sink", raising=False)
+        patch.delitem(sys.modules, "accordion_service.loggers.tensorboard_sink", raising=False)
         patch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
         world.train_epochs(job_id, 1)
         row = world.serve(job_id)

@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from service.api.app import create_app
-from service.settings.settings import load_settings
+from accordion_service.api.app import create_app
+from accordion_service.settings.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.world import Clock
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.access import FULL_ACCESS, Role
-from service.domain.jobs.statuses import Reason, Status
-from service.job_inputs.environment import JobEnv
-from service.store.tables.models import JobRow
-from service.store.writes.webhooks import RequestedWebhook, WebhookStore
+from accordion_service.domain.access import FULL_ACCESS, Role
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.job_inputs.environment import JobEnv
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.webhooks import RequestedWebhook, WebhookStore
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 
@@ -369,7 +369,7 @@ def test_other_jobs_start_while_the_scheduler_may_not_look_for_the_key(
 
     put(client)
     job_id = submit(client)
-    monkeypatch.setattr("service.job_inputs.environment.find_service_key", refuse)
+    monkeypatch.setattr("accordion_service.job_inputs.environment.find_service_key", refuse)
     other = world.submit(**LONG, workers={"min": 1, "max": 1})
     world.train(other)
     message = wait_for_secret(world, job_id).message

@@ -15,16 +15,16 @@ import torch
 from fastapi.testclient import TestClient
 from safetensors.torch import load
 
-from service.api import model_downloads
-from service.api.app_state import MAX_WAITING_EXPORTS
-from service.api.model_files import export_model_file
-from service.domain.jobs.statuses import Status
-from service.errors import Conflict, Unavailable
+from accordion_service.api import model_downloads
+from accordion_service.api.app_state import MAX_WAITING_EXPORTS
+from accordion_service.api.model_files import export_model_file
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.errors import Conflict, Unavailable
+from accordion_workers.checkpoint.async_save import SHARED_FILE
+from accordion_workers.checkpoint.checkpoint_files import Manifest, write_manifest, write_part
+from accordion_workers.checkpoint.storage import LocalStorage
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import World
-from workers.checkpoint.async_save import SHARED_FILE
-from workers.checkpoint.checkpoint_files import Manifest, write_manifest, write_part
-from workers.checkpoint.storage import LocalStorage
 
 LONG = {"training": {"epochs": 400}}
 

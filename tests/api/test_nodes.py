@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.access import Role
-from service.domain.capacity.nodes import NodeState
-from service.domain.jobs.statuses import Reason, Status
-from service.store.tables.models import ClusterRow, NodeFailureRow
+from accordion_service.domain.access import Role
+from accordion_service.domain.capacity.nodes import NodeState
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.store.tables.models import ClusterRow, NodeFailureRow
+from accordion_workers.records.contract import FailureRecord
 from tests.api.team import ADMIN, Team, api_routes
 from tests.api.world import DIGITS, World
-from workers.records.contract import FailureRecord
 
 NODES = "/api/v1/nodes"
 LONG = {"training": {"epochs": 2000, "micro_batch": 8}}

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.domain.jobs.statuses import Status
-from service.scheduler.loop import Scheduler
-from service.scheduler.pending_logs import MAX_PENDING_BYTES
-from service.store.ingest.record_ingest import JobReport
-from service.store.ingest.report_writes import ReportWrites
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.scheduler.loop import Scheduler
+from accordion_service.scheduler.pending_logs import MAX_PENDING_BYTES
+from accordion_service.store.ingest.record_ingest import JobReport
+from accordion_service.store.ingest.report_writes import ReportWrites
+from accordion_workers.records.contract import Cursor, Drained, EndRecord
 from tests.api.world import World
-from workers.records.contract import Cursor, Drained, EndRecord
 
 LONG = {"training": {"epochs": 40}}
 

@@ -15,10 +15,10 @@ import pytest
 from accordion.base.options import options_schema
 from accordion.compressors import COMPRESSORS
 from accordion.policies import POLICIES
-from service.api.openapi import OPENAPI_JSON, openapi_text
-from service.schemas.overrides import OverrideRequest
-from workers.records.contract import JobSpec
-from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
+from accordion_service.api.openapi import OPENAPI_JSON, openapi_text
+from accordion_service.schemas.overrides import OverrideRequest
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 
 @pytest.fixture(scope="session")
@@ -100,9 +100,9 @@ def test_every_option_of_a_task_method_or_policy_has_a_description() -> None:
 
 def test_a_wrong_model_stops_the_start_of_the_api(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from service.schemas.jobs import Answer;"
-        " from service.api.app import create_app;"
-        " from service.settings.settings import load_settings;"
+        "from pathlib import Path; from accordion_service.schemas.jobs import Answer;"
+        " from accordion_service.api.app import create_app;"
+        " from accordion_service.settings.settings import load_settings;"
         " Broken = type('Broken', (Answer,), {'__annotations__': {'size': 'Unknown'}});"
         f" create_app(load_settings(home=Path({str(tmp_path)!r}), no_auth=True))"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
+from accordion_workers.spec.types import MAX_SAMPLES
 from tests.api.fake_job import Saved
 from tests.api.world import World
-from workers.spec.types import MAX_SAMPLES
 
 LONG = {"training": {"epochs": 30}}
 

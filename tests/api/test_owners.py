@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain.access import SCOPES_OF_ROLE, Role, Scope
+from accordion_service.domain.access import SCOPES_OF_ROLE, Role, Scope
 from tests.api.team import (
     ANY_TOKEN,
     EVERYBODY,

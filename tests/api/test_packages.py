@@ -9,12 +9,12 @@ from typing import Any
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from service.api.app import create_app
-from service.domain.jobs.statuses import Reason, Status
+from accordion_service.api.app import create_app
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_workers.records.contract import PackagesRecord, PipIndex
 from tests.api.conftest import LOCAL
 from tests.api.team import JOBS, PLAN
 from tests.api.world import DIGITS, World
-from workers.records.contract import PackagesRecord, PipIndex
 
 PIP = {"pip": ["einops==0.8.0", "acc-beta"]}
 LOGIN = "ada:s3cret-of-ada"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Reason, Status
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_workers.records.contract import AVOID_S, FailureRecord
 from tests.api.world import DIGITS, World
-from workers.records.contract import AVOID_S, FailureRecord
 
 SPREAD = ("node-0", "node-1")
 WIDE = {"min": 1, "max": 1, "cpus": 4}

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.errors import RuntimeUnavailable
-from service.scheduler.plans import PLAN_LIMIT_S
-from service.store.writes.plans import KEPT_S, MAX_OPEN
+from accordion_service.errors import RuntimeUnavailable
+from accordion_service.scheduler.plans import PLAN_LIMIT_S
+from accordion_service.store.writes.plans import KEPT_S, MAX_OPEN
+from accordion_workers.records.contract import PlanResult
 from tests.api.conftest import refused_early
 from tests.api.fake_plans import FOUND
 from tests.api.test_code import GOOD, SHA, upload
 from tests.api.world import World
-from workers.records.contract import PlanResult
 
 PLANS = "/api/v1/plans"
 

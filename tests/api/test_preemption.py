@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.domain.jobs.statuses import Desired, Reason, Status
+from accordion_service.domain.jobs.statuses import Desired, Reason, Status
 from tests.api.world import World
 
 LONG = {"training": {"epochs": 40}}

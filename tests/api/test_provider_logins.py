@@ -257,7 +257,7 @@ def test_a_mistake_of_the_service_is_not_reported_as_the_providers(
     def fail(*_: object) -> str:
         raise TypeError("a mistake")
 
-    monkeypatch.setattr("service.access.oidc_provider.get_well_known_url", fail)
+    monkeypatch.setattr("accordion_service.access.oidc_provider.get_well_known_url", fail)
     answer = browser.client.get("/login/oidc")
     assert (answer.status_code, "Example does not respond" in answer.text) == (500, False)
 

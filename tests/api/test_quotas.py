@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.access import Role
-from service.domain.jobs.statuses import Reason, Status
+from accordion_service.domain.access import Role
+from accordion_service.domain.jobs.statuses import Reason, Status
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.world import DIGITS, World
 

@@ -12,15 +12,15 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from service.domain.jobs.statuses import Status
-from service.scheduler import report_drain
-from service.store.ingest.report_writes import ReportWrites
-from service.store.tables.models import JobRow
-from service.store.writes import history_limits
-from service.store.writes.leases import LeaseLost
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.scheduler import report_drain
+from accordion_service.store.ingest.report_writes import ReportWrites
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes import history_limits
+from accordion_service.store.writes.leases import LeaseLost
+from accordion_workers.records.contract import CheckpointRecord, DesiredState
 from tests.api.test_nothing_lost import LONG, expected, lines
 from tests.api.world import World
-from workers.records.contract import CheckpointRecord, DesiredState
 
 Ingest = Callable[..., frozenset[str]]
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app_state import MAX_WAITING_REPORTS
-from service.api.dashboard import report_route
-from service.api.dashboard.report_page import ReportPage
-from service.store.reads.report import ReportLimits, read_report_rows
-from service.store.reads.thinned_history import HistoryShare
-from service.store.tables.models import DecisionRow, EpochRow
+from accordion_service.api.app_state import MAX_WAITING_REPORTS
+from accordion_service.api.dashboard import report_route
+from accordion_service.api.dashboard.report_page import ReportPage
+from accordion_service.store.reads.report import ReportLimits, read_report_rows
+from accordion_service.store.reads.thinned_history import HistoryShare
+from accordion_service.store.tables.models import DecisionRow, EpochRow
 from tests.api.team import JOBS, Team
 from tests.api.world import World
 

@@ -14,19 +14,19 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.api.app import serve_api
-from service.client.client import IDLE_CONNECTION_S
-from service.errors import SettingsError
-from service.scheduler.loop import run_scheduler
-from service.settings.settings import load_settings
+from accordion_client.sdk.client import IDLE_CONNECTION_S
+from accordion_service.api.app import serve_api
+from accordion_service.errors import SettingsError
+from accordion_service.scheduler.loop import run_scheduler
+from accordion_service.settings.settings import load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.test_streams import frames, numbers, read, submit
 from tests.conftest import free_port
 
 JOBS = "/api/v1/jobs"
 CODE = (
-    "from service.api.app import serve_api; from service.settings.settings import load_settings;"
-    " serve_api(load_settings())"
+    "from accordion_service.api.app import serve_api;"
+    " from accordion_service.settings.settings import load_settings; serve_api(load_settings())"
 )
 LIMIT_S = 60.0
 """A loaded machine needs up to ten seconds for an api process to start."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Desired, Reason, Status
+from accordion_service.domain.jobs.statuses import Desired, Reason, Status
 from tests.api.team import JOBS
 from tests.api.world import World
 

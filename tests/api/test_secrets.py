@@ -11,16 +11,16 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, Engine, event
 
-from service.api.app import create_app
-from service.domain.access import FULL_ACCESS
-from service.domain.jobs.loggers import LoggerState
-from service.domain.jobs.statuses import Status
-from service.loggers.process import LoggerProcess
-from service.settings.secret_box import SecretBox
-from service.settings.settings import load_settings
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.logger_queue import LoggerQueue
-from service.store.writes.secrets import MAX_SECRETS, SecretStore
+from accordion_service.api.app import create_app
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.domain.jobs.loggers import LoggerState
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.loggers.process import LoggerProcess
+from accordion_service.settings.secret_box import SecretBox
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.logger_queue import LoggerQueue
+from accordion_service.store.writes.secrets import MAX_SECRETS, SecretStore
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import ADMIN, JOBS, PLAN, Team
 from tests.api.world import DIGITS, World

@@ -11,11 +11,11 @@ from sqlalchemy import event
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from service.access.guards import access_of, check_host
-from service.access.sessions import SESSION_S
-from service.api.app import create_app
-from service.errors import Forbidden, SettingsError
-from service.settings.settings import load_settings
+from accordion_service.access.guards import access_of, check_host
+from accordion_service.access.sessions import SESSION_S
+from accordion_service.api.app import create_app
+from accordion_service.errors import Forbidden, SettingsError
+from accordion_service.settings.settings import load_settings
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.world import DIGITS, Clock
 

@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from service.api.app import create_app
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.scheduler_counts import BUCKETS, RECORD_DELAYS
+from accordion_service.api.app import create_app
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.scheduler_counts import BUCKETS, RECORD_DELAYS
 from tests.api.conftest import LOCAL, Live
 from tests.api.team import wait_for
 from tests.api.test_streams import JOBS, submit

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
-from service.store.reads.repository import Repository
+from accordion_service.store.reads.repository import Repository
 from tests.api.conftest import Live, serve_live
 from tests.api.test_streams import JOBS, frames, numbers, read, submit
 
@@ -76,7 +76,7 @@ def test_slow_watcher_delays_no_other_and_misses_nothing(live: Live) -> None:
 def test_stream_that_falls_behind_the_kept_frames_misses_nothing(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.api.feeds.MAX_FEED_CHARS", 300)
+    monkeypatch.setattr("accordion_service.api.feeds.MAX_FEED_CHARS", 300)
     with live.client() as client:
         path = f"{JOBS}/{submit(client, training={'epochs': 20})}/events"
         with client.stream("GET", path) as beside:

@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from service.domain.jobs.statuses import Status
+from accordion_service.domain.jobs.statuses import Status
 from tests.api.world import World
 
 JOBS = "/api/v1/jobs"

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.sse import EventReader
-from service.store.tables.models import EpochRow, EventRow
+from accordion_service.api.sse import EventReader
+from accordion_service.store.tables.models import EpochRow, EventRow
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS, World
 

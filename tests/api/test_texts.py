@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.access.request_texts import check_request_texts
-from service.errors import Invalid
-from service.store.tables.models import JobRow
+from accordion_service.access.request_texts import check_request_texts
+from accordion_service.errors import Invalid
+from accordion_service.store.tables.models import JobRow
+from accordion_workers.records.contract import FailureRecord
 from tests.api.conftest import refused_early
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.world import DIGITS, World
-from workers.records.contract import FailureRecord
 
 OWN = {"name": "mine:Task"}
 JSON = {"Content-Type": "application/json"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.store.tables.models import JobRow
+from accordion_service.store.tables.models import JobRow
 from tests.api.team import JOBS
 from tests.api.test_reports import MANY, lengthen
 from tests.api.test_streams import frames

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Desired, Reason, Status
-from service.errors import Conflict
+from accordion_service.domain.jobs.statuses import Desired, Reason, Status
+from accordion_service.errors import Conflict
 from tests.api.team import JOBS
 from tests.api.world import World
 

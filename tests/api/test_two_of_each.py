@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.store.engine.database import Database
-from service.store.reads.repository import SCHEDULER_LEASE, Repository
-from service.store.tables.models import LeaseRow
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.repository import SCHEDULER_LEASE, Repository
+from accordion_service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.shared_runtime import RuntimeServer
 from tests.api.test_nothing_lost import expected

@@ -7,12 +7,12 @@ import json
 import pytest
 from sqlalchemy import inspect
 
-from service.domain.jobs.statuses import Status
-from service.store.engine.database import Database
-from service.store.reads.repository import Repository
-from service.store.reads.unfinished_jobs import UnfinishedJobs
-from service.store.tables.models import JobRow
-from service.store.writes.steering import ListingChange
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.steering import ListingChange
 from tests.api.world import World
 
 LONG = {"training": {"epochs": 4000}}
@@ -94,7 +94,7 @@ def test_a_report_that_is_rolled_back_leaves_nothing_in_memory(
     before = {job_id: world.job(job_id).version for job_id in jobs}
     with monkeypatch.context() as patch:
         patch.setattr(
-            "service.store.ingest.report_writes.trim_history",
+            "accordion_service.store.ingest.report_writes.trim_history",
             lambda *_: (_ for _ in ()).throw(ValueError("the transaction is rolled back")),
         )
         world.turn(2)

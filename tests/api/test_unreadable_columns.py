@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from service.domain.jobs.statuses import Reason, Status
-from service.store.tables.models import (
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.store.tables.models import (
     AttemptRow,
     DecisionRow,
     EpochRow,
@@ -20,10 +20,10 @@ from service.store.tables.models import (
     LogChunkRow,
     OverrideRow,
 )
-from service.store.tables.stored_documents import stored_labels
+from accordion_service.store.tables.stored_documents import stored_labels
+from accordion_workers.records.contract import FailureRecord
 from tests.api.test_streams import frames
 from tests.api.world import World
-from workers.records.contract import FailureRecord
 
 JOBS = "/api/v1/jobs"
 HISTORY = ("/attempts", "/epochs", "/decisions", "/checkpoints")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain.jobs.statuses import Reason, Status
+from accordion_service.domain.jobs.statuses import Reason, Status
 from tests.api.world import World
 
 

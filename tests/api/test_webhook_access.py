@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
-from service.api.app import create_app
-from service.domain.access import Role
-from service.settings.settings import load_settings
+from accordion_service.api.app import create_app
+from accordion_service.domain.access import Role
+from accordion_service.settings.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.team import ADMIN, JOBS, Team
 from tests.api.webhook_receiver import LOOPBACK

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from service.access.host_lookup import LookupPostponed
-from service.domain.access import ADMIN_USER, FULL_ACCESS, Caller, Role, Scope
-from service.domain.jobs.statuses import Status
-from service.domain.webhooks.retries import DeliveryState
-from service.domain.webhooks.serving_order import MAX_PAUSE_S
-from service.domain.webhooks.signatures import new_signing_secret
-from service.scheduler import webhooks
-from service.scheduler.webhook_sender import WebhookSender
-from service.scheduler.webhooks import (
+from accordion_service.access.host_lookup import LookupPostponed
+from accordion_service.domain.access import ADMIN_USER, FULL_ACCESS, Caller, Role, Scope
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.domain.webhooks.retries import DeliveryState
+from accordion_service.domain.webhooks.serving_order import MAX_PAUSE_S
+from accordion_service.domain.webhooks.signatures import new_signing_secret
+from accordion_service.scheduler import webhooks
+from accordion_service.scheduler.webhook_sender import WebhookSender
+from accordion_service.scheduler.webhooks import (
     INTERVAL_S,
     MAX_MESSAGE_CHARS,
     MAX_TURN_S,
     WebhookDelivery,
 )
-from service.settings.secret_box import create_secret_box
-from service.store.writes.accounts import AccountStore
-from service.store.writes.delivery_queue import CLAIM_S, AttemptOutcome
-from service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
+from accordion_service.settings.secret_box import create_secret_box
+from accordion_service.store.writes.accounts import AccountStore
+from accordion_service.store.writes.delivery_queue import CLAIM_S, AttemptOutcome
+from accordion_service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
 from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 from tests.api.world import World

@@ -16,13 +16,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from service.api.app import create_app
-from service.domain.webhooks.retries import MAX_ATTEMPTS, RETRY_DELAYS_S, SECRET_OVERLAP_S
-from service.scheduler.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
-from service.store.tables.models import WebhookSecretRow
-from service.store.writes import webhook_messages
-from service.store.writes.delivery_queue import CLAIM_S, DeliveryQueue
-from service.store.writes.webhooks import MAX_PREVIOUS_SECRETS, MAX_WEBHOOKS
+from accordion_service.api.app import create_app
+from accordion_service.domain.webhooks.retries import MAX_ATTEMPTS, RETRY_DELAYS_S, SECRET_OVERLAP_S
+from accordion_service.scheduler.retention import DEAD_RETENTION_S, DELIVERED_RETENTION_S
+from accordion_service.store.tables.models import WebhookSecretRow
+from accordion_service.store.writes import webhook_messages
+from accordion_service.store.writes.delivery_queue import CLAIM_S, DeliveryQueue
+from accordion_service.store.writes.webhooks import MAX_PREVIOUS_SECRETS, MAX_WEBHOOKS
 from tests.api.conftest import LOCAL, refused_early
 from tests.api.team import JOBS, wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver, verify
@@ -296,9 +296,9 @@ def test_a_message_survives_the_scheduler_that_was_sending_it(hooked: Hooked) ->
 
 SENDER = """
 import sys, time
-from service.settings.settings import load_settings
-from service.store.engine.database import Database
-from service.scheduler.webhooks import WebhookDelivery
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.scheduler.webhooks import WebhookDelivery
 
 home, url, networks, now = sys.argv[1:]
 settings = load_settings(home=home, database_url=url, webhook_networks=networks)
@@ -478,9 +478,9 @@ def test_a_change_that_is_undone_queues_no_message(hooked: Hooked) -> None:
 
 
 def _cancel_and_fail(session: Any, job_id: str) -> None:
-    from service.domain.jobs.statuses import Reason, Status
-    from service.store.tables.models import JobRow
-    from service.store.writes.status_changes import change_status
+    from accordion_service.domain.jobs.statuses import Reason, Status
+    from accordion_service.store.tables.models import JobRow
+    from accordion_service.store.writes.status_changes import change_status
 
     job = session.get_one(JobRow, job_id)
     reason = Reason.CANCELLED_BY_USER

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.domain.jobs.statuses import Status
-from service.store.tables.models import JobRow
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.store.tables.models import JobRow
 from tests.api.world import World
 
 JOBS = "/api/v1/jobs"

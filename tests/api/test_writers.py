@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.api.app_state import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
-from service.errors import Unavailable
-from service.job_inputs.code import CodeStore
-from service.store.writes.jobs import JobSubmission
+from accordion_service.api.app_state import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
+from accordion_service.errors import Unavailable
+from accordion_service.job_inputs.code import CodeStore
+from accordion_service.store.writes.jobs import JobSubmission
 from tests.api.conftest import Live
 from tests.api.world import DIGITS
 from tests.unit.workers.archives import archive

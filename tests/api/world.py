@@ -8,20 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.domain.access import FULL_ACCESS
-from service.domain.jobs.status_table import ENDED
-from service.domain.jobs.statuses import Status
-from service.scheduler.loop import Scheduler
-from service.settings.settings import Settings, load_settings
-from service.store.engine.database import Database
-from service.store.migrations import upgrade
-from service.store.reads.repository import Repository
-from service.store.tables.models import JobRow, OverrideRow
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.overrides import JobOverrides, RequestedOverride
-from service.store.writes.steering import JobLifecycle
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.domain.jobs.status_table import ENDED
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.scheduler.loop import Scheduler
+from accordion_service.settings.settings import Settings, load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.migrations import upgrade
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import JobRow, OverrideRow
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.overrides import JobOverrides, RequestedOverride
+from accordion_service.store.writes.steering import JobLifecycle
+from accordion_workers.records.contract import JobSpec, LogLine
 from tests.api.fake_runtime import FakeRuntime
-from workers.records.contract import JobSpec, LogLine
 
 DIGITS: dict[str, Any] = {"task": {"name": "digits-mlp"}, "training": {"epochs": 4}}
 """A spec that ends after four epochs."""

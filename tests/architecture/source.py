@@ -8,20 +8,28 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("accordion", "accordion_ray", "workers", "service")
+FOLDERS = (
+    "accordion",
+    "workers/accordion_workers",
+    "workers/accordion_ray",
+    "service/accordion_service",
+    "service/accordion_client",
+)
+PACKAGES = tuple(folder.rpartition("/")[2] for folder in FOLDERS)
 
 
 def source_files() -> list[Path]:
     """Python files of the packages, without the migrations: those are generated and never
     change.
     """
-    found = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    found = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
     return [path for path in found if "migrations" not in path.parts]
 
 
 def module_name(path: Path) -> str:
     """Dotted name of a source file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] in {"workers", "service"} else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -1,7 +1,8 @@
-"""Tests of the store and of the api run on SQLite and on PostgreSQL; the exceptions say why not."""
+"""Which tests of the store and of the api run on SQLite, on PostgreSQL or on both."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from tests.api.conftest import check_opened, check_statements, refused_early
 from tests.architecture.source import ROOT
-from tests.conftest import check_exception
+from tests.conftest import ON_BOTH_DATABASES, check_exception, kinds_of
 
+ON_SQLITE, ON_POSTGRESQL = ["sqlite"], ["postgresql"]
+ON_BOTH = ON_SQLITE + ON_POSTGRESQL
 SHARED = "shared_database_url"
 SQLITE_FILE = '"sqlite:///'
 NAMES_A_FILE = {
@@ -97,3 +100,35 @@ def test_a_request_that_reaches_the_database_is_not_refused_early() -> None:
         check_statements(early, ["SELECT 1"])
     check_statements(early, [])
     check_statements(item(), ["SELECT 1"])
+
+
+def chosen(file: str, test: str, *, postgresql: bool) -> list[str]:
+    """Databases of a test of a file that `kinds_of` has not seen in this session."""
+    asked = SimpleNamespace(getoption=lambda _: postgresql)
+    return kinds_of(
+        SimpleNamespace(
+            config=asked,
+            definition=SimpleNamespace(path=Path(f"{file}.py")),
+            function=SimpleNamespace(__name__=test),
+            module=SimpleNamespace(__name__=f"planted.{file}.{postgresql}"),
+        )
+    )
+
+
+def test_every_test_runs_on_postgresql_in_one_of_the_two_commands() -> None:
+    runs = [
+        [chosen(file, test, postgresql=asked) for test in ("test_a", "test_b")]
+        for file in ("api/test_planted", "api/test_job_lives")
+        for asked in (False, True)
+    ]
+    assert runs == [
+        [ON_BOTH, ON_SQLITE],
+        [[], ON_POSTGRESQL],
+        [ON_BOTH, ON_BOTH],
+        [[], []],
+    ]
+
+
+def test_files_on_both_databases_exist() -> None:
+    files = {f"{path.parent.name}/{path.stem}" for path in (ROOT / "tests").rglob("test_*.py")}
+    assert files >= ON_BOTH_DATABASES

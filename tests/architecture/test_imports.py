@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -12,68 +13,186 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGES, ROOT, module_name, parse, source_files
+from tests.architecture.source import FOLDERS, ROOT, module_name, parse, source_files
 
 PLANTED = [
-    ("one-way", "accordion/planted.py", "import workers.records.contract"),
-    ("one-way", "workers/planted.py", "import service.settings.settings"),
-    ("one-way", "workers/planted.py", "import accordion_ray"),
-    ("one-way", "service/planted.py", "import accordion_ray.errors"),
-    ("one-way", "accordion_ray/planted.py", "import service.settings.settings"),
+    ("one-way", "accordion/planted.py", "import accordion_workers.records.contract"),
+    (
+        "one-way",
+        "workers/accordion_workers/planted.py",
+        "import accordion_service.settings.settings",
+    ),
+    ("one-way", "workers/accordion_workers/planted.py", "import accordion_ray"),
+    ("one-way", "service/accordion_service/planted.py", "import accordion_ray.errors"),
+    ("one-way", "service/accordion_service/planted.py", "import accordion_client"),
+    ("one-way", "workers/accordion_ray/planted.py", "import accordion_service.settings.settings"),
     ("library", "accordion/planted.py", "import pydantic"),
     ("library", "accordion/planted.py", "import transformers"),
     ("integrations", "accordion/planted.py", "from accordion.integrations import common"),
     ("torch-free", "accordion/base/messages.py", "import torch"),
     ("torch-free", "accordion/policies/fixed.py", "from accordion.session import session"),
-    ("torch-free", "workers/records/contract.py", "import ray"),
-    ("ray-home", "service/planted.py", "import ray"),
-    ("ray-home", "service/planted.py", "import torch"),
-    ("api", "service/store/engine/database.py", "from service.runtime import ray_backend"),
-    ("loggers", "service/loggers/turns.py", "from service.loggers import mlflow_sink"),
-    ("loggers", "service/scheduler/housekeeping.py", "import wandb"),
-    ("domain", "service/domain/jobs/statuses.py", "import pydantic"),
-    ("house", "service/api/planted.py", "from service.commands import pack"),
-    ("house", "service/api/planted.py", "from service.scheduler import loop"),
-    ("house", "service/loggers/planted.py", "from service.api import problems"),
-    ("house", "service/views/planted.py", "from service.machine import backup"),
-    ("house", "service/store/planted.py", "from service.access import guards"),
-    ("house", "service/schemas/planted.py", "from service.store import database"),
-    ("house", "service/domain/planted.py", "from service.settings import home"),
-    ("house", "service/planted.py", ""),
-    ("store", "service/store/reads/planted.py", "from service.store.writes import jobs"),
-    ("store", "service/store/planted.py", ""),
-    ("acyclic", "service/domain/jobs/statuses.py", "from service.domain.capacity import queue"),
-    ("acyclic", "workers/hub/journal.py", "from workers.controller import attempt"),
-    ("wire", "service/schemas/planted.py", "import fastapi"),
-    ("wire", "service/schemas/planted.py", "from service.store import database"),
-    ("client", "service/client/__init__.py", "from service import settings"),
-    ("client", "service/client/planted.py", "import workers.records.contract"),
-    ("view", "service/planted.py", "from accordion import session"),
-    ("view", "service/planted.py", "from accordion.compressors import none"),
-    ("view", "service/planted.py", "from workers.training import loop"),
+    ("torch-free", "workers/accordion_workers/records/contract.py", "import ray"),
+    ("ray-home", "service/accordion_service/planted.py", "import ray"),
+    ("ray-home", "service/accordion_service/planted.py", "import torch"),
+    (
+        "api",
+        "service/accordion_service/store/engine/database.py",
+        "from accordion_service.runtime import ray_backend",
+    ),
+    (
+        "loggers",
+        "service/accordion_service/loggers/turns.py",
+        "from accordion_service.loggers import mlflow_sink",
+    ),
+    ("loggers", "service/accordion_service/scheduler/housekeeping.py", "import wandb"),
+    ("domain", "service/accordion_service/domain/jobs/statuses.py", "import pydantic"),
+    (
+        "house",
+        "service/accordion_service/api/planted.py",
+        "from accordion_service.scheduler import loop",
+    ),
+    (
+        "house",
+        "service/accordion_service/loggers/planted.py",
+        "from accordion_service.api import problems",
+    ),
+    (
+        "house",
+        "service/accordion_service/views/planted.py",
+        "from accordion_service.backups import backups",
+    ),
+    (
+        "house",
+        "service/accordion_service/store/planted.py",
+        "from accordion_service.access import guards",
+    ),
+    (
+        "house",
+        "service/accordion_service/schemas/planted.py",
+        "from accordion_service.store import database",
+    ),
+    (
+        "house",
+        "service/accordion_service/domain/planted.py",
+        "from accordion_service.settings import home",
+    ),
+    ("house", "service/accordion_service/planted.py", ""),
+    (
+        "store",
+        "service/accordion_service/store/reads/planted.py",
+        "from accordion_service.store.writes import jobs",
+    ),
+    ("store", "service/accordion_service/store/planted.py", ""),
+    (
+        "acyclic",
+        "service/accordion_service/domain/jobs/statuses.py",
+        "from accordion_service.domain.capacity import queue",
+    ),
+    (
+        "acyclic",
+        "workers/accordion_workers/hub/journal.py",
+        "from accordion_workers.controller import attempt",
+    ),
+    ("wire", "service/accordion_service/schemas/planted.py", "import fastapi"),
+    (
+        "wire",
+        "service/accordion_service/schemas/planted.py",
+        "from accordion_service.store import database",
+    ),
+    (
+        "client",
+        "service/accordion_client/sdk/jobs.py",
+        "from accordion_service.settings import home",
+    ),
+    (
+        "client",
+        "service/accordion_client/sdk/planted.py",
+        "import accordion_workers.records.contract",
+    ),
+    (
+        "client-rooms",
+        "service/accordion_client/machine/planted.py",
+        "from accordion_client.commands import pack",
+    ),
+    (
+        "client-rooms",
+        "service/accordion_client/sdk/planted.py",
+        "from accordion_client.machine import up",
+    ),
+    ("client-rooms", "service/accordion_client/planted.py", ""),
+    ("view", "service/accordion_service/planted.py", "from accordion import session"),
+    ("view", "service/accordion_service/planted.py", "from accordion.compressors import none"),
+    ("view", "service/accordion_service/planted.py", "from accordion_workers.training import loop"),
     ("library-rooms", "accordion/base/planted.py", "from accordion.compressors import none"),
     ("library-rooms", "accordion/compress/planted.py", "from accordion.hook import ddp_hook"),
     ("library-rooms", "accordion/decide/planted.py", "from accordion.compress import ledger"),
     ("library-rooms", "accordion/hook/planted.py", "from accordion.session import session"),
     ("library-rooms", "accordion/planted.py", ""),
-    ("rooms", "workers/worker/planted.py", "from workers.controller import attempt"),
-    ("rooms", "workers/training/planted.py", "from workers.controller import failure_causes"),
-    ("rooms", "workers/training/planted.py", "from workers.worker import memory"),
-    ("rooms", "workers/training/planted.py", "from workers.planning import predictions"),
-    ("rooms", "workers/hub/planted.py", "from workers.training import loop"),
-    ("rooms", "workers/hub/planted.py", "from workers.checkpoint import storage"),
-    ("rooms", "workers/checkpoint/planted.py", "from workers.training import sampler"),
-    ("rooms", "workers/user_code/planted.py", "from workers.training import loop"),
-    ("rooms", "workers/planted.py", ""),
-    ("rooms", "workers/records/contract.py", "from workers.hub import journal"),
-    ("rooms", "workers/spec/job.py", "from workers.checkpoint import storage"),
-    ("rooms", "workers/tasks/base.py", "from workers.user_code import install"),
-    ("workers-ray", "workers/training/planted.py", "import ray"),
-    ("workers-ray", "workers/worker/memory.py", "import ray"),
-    ("workers-ray", "workers/hub/accordion_actor.py", "import ray"),
-    ("training-ray", "workers/training/planted.py", "import ray"),
-    ("training-ray", "workers/training/planted.py", "from workers.hub import actor_client"),
-    ("training-ray", "workers/session.py", "from workers.hub import actor_client"),
+    (
+        "rooms",
+        "workers/accordion_workers/worker/planted.py",
+        "from accordion_workers.controller import attempt",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/training/planted.py",
+        "from accordion_workers.controller import failure_causes",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/training/planted.py",
+        "from accordion_workers.worker import memory",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/training/planted.py",
+        "from accordion_workers.planning import predictions",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/hub/planted.py",
+        "from accordion_workers.training import loop",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/hub/planted.py",
+        "from accordion_workers.checkpoint import storage",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/checkpoint/planted.py",
+        "from accordion_workers.training import sampler",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/user_code/planted.py",
+        "from accordion_workers.training import loop",
+    ),
+    ("rooms", "workers/accordion_workers/planted.py", ""),
+    (
+        "rooms",
+        "workers/accordion_workers/records/contract.py",
+        "from accordion_workers.hub import journal",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/spec/job.py",
+        "from accordion_workers.checkpoint import storage",
+    ),
+    (
+        "rooms",
+        "workers/accordion_workers/tasks/base.py",
+        "from accordion_workers.user_code import install",
+    ),
+    ("workers-ray", "workers/accordion_workers/training/planted.py", "import ray"),
+    ("workers-ray", "workers/accordion_workers/worker/memory.py", "import ray"),
+    ("workers-ray", "workers/accordion_workers/hub/accordion_actor.py", "import ray"),
+    ("training-ray", "workers/accordion_workers/training/planted.py", "import ray"),
+    (
+        "training-ray",
+        "workers/accordion_workers/training/planted.py",
+        "from accordion_workers.hub import actor_client",
+    ),
 ]
 
 
@@ -84,7 +203,15 @@ def contracts() -> dict[str, dict]:
 
 def lint_imports(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(str(folder / name) for name in ("", "workers", "service"))
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def loaded_by(modules: list[str]) -> set[str]:
@@ -102,7 +229,7 @@ def loaded_by(modules: list[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copy")
-    for package in PACKAGES:
+    for package in FOLDERS:
         shutil.copytree(
             ROOT / package, folder / package, ignore=shutil.ignore_patterns("static", "__pycache__")
         )
@@ -153,7 +280,7 @@ def foreign_imports(paths: Iterable[Path]) -> set[str]:
 
 
 def test_the_library_needs_nothing_but_torch() -> None:
-    paths = [path for path in source_files() if "accordion" in path.relative_to(ROOT).parts]
+    paths = [path for path in source_files() if path.is_relative_to(ROOT / "accordion")]
     core = [path for path in paths if "integrations" not in path.parts]
     assert foreign_imports(core) == {"accordion", "torch"}
     assert foreign_imports(paths) == {"accordion", "torch", "transformers"}
@@ -171,24 +298,24 @@ def test_what_a_server_reads_loads_neither_torch_nor_ray() -> None:
 
 
 def test_the_api_process_loads_neither_torch_nor_ray() -> None:
-    assert loaded_by(["service.api.app"]).isdisjoint({"torch", "ray"})
+    assert loaded_by(["accordion_service.api.app"]).isdisjoint({"torch", "ray"})
 
 
 def test_the_supervisor_loads_neither_ray_train_nor_torch() -> None:
     assert loaded_by(
-        ["workers.controller.supervisor", "workers.controller.ray_train_pool"]
+        ["accordion_workers.controller.supervisor", "accordion_workers.controller.ray_train_pool"]
     ).isdisjoint({"pandas", "pyarrow", "torch"})
 
 
 def test_the_process_of_ray_trains_controller_loads_no_torch() -> None:
-    assert "torch" not in loaded_by(["workers.controller.ray_train_internals"])
+    assert "torch" not in loaded_by(["accordion_workers.controller.ray_train_internals"])
 
 
 PRIVATE_HOMES = {
     "ray.train.v2": {
         "accordion_ray.train_context",
-        "workers.controller.ray_train_internals",
-        "workers.worker.ray_train_context",
+        "accordion_workers.controller.ray_train_internals",
+        "accordion_workers.worker.ray_train_context",
     }
 }
 """Private names of other packages by their beginning, and the modules that may import them: one for
@@ -221,8 +348,10 @@ def test_what_ray_train_keeps_private_has_one_home() -> None:
     }
     assert {module: names for module, names in found.items() if names} == {}
     assert strangers(
-        ast.parse((ROOT / "workers/controller/ray_train_internals.py").read_text()),
-        "workers.planted",
+        ast.parse(
+            (ROOT / "workers/accordion_workers/controller/ray_train_internals.py").read_text()
+        ),
+        "accordion_workers.planted",
     )
 
 
@@ -235,4 +364,4 @@ def test_what_ray_train_keeps_private_has_one_home() -> None:
     ],
 )
 def test_a_second_home_of_what_ray_train_keeps_private_is_found(line: str) -> None:
-    assert strangers(ast.parse(line), "workers.planted")
+    assert strangers(ast.parse(line), "accordion_workers.planted")

@@ -6,12 +6,12 @@ import ast
 
 import pytest
 
-from service.store.engine.job_labels import COPIED_COLUMNS
+from accordion_service.store.engine.job_labels import COPIED_COLUMNS
 from tests.architecture.source import module_name, parse, source_files
 
 WITHOUT_OBJECTS = {
-    "service.machine.backups": {"orders_version", "version"},
-    "service.store.writes.nodes": {"orders_version", "version"},
+    "accordion_service.backups.backups": {"orders_version", "version"},
+    "accordion_service.store.writes.nodes": {"orders_version", "version"},
 }
 """Modules that write rows of jobs by statements, and the columns."""
 UNKNOWN = "?"

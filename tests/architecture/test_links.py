@@ -13,7 +13,7 @@ from tests.architecture.source import ROOT
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-FOLDERS = ("accordion", "accordion_ray", "deploy", "docs", "service", "workers")
+FOLDERS = ("accordion", "deploy", "docs", "service", "workers")
 
 
 def pages() -> Iterator[Path]:

@@ -19,7 +19,7 @@ EXAMPLES = {
     "ray/util/scheduling_strategies.py": "a file of Ray",
 }
 """Names that stand for no file of this repository."""
-FOLDERS = ("accordion", "accordion_ray", "deploy", "docs", "service", "tests", "workers")
+FOLDERS = ("accordion", "deploy", "docs", "service", "tests", "workers")
 
 
 @cache

@@ -13,17 +13,17 @@ from tests.architecture.source import ROOT, functions, module_name, parse, sourc
 FILE_LINES, BODY_LINES, POSITIONAL, NESTING, PUBLIC_NAMES = 500, 40, 3, 3, 10
 TABLES_OF_RECORDS = {
     "accordion.base.messages": "every message of the library",
-    "service.schemas.accounts": "every body of users, tokens and the audit log",
-    "service.schemas.jobs": "every body of the REST api",
-    "service.client": "both clients, their options, and every error that they raise",
-    "service.commands.cli_support": "options and output that the commands share",
-    "service.commands.completion": "every kind of word that the shell completes",
-    "service.schemas.format": "every value that the command line prints",
-    "service.errors": "every error of the service, one a status",
-    "service.store.tables.models": "every table of the database",
-    "workers.common.errors": "every error of the training side",
-    "workers.records.contract": "every record between service and workers",
-    "workers.spec.job": "what a person asks for, part by part",
+    "accordion_service.schemas.accounts": "every body of users, tokens and the audit log",
+    "accordion_service.schemas.jobs": "every body of the REST api",
+    "accordion_client": "both clients, their options, and every error that they raise",
+    "accordion_client.commands.cli_support": "options and output that the commands share",
+    "accordion_client.commands.completion": "every kind of word that the shell completes",
+    "accordion_service.schemas.format": "every value that the command line prints",
+    "accordion_service.errors": "every error of the service, one a status",
+    "accordion_service.store.tables.models": "every table of the database",
+    "accordion_workers.common.errors": "every error of the training side",
+    "accordion_workers.records.contract": "every record between service and workers",
+    "accordion_workers.spec.job": "what a person asks for, part by part",
 }
 """Modules that may have more public names than others, and what they list."""
 

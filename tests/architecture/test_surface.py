@@ -34,7 +34,6 @@ TOP_LEVEL = {
     "Makefile",
     "README.md",
     "accordion",
-    "accordion_ray",
     "constraints.txt",
     "deploy",
     "docs",

@@ -193,19 +193,22 @@ def test_names_of_tests_fit_into_a_report() -> None:
 
 
 def test_a_planted_homonym_is_found() -> None:
-    assert homonyms(["workers.ledger", "service.store.ledger", "service.api.app"]) == {
-        "ledger": ["workers.ledger", "service.store.ledger"]
-    }
+    assert homonyms(
+        ["workers.ledger", "accordion_service.store.ledger", "accordion_service.api.app"]
+    ) == {"ledger": ["workers.ledger", "accordion_service.store.ledger"]}
 
 
 @pytest.mark.parametrize(
     ("modules", "is_mistaken"),
     [
-        (["service.api.webhooks", "service.store.reads.webhooks"], False),
-        (["service.store.reads.webhooks", "service.store.writes.webhooks"], False),
-        (["service.api.webhooks", "service.api.dashboard.webhooks"], True),
-        (["workers.hub.ledger", "service.store.ledger"], True),
-        (["service.errors", "service.client.errors"], False),
+        (["accordion_service.api.webhooks", "accordion_service.store.reads.webhooks"], False),
+        (
+            ["accordion_service.store.reads.webhooks", "accordion_service.store.writes.webhooks"],
+            False,
+        ),
+        (["accordion_service.api.webhooks", "accordion_service.api.dashboard.webhooks"], True),
+        (["accordion_workers.hub.ledger", "accordion_service.store.ledger"], True),
+        (["accordion_service.errors", "accordion_client.sdk.errors"], False),
     ],
 )
 def test_a_feature_has_one_name_and_each_room_one_module_of_it(

@@ -35,9 +35,9 @@ from accordion.compress.layer_stacks import Layer
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, DetectorConfig, Window
 from accordion.session.session import attach
+from accordion_workers.models.resnet import ResNet18
 from tests.bench import report
 from tests.bench.timing import Spread
-from workers.models.resnet import ResNet18
 
 RESULTS = Path(__file__).with_name("results")
 BUCKET_BYTES = 25 << 20

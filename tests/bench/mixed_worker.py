@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from accordion_workers.records.contract import JobSpec, Payload
+from accordion_workers.training.loop import train_job
 from tests.bench.cpu_share import cpu_share
 from tests.distributed.loop_jobs import RecordingLink, context
-from workers.records.contract import JobSpec, Payload
-from workers.training.loop import train_job
 
 PATIENCE = timedelta(seconds=120)
 

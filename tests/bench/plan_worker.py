@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 
 from accordion.base.messages import Level
+from accordion_workers.planning.predictions import list_levels, nominal_link, predict_steps
+from accordion_workers.planning.step_measurement import StepMeasurement, measure_step
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.loop import train_batch
+from accordion_workers.training.sampler import epoch_order
+from accordion_workers.training.train_state import TrainState, build_train_state
 from tests.bench.cpu_share import cpu_share
 from tests.distributed.loop_jobs import RecordingLink, context
-from workers.planning.predictions import list_levels, nominal_link, predict_steps
-from workers.planning.step_measurement import StepMeasurement, measure_step
-from workers.records.contract import JobSpec
-from workers.training.clock import Clock
-from workers.training.loop import train_batch
-from workers.training.sampler import epoch_order
-from workers.training.train_state import TrainState, build_train_state
 
 PATIENCE = timedelta(seconds=300)
 SETTLING_STEPS, SETTLING_S = 130, 20.0

@@ -12,10 +12,10 @@ import sys
 import time
 import uuid
 
-from service.runtime.ray_backend import RayBackend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import Cursor, DesiredState, JobSpec, Launch, Size
 from tests.bench.recovery_stage import ORDERED
 from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MICRO_BATCH, MOMENTUM
-from workers.records.contract import Cursor, DesiredState, JobSpec, Launch, Size
 
 LOOK_S = 0.25
 """The scheduler's pace."""

@@ -18,9 +18,9 @@ from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from accordion_workers.data.digits import load_digits
 from tests.bench.recovery_stage import ORDERED
 from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MOMENTUM, LoggedDigits
-from workers.data.digits import load_digits
 
 
 def main(address: str, folder: str, least: int, most: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.tasks.digits import DigitsMlp
+from accordion_workers.tasks.digits import DigitsMlp
 
 HIDDEN = 128
 PACE_S = 0.05

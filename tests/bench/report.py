@@ -6,17 +6,23 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from tests.bench.targets import Target
 from tests.bench.timing import Spread
 
 ROOT = Path(__file__).parents[2]
+RESULTS = "tests/bench/results"
+MAX_BUSY = 1.0
+"""Processors that others may keep busy when a row is measured."""
+BUSY_INTERVAL_S = 3.0
 HEAD = (
     "row",
     "work",
@@ -125,14 +131,26 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    """Machine, versions, commit, and how many processes want to compute (the mean of the last
-    minute).
+    """Machine, versions, commit, and how many processors others keep busy.
+
+    Raises:
+        SystemExit: they keep more than one busy, or the checkout has changes, and
+            ACCORDION_BENCH_ANYWAY is not set, with which the row is marked.
     """
+    commit, busy = _git("rev-parse", "--short", "HEAD"), _busy_processors()
+    # What the bench has written itself changes nothing that it measures.
+    changed = _git("status", "--porcelain", "--", ".", f":!{RESULTS}")
+    wrong = [
+        *([f"{busy:.1f} processors are busy with something else"] if busy > MAX_BUSY else []),
+        *(["the checkout has changes"] if changed else []),
+    ]
+    if wrong and not os.environ.get("ACCORDION_BENCH_ANYWAY"):
+        sys.exit(
+            f"{' and '.join(wrong)}: measure a commit, alone on the machine, or set"
+            " ACCORDION_BENCH_ANYWAY=1 for rows that say so"
+        )
     return {
-        "commit": (
-            _git("rev-parse", "--short", "HEAD")
-            + (" with changes" if _git("status", "--porcelain") else "")
-        ),
+        "commit": commit + (" with changes" if changed else ""),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
@@ -140,8 +158,12 @@ def surroundings() -> dict[str, Any]:
             "kernel": platform.release(),
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "load": round(os.getloadavg()[0], 2),
+        "load": round(busy, 2),
     }
+
+
+def _busy_processors() -> float:
+    return psutil.cpu_percent(interval=BUSY_INTERVAL_S) / 100 * (os.cpu_count() or 1)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

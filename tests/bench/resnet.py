@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workers.models.resnet import PARAMETERS, ResNet18
+from accordion_workers.models.resnet import PARAMETERS, ResNet18
 
 __all__ = ["PARAMETERS", "resnet18"]
 

@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from service.process.garbage_collection import collect_less_often
-from service.process.logs import configure_logs
-from service.runtime.protocol import Node, SupervisorState
-from service.scheduler.loop import Scheduler
-from service.settings.settings import load_settings
-from service.store.engine.database import Database
+from accordion_service.process.garbage_collection import collect_less_often
+from accordion_service.process.logs import configure_logs
+from accordion_service.runtime.protocol import Node, SupervisorState
+from accordion_service.scheduler.loop import Scheduler
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.engine.database import Database
+from accordion_workers.records.contract import Cursor, Drained
 from tests.api.fake_job import FakeJob
 from tests.api.fake_runtime import FakeRuntime
-from workers.records.contract import Cursor, Drained
 
 NODE_CPUS = (64.0,) * 16
 

@@ -20,8 +20,8 @@ from sqlalchemy import (
     text,
 )
 
-from service.store.engine.job_labels import label_rows
-from service.store.tables.models import Base, JobLabelRow, JobRow, LeaseRow
+from accordion_service.store.engine.job_labels import label_rows
+from accordion_service.store.tables.models import Base, JobLabelRow, JobRow, LeaseRow
 from tests.api.world import World
 
 OWNERS = 20

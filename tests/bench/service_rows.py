@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from service.client import Client
-from service.domain.capacity.allocation import plan_allocations
-from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_client import Client
+from accordion_service.domain.capacity.allocation import plan_allocations
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
 from tests.bench.service_load import API, submit_jobs, time_requests, watch_events
 from tests.bench.service_stage import Stage
 

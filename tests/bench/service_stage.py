@@ -18,17 +18,17 @@ from typing import Any
 import httpx2
 from sqlalchemy import func, select
 
-from service.client import Client
-from service.domain.access import FULL_ACCESS
-from service.settings.settings import Settings, load_settings
-from service.store.engine.database import Database
-from service.store.reads.repository import Repository
-from service.store.tables.models import JobRow
-from service.store.writes.jobs import JobSubmission
+from accordion_client import Client
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.settings.settings import Settings, load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_workers.records.contract import JobSpec
 from tests.bench.service_history import add_ended_jobs
 from tests.bench.service_load import Target
 from tests.conftest import free_port
-from workers.records.contract import JobSpec
 
 ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 300.0
@@ -73,7 +73,7 @@ class Stage:
 
     def start_api(self) -> None:
         """Start the api, and wait until it answers."""
-        self._api = self._start("service.commands.main", "api")
+        self._api = self._start("accordion_client.commands.main", "api")
         wait_until(self._answers, "the api answers")
 
     def kill_api(self) -> None:

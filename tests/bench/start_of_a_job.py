@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.runtime.ray_backend import RayBackend
-from workers.records.contract import Cursor, Drained, JobSpec, Launch, Started
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import Cursor, Drained, JobSpec, Launch, Started
 
 SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 2}})
 JOBS = 3

@@ -15,10 +15,10 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from service.api.app import create_app
-from service.client.client import IDLE_CONNECTION_S
-from service.scheduler.loop import run_scheduler
-from service.settings.settings import Settings, load_settings
+from accordion_client.sdk.client import IDLE_CONNECTION_S
+from accordion_service.api.app import create_app
+from accordion_service.scheduler.loop import run_scheduler
+from accordion_service.settings.settings import Settings, load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.conftest import free_port
 

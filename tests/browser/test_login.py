@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from service.client import Client
+from accordion_client import Client
 from tests.browser.live_service import live_service
 
 TOKEN = "a-token-for-this-test-only"

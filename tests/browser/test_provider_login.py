@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from service.commands.loopback_listener import open_listener
+from accordion_client.commands.loopback_listener import open_listener
 from tests.api.oidc_world import oidc_settings, run_provider
 from tests.browser.live_service import live_service
 

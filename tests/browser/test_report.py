@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from service.api.dashboard.report_page import build_report
+from accordion_service.api.dashboard.report_page import build_report
 from tests.browser.conftest import Watched
 from tests.browser.live_service import LiveService
 from tests.unit.service.report_samples import (

@@ -7,8 +7,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from service.client import Client
-from service.schemas.overrides import OverrideRequest
+from accordion_client import Client
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.browser.live_service import live_service
 
 ADMIN = "a-token-for-this-test-only"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.store.reads.repository import Repository
-from service.store.tables.models import EpochRow, EventRow, JobRow, OverrideRow
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import EpochRow, EventRow, JobRow, OverrideRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from service.store.tables.models import EventRow, OverrideRow
+from accordion_service.store.tables.models import EventRow, OverrideRow
 from tests.chaos.history import History
 from tests.chaos.owners import PLANS, OwnedJob, Plan
 from tests.chaos.shared_laws import check_queue, check_quotas

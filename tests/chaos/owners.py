@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
-from service.client import Client, Refused, ServiceFailed, Unreachable
-from service.client.stream import Waiter
-from service.machine.programs import LEAST_CPUS
-from service.schemas.jobs import EventView, JobView
-from service.schemas.overrides import OverrideRequest
+from accordion_client import Client, Refused, ServiceFailed, Unreachable
+from accordion_client.machine.programs import LEAST_CPUS
+from accordion_client.sdk.stream import Waiter
+from accordion_service.schemas.jobs import EventView, JobView
+from accordion_service.schemas.overrides import OverrideRequest
 
 OWNERS = ("ada", "bob", "cyd")
 WORKERS_PER_OWNER = 3

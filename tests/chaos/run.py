@@ -22,10 +22,10 @@ from contextlib import closing, contextmanager
 from itertools import cycle
 from pathlib import Path
 
-from service.client import Client
-from service.settings.settings import load_settings
-from service.store.engine.database import Database
-from service.store.reads.repository import Repository
+from accordion_client import Client
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.repository import Repository
 from tests.chaos.faults import Faults, list_processes
 from tests.chaos.history import read_history
 from tests.chaos.laws import find_violations

@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from service.process.child_processes import END_GRACE_S, Program, end_process, start_process
+from accordion_service.process.child_processes import (
+    END_GRACE_S,
+    Program,
+    end_process,
+    start_process,
+)
 from tests.conftest import free_port
 from tests.e2e.real_up import Up
 
@@ -47,7 +52,7 @@ class Standbys:
 def _second_program(up: Up, name: str, port: int) -> Program:
     return Program(
         name=name,
-        command=(sys.executable, "-P", "-m", "service.commands.main", name),
+        command=(sys.executable, "-P", "-m", "accordion_client.commands.main", name),
         environment={**_read_environment(up.pid(name)), "ACCORDION_PORT": str(port)},
         log=up.home / "logs" / f"{name}-2.log",
     )

@@ -19,17 +19,17 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from accordion_workers import session
+from accordion_workers.common.errors import WorkerError
+from accordion_workers.records.contract import JobSpec, Launch
+from accordion_workers.training.boundaries import Outcome
+from accordion_workers.training.context import NoLink, RankProgress, WorkerContext
+from accordion_workers.training.loop import train_job
+from accordion_workers.training.script_runner import run_script
+from accordion_workers.user_code.install import install_code
+from accordion_workers.worker.process import run_training
+from accordion_workers.worker.process_damage import note_destroyed_groups
 from tests.distributed.loop_jobs import RecordingLink
-from workers.common.errors import WorkerError
-from workers.records.contract import JobSpec, Launch
-from workers.session import session
-from workers.training.boundaries import Outcome
-from workers.training.context import NoLink, RankProgress, WorkerContext
-from workers.training.loop import train_job
-from workers.training.script_runner import run_script
-from workers.user_code.install import install_code
-from workers.worker.process import run_training
-from workers.worker.process_damage import note_destroyed_groups
 
 
 @dataclass

@@ -14,13 +14,20 @@ import torch
 import torch.distributed as dist
 
 from accordion.base.messages import Decision, Report
-from workers.records.contract import DesiredState, JobSpec, Launch, Payload, Progress, Started
-from workers.training.boundaries import Outcome
-from workers.training.checkpointing import restore_checkpoint
-from workers.training.clock import Clock
-from workers.training.context import NoLink, WorkerContext
-from workers.training.loop import train_job
-from workers.training.train_state import TrainState, build_train_state
+from accordion_workers.records.contract import (
+    DesiredState,
+    JobSpec,
+    Launch,
+    Payload,
+    Progress,
+    Started,
+)
+from accordion_workers.training.boundaries import Outcome
+from accordion_workers.training.checkpointing import restore_checkpoint
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.context import NoLink, WorkerContext
+from accordion_workers.training.loop import train_job
+from accordion_workers.training.train_state import TrainState, build_train_state
 
 READING = 10**6
 """Generation of the group that only looks at what a job saved."""

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accordion_workers.data import TensorData
+from accordion_workers.tasks import TASKS, TaskRow
+from accordion_workers.tasks.digits import DigitsMlp
+from accordion_workers.training.clock import Clock
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
-from workers.data import TensorData
-from workers.tasks import TASKS, TaskRow
-from workers.tasks.digits import DigitsMlp
-from workers.training.clock import Clock
 
 
 class Shaky(DigitsMlp):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.controller.failure_causes import find_cause
+from accordion_workers.records.contract import FailureRecord
 from tests.distributed.code_jobs import how_it_ended
 from tests.distributed.test_own_code import order_of, script
-from workers.controller.failure_causes import find_cause
-from workers.records.contract import FailureRecord
 
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:

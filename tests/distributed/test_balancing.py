@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
+from accordion_workers.training.clock import Clock
 from tests.distributed.loop_jobs import Result
 from tests.distributed.loop_tasks import Shaky, run_task
-from workers.training.clock import Clock
 
 EPOCHS = {"training": {"epochs": 3}}
 """Each epoch has 23 batches of four micro-batches, the last of two."""

@@ -11,15 +11,15 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import workers.training.checkpointing
 from accordion.compress.direct_collectives import DirectCollectives
-from service.domain.performance.bottleneck import find_bottleneck
-from service.domain.performance.step_profile import Cause, StepProfile
+from accordion_service.domain.performance.bottleneck import find_bottleneck
+from accordion_service.domain.performance.step_profile import Cause, StepProfile
+from accordion_workers.tasks.synthetic import Synthetic
+from accordion_workers.training import checkpointing
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.loop import train_epochs
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed.loop_jobs import RecordingLink, context, spec
-from workers.tasks.synthetic import Synthetic
-from workers.training.clock import Clock
-from workers.training.loop import train_epochs
-from workers.training.train_state import build_train_state
 
 LATE_S = 0.3
 """Seconds of a planted delay; a step alone takes a few milliseconds."""
@@ -47,7 +47,7 @@ PLANTS: dict[Cause, tuple[Any, str]] = {
     Cause.LINK: (DirectCollectives, "all_reduce_"),
     Cause.ENCODING: (torch, "topk"),
     Cause.EVALUATION: (Synthetic, "metrics"),
-    Cause.CHECKPOINTS: (workers.training.checkpointing, "rank_state"),
+    Cause.CHECKPOINTS: (checkpointing, "rank_state"),
     Cause.DECISIONS: (RecordingLink, "decide"),
 }
 """What is late, by the cause that should be named."""

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compress.ledger import Ledger
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.loop import train_epochs
+from accordion_workers.training.running_statistics import average_buffers, mark_buffers_equal
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed.loop_jobs import RecordingLink, context, spec
 from tests.unit.workers import datasets
-from workers.training.clock import Clock
-from workers.training.loop import train_epochs
-from workers.training.running_statistics import average_buffers, mark_buffers_equal
-from workers.training.train_state import build_train_state
 
 
 class Model(nn.Module):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from accordion.base.messages import Override, plan_digest
+from accordion_workers.records.contract import DesiredState, JobSpec
 from tests.distributed.loop_jobs import (
     RecordingLink,
     Result,
@@ -18,7 +19,6 @@ from tests.distributed.loop_jobs import (
     spec,
     what_was_learned,
 )
-from workers.records.contract import DesiredState, JobSpec
 
 TRAINING = {"epochs": 7, "optimizer": {"lr": 0.05}, "lr_decay": {"at": [5]}}
 LEVELS = {"low": 64, "high": 256, "warmup_steps": 4}

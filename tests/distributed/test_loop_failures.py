@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from accordion_workers.common.errors import LossNotFinite, TaskRaised
+from accordion_workers.training.boundaries import MAX_SKIPPED_IN_A_ROW
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.evaluation import (
+    gather_summaries,
+    measure_metrics,
+    sync_drifted_parameters,
+)
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed.loop_jobs import RecordingLink, context, parameters, run_job, synthetic
 from tests.distributed.loop_tasks import run_task
-from workers.common.errors import LossNotFinite, TaskRaised
-from workers.training.boundaries import MAX_SKIPPED_IN_A_ROW
-from workers.training.clock import Clock
-from workers.training.evaluation import gather_summaries, measure_metrics, sync_drifted_parameters
-from workers.training.train_state import build_train_state
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(3, 0), (5, 1)])

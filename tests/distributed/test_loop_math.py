@@ -12,6 +12,19 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.messages import Override
+from accordion_workers.records.contract import DesiredState, EpochRecord, JobSpec
+from accordion_workers.training.sampler import (
+    batch_at,
+    derive_seed,
+    epoch_order,
+    even_counts,
+    loss_weight,
+    micro_batches,
+    num_batches,
+    rank_shard,
+)
+from accordion_workers.training.train_state import seeded_generators
+from accordion_workers.user_code.load_task import load_task
 from tests.distributed.loop_jobs import (
     RecordingLink,
     Result,
@@ -22,19 +35,6 @@ from tests.distributed.loop_jobs import (
     spec,
 )
 from tests.distributed.loop_tasks import run_task
-from workers.records.contract import DesiredState, EpochRecord, JobSpec
-from workers.training.sampler import (
-    batch_at,
-    derive_seed,
-    epoch_order,
-    even_counts,
-    loss_weight,
-    micro_batches,
-    num_batches,
-    rank_shard,
-)
-from workers.training.train_state import seeded_generators
-from workers.user_code.load_task import load_task
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 PLAIN = spec(training={"epochs": 2, "warmup": {"epochs": 1}}, compression={"method": "none"})

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from accordion.base.messages import Override, plan_digest
+from accordion_workers.records.contract import DesiredState
+from accordion_workers.spec.compression import CompressionSpec, WarmUpSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
-from workers.records.contract import DesiredState
-from workers.spec.compression import CompressionSpec, WarmUpSpec
 
 STRONG = spec(training={"epochs": 4}, policy={"name": "fixed"})
 LIGHT_IN_2 = Override(id="by-hand", level="low", layers=("hidden*",), until=3)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accordion_workers.records.contract import DesiredState, JobSpec
+from accordion_workers.tasks.digits import DigitsMlp
 from tests.distributed.loop_jobs import RecordingLink, equal, run_job, spec, what_was_learned
-from workers.records.contract import DesiredState, JobSpec
-from workers.tasks.digits import DigitsMlp
 
 STOP_IN_EPOCH_1 = RecordingLink(
     orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)

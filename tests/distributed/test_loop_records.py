@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from accordion.compress.step_signals import Signal
+from accordion_workers.records.contract import StorageUse
+from accordion_workers.training.clock import PHASES, Clock
+from accordion_workers.training.loop import train_epochs, train_job
+from accordion_workers.training.reports import PROGRESS_EVERY_S
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
-from workers.records.contract import StorageUse
-from workers.training.clock import PHASES, Clock
-from workers.training.loop import train_epochs, train_job
-from workers.training.reports import PROGRESS_EVERY_S
-from workers.training.train_state import build_train_state
 
 
 @dataclass

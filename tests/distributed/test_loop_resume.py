@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from accordion_workers.common.errors import TaskRaised
+from accordion_workers.records.contract import DesiredState
 from tests.distributed.loop_jobs import (
     RecordingLink,
     Result,
@@ -14,8 +16,6 @@ from tests.distributed.loop_jobs import (
     what_was_learned,
 )
 from tests.unit.workers import datasets
-from workers.common.errors import TaskRaised
-from workers.records.contract import DesiredState
 
 POWERSGD = spec(training={"epochs": 4, "lr_decay": {"at": [3]}}, policy={"window": {"epochs": 1}})
 STOP_IN_EPOCH_1 = RecordingLink(

@@ -18,6 +18,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_workers.common.errors import WorkerError
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.training.checkpointing import (
+    restore_checkpoint,
+    save_checkpoint,
+    wait_for_pending_save,
+)
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.loop import train_batch, train_job
+from accordion_workers.training.sampler import epoch_order
+from accordion_workers.training.train_state import TrainState, build_train_state
 from tests.distributed import gate
 from tests.distributed.loop_jobs import (
     RecordingLink,
@@ -29,17 +40,6 @@ from tests.distributed.loop_jobs import (
     saved,
     synthetic,
 )
-from workers.common.errors import WorkerError
-from workers.records.contract import JobSpec
-from workers.training.checkpointing import (
-    restore_checkpoint,
-    save_checkpoint,
-    wait_for_pending_save,
-)
-from workers.training.clock import Clock
-from workers.training.loop import train_batch, train_job
-from workers.training.sampler import epoch_order
-from workers.training.train_state import TrainState, build_train_state
 
 WAITED_S = 5.0
 LARGE = synthetic(width=256)

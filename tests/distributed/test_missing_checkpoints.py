@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.common.errors import WorkerError
+from accordion_workers.records.contract import DesiredState
+from accordion_workers.training.checkpointing import restore_checkpoint
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.resume import StopRequested
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed import gate
 from tests.distributed.loop_jobs import RecordingLink, context, synthetic
-from workers.common.errors import WorkerError
-from workers.records.contract import DesiredState
-from workers.training.checkpointing import restore_checkpoint
-from workers.training.clock import Clock
-from workers.training.resume import StopRequested
-from workers.training.train_state import build_train_state
 
 PAUSE = DesiredState(version=1, stop="pause")
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accordion_workers.tasks.digits import DigitsMlp
 from tests.distributed.loop_jobs import equal, run_job, spec
-from workers.tasks.digits import DigitsMlp
 
 
 class FromDict(nn.Module):

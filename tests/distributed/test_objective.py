@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.checkpoint.checkpoint_files import find_candidates, read_manifest
+from accordion_workers.checkpoint.storage import LocalStorage
+from accordion_workers.common.errors import TaskRaised
+from accordion_workers.records.contract import DesiredState, JobSpec
+from accordion_workers.spec.objective import ObjectiveSpec
 from tests.distributed.code_jobs import run_own_script
 from tests.distributed.loop_jobs import RecordingLink, run_job, synthetic
 from tests.distributed.test_own_code import SPEC, order_of, script
-from workers.checkpoint.checkpoint_files import find_candidates, read_manifest
-from workers.checkpoint.storage import LocalStorage
-from workers.common.errors import TaskRaised
-from workers.records.contract import DesiredState, JobSpec
-from workers.spec.objective import ObjectiveSpec
 
 
 def comparing(epochs: int = 9, *, keep: int = 1, every: int = 1, **objective: Any) -> JobSpec:

@@ -16,6 +16,10 @@ import pytest
 import yaml
 
 from accordion.base.messages import Override
+from accordion_workers import session
+from accordion_workers.common.errors import CodeError, LossNotFinite, StorageError, TaskRaised
+from accordion_workers.hub.journal import SupersededError
+from accordion_workers.records.contract import DesiredState, Launch
 from tests.distributed.code_jobs import (
     launch,
     packed,
@@ -25,10 +29,6 @@ from tests.distributed.code_jobs import (
     run_without_us,
 )
 from tests.distributed.loop_jobs import RecordingLink
-from workers.common.errors import CodeError, LossNotFinite, StorageError, TaskRaised
-from workers.hub.journal import SupersededError
-from workers.records.contract import DesiredState, Launch
-from workers.session import session
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 MOST_ADDED_LINES = 10
@@ -37,7 +37,7 @@ import collections, numpy, sys, torch
 from contextlib import nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from workers.session import session
+from accordion_workers import session
 
 class Seen:
     rows = []
@@ -304,7 +304,7 @@ def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
         ),
         ({"train.py": "raise SystemExit(3)"}, "CodeError: the script ended with sys.exit(3)"),
         (
-            {"train.py": "from workers.session import session\nsession.step()"},
+            {"train.py": "from accordion_workers import session\nsession.step()"},
             "attach(model, optimizer) must come first",
         ),
     ],
@@ -450,7 +450,9 @@ def test_a_script_outside_of_a_job_logs_where_it_resumes_and_that_it_is_done(run
 
 
 def test_a_script_outside_of_a_job_ends_if_another_run_uses_its_storage(run_group, tmp_path):
-    imports = "from pathlib import Path\nfrom workers.hub.journal import claim_generation\n"
+    imports = (
+        "from pathlib import Path\nfrom accordion_workers.hub.journal import claim_generation\n"
+    )
     file = Path(stored(tmp_path, "train", "if epoch == 1: claim_generation(Path(STORAGE))"))
     file.write_text(imports + file.read_text())
     for said in run_group(2, logged_without_us, str(file)):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from accordion_workers.records.contract import JobSpec
 from tests.distributed.loop_jobs import Result, run_job, spec
-from workers.records.contract import JobSpec
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 TEXT = "".join(f"{number} green bottles hanging on the wall\n" for number in range(400))

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from accordion_workers.checkpoint import broadcast
+from accordion_workers.checkpoint.checkpoint_files import read_part
+from accordion_workers.records.contract import DesiredState
+from accordion_workers.training import resume
+from accordion_workers.training.checkpointing import restore_checkpoint
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec
-from workers.checkpoint import broadcast
-from workers.checkpoint.checkpoint_files import read_part
-from workers.records.contract import DesiredState
-from workers.training import resume
-from workers.training.checkpointing import restore_checkpoint
-from workers.training.clock import Clock
-from workers.training.train_state import build_train_state
 
 JOB = spec(
     training={"epochs": 3},

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, synthetic
-from tests.distributed.s3 import BUCKET, s3_server
-from workers.checkpoint.checkpoint_files import (
+from accordion_workers.checkpoint.checkpoint_files import (
     Manifest,
     find_candidates,
     prune_checkpoints,
@@ -20,9 +18,11 @@ from workers.checkpoint.checkpoint_files import (
     write_manifest,
     write_part,
 )
-from workers.checkpoint.storage import Storage, open_storage
-from workers.common.errors import CheckpointError
-from workers.records.contract import DesiredState, JobSpec
+from accordion_workers.checkpoint.storage import Storage, open_storage
+from accordion_workers.common.errors import CheckpointError
+from accordion_workers.records.contract import DesiredState, JobSpec
+from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, synthetic
+from tests.distributed.s3 import BUCKET, s3_server
 
 STOP_IN_EPOCH_1 = RecordingLink(
     orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
@@ -86,7 +86,7 @@ def test_one_that_was_never_finished_is_refused_and_the_one_before_is_offered(st
 
 
 def test_pieces_of_killed_uploads_go_with_the_checkpoint_they_belong_to(storage, monkeypatch):
-    monkeypatch.setattr("workers.checkpoint.storage.DEAD_UPLOAD_S", float("inf"))
+    monkeypatch.setattr("accordion_workers.checkpoint.storage.DEAD_UPLOAD_S", float("inf"))
     path, s3 = storage._root.partition("/")[2], storage._filesystem
     for key in (f"{path}/g1/rank-0.pt", f"{path}/g2/rank-0.pt", "another-job/g1/rank-0.pt"):
         s3.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)

@@ -11,6 +11,9 @@ import pytest
 from torch import nn
 
 from accordion import Config, attach
+from accordion_workers.common.errors import TaskRaised
+from accordion_workers.records.contract import Launch
+from accordion_workers.spec.public_records import EpochRecord
 from tests.distributed.code_jobs import Result, run_own_script
 from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import (
@@ -20,9 +23,6 @@ from tests.distributed.test_own_code import (
     order_of,
     stored,
 )
-from workers.common.errors import TaskRaised
-from workers.records.contract import Launch
-from workers.spec.public_records import EpochRecord
 
 OURS = "session.backward(loss)\n        session.step()"
 WRAPPED = "DistributedDataParallel(nn.Linear(8, 8))"
@@ -62,9 +62,13 @@ LIBRARY = "__import__('accordion').attach"
 CONFIG = "__import__('accordion').Config(), optimizer, step='optimizer'"
 
 MISTAKES = {
+    "an import by an old name": (
+        change("for epoch in", "from workers.session import session as old\nfor epoch in"),
+        "there is no module 'workers'; what Accordion had there is now `from accordion_workers import",
+    ),
     "an attach of the library": (
         attach_itself(f"{LIBRARY}(model, {CONFIG})"),
-        "`from workers.session import session` and session.attach(model, optimizer)",
+        "`from accordion_workers import session` and session.attach(model, optimizer)",
     ),
     "an attach of the library in a thread": (
         attach_itself(
@@ -179,7 +183,7 @@ MISTAKES = {
     ),
     "a process group of its own": (
         change("session.init_process_group(", "torch.distributed.init_process_group("),
-        "`from workers.session import session` and session.init_process_group(...) in place of"
+        "`from accordion_workers import session` and session.init_process_group(...) in place of"
         " torch.distributed.init_process_group",
     ),
 }

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.common.errors import LossNotFinite, TaskRaised
+from accordion_workers.records.contract import DesiredState
 from tests.distributed.code_jobs import run_own_script
 from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import SCRIPT, order_of
-from workers.common.errors import LossNotFinite, TaskRaised
-from workers.records.contract import DesiredState
 
 AVERAGED = (
     SCRIPT.replace("seen=seen)", "scheduler=scheduler, average=average)")

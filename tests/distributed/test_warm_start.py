@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from accordion_workers.checkpoint.storage import LocalStorage
+from accordion_workers.common.errors import StorageError, TaskRaised
+from accordion_workers.records.contract import JobSpec, ModelSource
+from accordion_workers.training.checkpointing import restore_checkpoint
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.train_state import build_train_state
 from tests.distributed.loop_jobs import (
     RecordingLink,
     context,
@@ -16,12 +22,6 @@ from tests.distributed.loop_jobs import (
     saved,
     synthetic,
 )
-from workers.checkpoint.storage import LocalStorage
-from workers.common.errors import StorageError, TaskRaised
-from workers.records.contract import JobSpec, ModelSource
-from workers.training.checkpointing import restore_checkpoint
-from workers.training.clock import Clock
-from workers.training.train_state import build_train_state
 
 
 def source_of(folder: Path, *names: str) -> ModelSource:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings.home import Home
+from accordion_service.settings.home import Home
 from tests.e2e.real_up import Up, processes_of, start, wait_for
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.client import Client
+from accordion_client import Client
 from tests.conftest import free_port
 from tests.e2e.real_up import WAIT_S, accordion, ready, wait_for
 from tests.elastic.nodes import Cluster

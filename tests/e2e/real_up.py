@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.client import Client, ClientError, Unreachable
-from service.settings.home import Home
+from accordion_client import Client, ClientError, Unreachable
+from accordion_service.settings.home import Home
 
 WAIT_S = 240.0
 """Only ends a test that fails: a loaded two-core machine needs many times what a free one does."""
@@ -60,7 +60,7 @@ def accordion(home: Path, *arguments: str, **variables: str) -> subprocess.Popen
         for name, value in os.environ.items()
         if not name.startswith(("ACCORDION_", "RAY_"))
     }
-    command = [sys.executable, "-m", "service.commands.main", *arguments]
+    command = [sys.executable, "-m", "accordion_client.commands.main", *arguments]
     # With Ray's own niceness of 15, workers get 3 % of a CPU beside a busy process.
     priority = {"RAY_worker_niceness": "0", "ACCORDION_PASS_TO_WORKERS": "RAY_worker_niceness"}
     environment = {**kept, **priority, **variables, "ACCORDION_HOME": str(home)}

@@ -17,12 +17,12 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state, get_cluster_status
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.autoscaler_pb2 import AutoscalingState
 
-from service.domain.capacity.resources import Resources
-from service.runtime.protocol import AutoscalerReport
-from service.runtime.ray_autoscaler import POLL_INTERVAL_S, RayAutoscaler
-from service.runtime.ray_backend import RayBackend
+from accordion_service.domain.capacity.resources import Resources
+from accordion_service.runtime.protocol import AutoscalerReport
+from accordion_service.runtime.ray_autoscaler import POLL_INTERVAL_S, RayAutoscaler
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.common.node_selectors import read_selector
 from tests.api.team import wait_for
-from workers.common.node_selectors import read_selector
 
 pytestmark = pytest.mark.ray
 WAIT_S = 120.0

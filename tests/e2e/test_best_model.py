@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from service.schemas.jobs import JobView
+from accordion_service.schemas.jobs import JobView
 from tests.e2e.real_up import Up, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

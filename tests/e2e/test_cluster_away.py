@@ -15,8 +15,8 @@ from tests.elastic.nodes import Cluster
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 ASKS_FOR_EVER = """
 import sys, time
-from service.errors import RuntimeUnavailable
-from service.runtime.ray_backend import RayBackend
+from accordion_service.errors import RuntimeUnavailable
+from accordion_service.runtime.ray_backend import RayBackend
 
 backend = RayBackend(address=sys.argv[1])
 while True:

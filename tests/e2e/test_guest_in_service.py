@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Refused
-from service.schemas.overrides import OverrideRequest
+from accordion_client import Refused
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.pack import pack_folder
-from service.settings.home import Home
+from accordion_client.commands.pack import pack_folder
+from accordion_service.settings.home import Home
 from tests.e2e.real_up import Up, pids_of, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -21,7 +21,7 @@ MOST_BYTES = 15_000_000
 """
 TASK = f"""
 import subprocess
-from workers.tasks.digits import DigitsMlp
+from accordion_workers.tasks.digits import DigitsMlp
 
 class Task(DigitsMlp):
     def __init__(self, options):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from service.domain.jobs.plans import PlanStatus
-from service.schemas.overrides import OverrideRequest
+from accordion_service.domain.jobs.plans import PlanStatus
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
 from tests.e2e.real_up import Up, wait_for
 

@@ -6,8 +6,8 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
+from accordion_workers.common.node_selectors import node_matches, read_selector
 from tests.api.team import wait_for
-from workers.common.node_selectors import node_matches, read_selector
 
 pytestmark = pytest.mark.ray
 ID = "ray.io/node-id"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings.home import Home
+from accordion_service.settings.home import Home
 from tests.e2e.real_up import Up, pids_of, start, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

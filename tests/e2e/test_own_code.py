@@ -13,7 +13,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from service.commands.pack import pack_folder
+from accordion_client.commands.pack import pack_folder
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.client import Client
+from accordion_client import Client
 from tests.e2e.real_services import list_variables, serve
 from tests.e2e.real_up import wait_for
 from tests.elastic.nodes import Cluster

@@ -20,9 +20,8 @@ import pytest
 import ray
 
 from accordion.base.messages import Override
-from tests.e2e.guest_driver import EPOCHS, NAME
-from workers.hub.actor_client import RayActorClient
-from workers.records.contract import (
+from accordion_workers.hub.actor_client import RayActorClient
+from accordion_workers.records.contract import (
     AcksRecord,
     Cursor,
     DesiredState,
@@ -33,6 +32,7 @@ from workers.records.contract import (
     RejectedRecord,
     Started,
 )
+from tests.e2e.guest_driver import EPOCHS, NAME
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

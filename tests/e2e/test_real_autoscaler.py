@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from service.client import Client
-from service.runtime.ray_autoscaler import RayAutoscaler
+from accordion_client import Client
+from accordion_service.runtime.ray_autoscaler import RayAutoscaler
 from tests.e2e.autoscaled_cluster import FakeNodeType, autoscaled_cluster
 from tests.e2e.real_services import list_variables, serve
 from tests.e2e.real_up import WAIT_S, wait_for

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
-from service.schemas.jobs import EventView
+from accordion_client import Client
+from accordion_service.schemas.jobs import EventView
 from tests.e2e.real_services import list_variables, serve
 from tests.e2e.real_up import WAIT_S, accordion, wait_for
 from tests.elastic.nodes import Cluster

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.client import Client
-from service.schemas.jobs import EventView
+from accordion_client import Client
+from accordion_service.schemas.jobs import EventView
 from tests.e2e.real_up import TEN_SECONDS, WAIT_S, Up, accordion, processes_of, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

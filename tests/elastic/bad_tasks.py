@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.data import Data
-from workers.tasks.digits import DigitsMlp
+from accordion_workers.data import Data
+from accordion_workers.tasks.digits import DigitsMlp
 
 STEP = 3
 """Where those fail that begin to train."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tests.elastic.faults import Watched
     from tests.elastic.nodes import Cluster
 
-from service.errors import RuntimeUnavailable
-from service.runtime.ray_backend import RayBackend
-from workers.records.contract import (
+from accordion_service.errors import RuntimeUnavailable
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import (
     Cursor,
     DataCache,
     DesiredState,

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from accordion_workers.records.contract import Started
 from tests.elastic.conftest import Life, place, wait_for
 from tests.elastic.watched import Step, let_go, steps
-from workers.records.contract import Started
 
 EPOCHS, SAMPLES = 6, 1437
 EVERY_STEPS = 10

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.tasks.digits import DigitsMlp
+from accordion_workers.tasks.digits import DigitsMlp
 
 
 class HangsOnce(DigitsMlp):

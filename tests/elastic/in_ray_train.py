@@ -14,7 +14,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 from torch import nn
 
-from workers.session import session
+from accordion_workers import session
 
 EPOCHS = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.tasks.digits import DigitsMlp
+from accordion_workers.tasks.digits import DigitsMlp
 
 
 class Leaks(DigitsMlp):

@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 
-from service.runtime.ray_backend import RayBackend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import Launch
 from tests.elastic.conftest import Life, job_spec
 from tests.elastic.nodes import Cluster
-from workers.records.contract import Launch
 
 
 def start_job(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.runtime.ray_backend import RayBackend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.controller.failure_policy import MAX_DEATHS
+from accordion_workers.records.contract import FailureRecord
 from tests.elastic.conftest import Life, started_jobs
-from workers.controller.failure_policy import MAX_DEATHS
-from workers.records.contract import FailureRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 IDLE_S = 10.0

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from accordion_workers.records.contract import CheckpointRecord, Started
 from tests.conftest import Require
 from tests.elastic.conftest import Watch, find_failures, kill, wait_for
-from workers.records.contract import CheckpointRecord, Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from accordion.base.messages import Override
-from service.runtime.ray_backend import RayBackend
-from tests.elastic.conftest import Life, Start, kill, processes, started_jobs, wait_for
-from workers.records.contract import (
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import (
     AcksRecord,
     CheckpointRecord,
     DesiredState,
     EndRecord,
     FailureRecord,
 )
+from tests.elastic.conftest import Life, Start, kill, processes, started_jobs, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 EPOCHS = 4

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.records.contract import Started
 from tests.elastic.conftest import Watch, find_failures, kill, processes, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, equal
-from workers.records.contract import Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

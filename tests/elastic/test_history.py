@@ -8,11 +8,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from service.runtime.ray_backend import RayBackend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import JobSpec, Launch, Record, Started
 from tests.elastic.conftest import Life
 from tests.elastic.faults import Watched, job
 from tests.elastic.watched import Step
-from workers.records.contract import JobSpec, Launch, Record, Started
 
 
 def watched(folder: Path, started: list[tuple[float, int]], lines: list[Step]) -> Watched:

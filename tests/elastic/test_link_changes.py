@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from accordion_workers.records.contract import DecisionRecord, DesiredState
 from tests.conftest import Require
 from tests.elastic.conftest import Life, wait_for
 from tests.elastic.node_jobs import connected_cluster, start_job
-from workers.records.contract import DecisionRecord, DesiredState
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 JOB = Path(__file__).parents[2] / "deploy" / "jobs" / "cifar-small.yaml"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from accordion_workers.records.contract import FailureRecord
 from tests.elastic.conftest import Start
-from workers.records.contract import FailureRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 

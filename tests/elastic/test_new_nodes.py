@@ -10,14 +10,14 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.runtime.ray_backend import RayBackend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import FailureRecord, ResizeRecord
 from tests.conftest import Require
 from tests.elastic.conftest import Watch, wait_for
 from tests.elastic.faults import Watched
 from tests.elastic.node_jobs import connected_cluster
 from tests.elastic.nodes import Node, may_mount, with_private
 from tests.elastic.watched import NO_DIGITS
-from workers.records.contract import FailureRecord, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from accordion_workers.records.contract import DesiredState, FailureRecord, ResizeRecord
 from tests.conftest import Require
 from tests.elastic.conftest import Watch, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, job
 from tests.elastic.memory_cgroup import memory_cgroup
 from tests.elastic.node_jobs import connected_cluster, start_job
 from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node
-from workers.records.contract import DesiredState, FailureRecord, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
@@ -41,7 +41,6 @@ def leaving(watched: Watched) -> list[str]:
     return [node.id for node in watched.life.backend.nodes() if node.draining or not node.alive]
 
 
-@pytest.mark.both_engines
 def test_a_node_killed(begin: Watch) -> None:
     with connected_cluster(nodes=2) as made:
         watched = begin(made, **ELASTIC)

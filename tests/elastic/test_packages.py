@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from accordion_workers.records.contract import EndRecord, PackagesRecord, PipIndex
 from tests.elastic.conftest import Start, kill
 from tests.elastic.faults import Watched, job
 from tests.unit.workers.wheels import Index
-from workers.records.contract import EndRecord, PackagesRecord, PipIndex
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
@@ -47,7 +47,6 @@ def places(watched: Watched) -> set[str]:
     return {file.read_text() for file in watched.folder.glob("package-*")}
 
 
-@pytest.mark.both_engines
 def test_a_job_survives_kills_with_the_packages_that_it_resolved_once(
     start: Start, tmp_path: Path, index: Index
 ) -> None:

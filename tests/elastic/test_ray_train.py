@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from accordion_workers.training.sampler import batch_at, epoch_order
 from tests.elastic.in_ray_train import EPOCHS
-from workers.training.sampler import batch_at, epoch_order
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 

@@ -10,10 +10,7 @@ import pytest
 import ray
 from ray.train.v2._internal.state.state_actor import get_state_actor
 
-from tests.distributed.code_jobs import packed
-from tests.elastic.conftest import Start, kill, processes, wait_for
-from tests.elastic.faults import Watched, job
-from workers.records.contract import (
+from accordion_workers.records.contract import (
     DesiredState,
     EpochRecord,
     FailureRecord,
@@ -21,6 +18,9 @@ from workers.records.contract import (
     Size,
     Started,
 )
+from tests.distributed.code_jobs import packed
+from tests.elastic.conftest import Start, kill, processes, wait_for
+from tests.elastic.faults import Watched, job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 CONTROLLER = "ray::RayTrainController"
@@ -100,7 +100,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from workers.session import session
+from accordion_workers import session
 
 inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 loader = DataLoader(TensorDataset(inputs), batch_sampler=session.batches(len(inputs)))

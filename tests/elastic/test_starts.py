@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from service.runtime.ray_backend import RayBackend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.common.errors import ProcessLost
+from accordion_workers.controller import hang_detection
+from accordion_workers.controller.start_failures import FailedStart
+from accordion_workers.controller.worker_pool import WorkerPool, create_worker_pool
+from accordion_workers.records.contract import Launch
 from tests.elastic.conftest import everything_is_free, job_spec, processes, wait_for
-from workers.common.errors import ProcessLost
-from workers.controller import hang_detection
-from workers.controller.start_failures import FailedStart
-from workers.controller.worker_pool import WorkerPool, create_worker_pool
-from workers.records.contract import Launch
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 LIMIT_S = 5.0

@@ -17,15 +17,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workers.data import Data
-from workers.tasks.digits import DigitsMlp
+from accordion_workers.data import Data
+from accordion_workers.tasks.digits import DigitsMlp
 
 IN_FLIGHT_S = 0.5
 """How long the peers of a worker that is to die in a collective stay away from it."""
 HELD_S = 2.5
 """Least seconds of a step of a job that is held: its groups come to step boundaries, and in time
-back from a broken one (`RETURN_S` of workers/controller/attempt.py), and it takes minutes to its
-end.
+back from a broken one (`RETURN_S` of `controller/attempt.py`), and it takes minutes to its end.
 """
 LOOK_S = 0.02
 """Distance between two looks whether a job is still held."""

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from service.domain.performance.bottleneck import find_slow_link
+from accordion_service.domain.performance.bottleneck import find_slow_link
 from tests.netlab.lab import NET, Lab, may_make_hosts
 
 MBIT = 10

@@ -10,8 +10,8 @@ from torch.distributed import HashStore
 
 from accordion_ray import failures
 from accordion_ray.failures import OutcomeStore, watch_end
+from accordion_workers.records.contract import FailureRecord
 from tests.unit.workers.world import until
-from workers.records.contract import FailureRecord
 
 
 class Ranks:

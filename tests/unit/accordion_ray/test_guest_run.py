@@ -23,10 +23,9 @@ from accordion_ray.guest_run import GuestRun
 from accordion_ray.identity import GuestState
 from accordion_ray.records import Attached, known_spec
 from accordion_ray.service_connection import ServiceConnection
-from tests.unit.workers.world import FakeCluster, until
-from workers.hub.journal import Journal, claim_generation, read_records
-from workers.hub.record_sender import RecordSender
-from workers.records.contract import (
+from accordion_workers.hub.journal import Journal, claim_generation, read_records
+from accordion_workers.hub.record_sender import RecordSender
+from accordion_workers.records.contract import (
     GUEST_ATTEMPT,
     AcksRecord,
     Cursor,
@@ -40,7 +39,8 @@ from workers.records.contract import (
     ResizeRecord,
     Started,
 )
-from workers.training.clock import Clock
+from accordion_workers.training.clock import Clock
+from tests.unit.workers.world import FakeCluster, until
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
 NO_STATE = GuestState()
@@ -385,7 +385,7 @@ def test_a_state_that_is_saved_late_does_not_undo_the_end(trained: Trained) -> N
 
 def test_the_end_of_a_long_run_reads_no_history(trained: Trained, monkeypatch) -> None:
     until(functools.partial(held, trained, Started))
-    monkeypatch.setattr("workers.hub.record_sender.read_records", None)
+    monkeypatch.setattr("accordion_workers.hub.record_sender.read_records", None)
     assert trained.run.record_end(FAILURE)
     assert [one.final for one in trained.recorded(FailureRecord)] == [True]
 
@@ -396,7 +396,7 @@ def test_a_history_that_cannot_be_read_does_not_end_training(
     def fail(*_: Any) -> None:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("workers.hub.record_sender.read_records", fail)
+    monkeypatch.setattr("accordion_workers.hub.record_sender.read_records", fail)
     trained = Trained(cluster, tmp_path)
     trained.steps(4)
     until(functools.partial(held, trained, Started))

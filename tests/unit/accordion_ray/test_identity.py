@@ -12,8 +12,8 @@ import pytest
 
 from accordion_ray.identity import KEPT_DAYS, GuestState, Identity, IdentityFile
 from accordion_ray.train_context import GuestContext
-from workers.hub.journal import Journal
-from workers.records.contract import GUEST_ATTEMPT, EndRecord, FailureRecord
+from accordion_workers.hub.journal import Journal
+from accordion_workers.records.contract import GUEST_ATTEMPT, EndRecord, FailureRecord
 
 
 def run_in(storage: Path, *, is_local: bool = True, fit: str = "1") -> GuestContext:

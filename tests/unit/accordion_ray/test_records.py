@@ -17,8 +17,8 @@ from accordion_ray.records import (
     known_spec,
     make_label,
 )
-from workers.records.contract import JobSpec
-from workers.spec.types import Label
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.types import Label
 
 CONFIG = Config(
     method="topk",

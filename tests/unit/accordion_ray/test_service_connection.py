@@ -17,10 +17,10 @@ from accordion_ray.service_connection import (
     find_installations,
     print_line,
 )
+from accordion_workers.common.names import NAMESPACE, package_version
+from accordion_workers.hub.actor_client import ActorTimeoutError
+from accordion_workers.records.contract import Guest, JobSpec
 from tests.unit.workers.world import FakeCluster
-from workers.common.names import NAMESPACE, package_version
-from workers.hub.actor_client import ActorTimeoutError
-from workers.records.contract import Guest, JobSpec
 
 SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, "max": 2}})
 

@@ -22,9 +22,9 @@ from accordion_ray.train_context import (
     follow_reports,
     warn_of_other_ray,
 )
-from workers.controller.ray_train_pool import RAY_SERIES
+from accordion_workers.controller.ray_train_pool import RAY_SERIES
 
-WAY_OUT = f"adapt accordion_ray/train_context.py, which was written for Ray {RAY_SERIES}"
+WAY_OUT = f"adapt workers/accordion_ray/train_context.py, which was written for Ray {RAY_SERIES}"
 
 
 def test_ray_train_has_the_private_names_that_are_used() -> None:
@@ -61,7 +61,9 @@ def test_a_call_outside_of_ray_train_names_the_way_out() -> None:
 
 
 def test_a_call_in_a_job_of_the_service_names_the_way_out() -> None:
-    with pytest.raises(AttachError, match=r"in a job of the Accordion service.*workers\.session"):
+    with pytest.raises(
+        AttachError, match=r"in a job of the Accordion accordion_service.*workers\.session"
+    ):
         check_not_in_job(SimpleNamespace(get_synchronization_actor=lambda: None))
 
 

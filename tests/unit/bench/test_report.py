@@ -75,3 +75,33 @@ def test_contestants_take_turns_and_the_first_round_does_not_count():
         {"a", "b", "a in the kernel", "b in the kernel"}
     ] * 2
     assert calls == ["a", "b"] * 3
+
+
+@pytest.mark.parametrize(
+    ("busy", "changed", "sentence"),
+    [
+        (1.4, "", "1.4 processors are busy with something else: measure"),
+        (0.2, " M accordion/config.py", "the checkout has changes: measure"),
+        (1.4, " M accordion/config.py", "something else and the checkout has changes: measure"),
+    ],
+)
+def test_a_bench_measures_a_commit_alone_on_the_machine(
+    busy: float, changed: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_busy_processors", lambda: busy)
+    monkeypatch.setattr(report, "_git", lambda *words: changed if "status" in words else "abc1234")
+    monkeypatch.delenv("ACCORDION_BENCH_ANYWAY", raising=False)
+    with pytest.raises(SystemExit, match=sentence):
+        report.surroundings()
+    monkeypatch.setenv("ACCORDION_BENCH_ANYWAY", "1")
+    marked = report.surroundings()
+    assert marked["load"] == busy
+    assert marked["commit"].endswith(" with changes") == bool(changed)
+
+
+def test_results_that_a_bench_has_written_are_no_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(report, "_busy_processors", lambda: 0.0)
+    monkeypatch.setattr(report, "_git", lambda *words: asked.append(words) or "")
+    report.surroundings()
+    assert ("status", "--porcelain", "--", ".", ":!tests/bench/results") in asked

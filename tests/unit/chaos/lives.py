@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from service.schemas.jobs import EventView
-from service.store.tables.models import EpochRow, EventRow, JobRow, OverrideRow
+from accordion_service.schemas.jobs import EventView
+from accordion_service.store.tables.models import EpochRow, EventRow, JobRow, OverrideRow
 from tests.chaos.history import History
 from tests.chaos.laws import find_violations
 from tests.chaos.owners import OWNERS, PLANS, OwnedJob, Plan

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from service.api.process_metrics import PROCESS_FAMILIES
-from service.views.metrics import FAMILIES
+from accordion_service.api.process_metrics import PROCESS_FAMILIES
+from accordion_service.views.metrics import FAMILIES
 from tests.e2e.dashboard_check import (
     DASHBOARDS,
     JOB_DASHBOARD,

@@ -28,8 +28,8 @@ sys.meta_path.insert(0, Missing())
 
 def test_the_api_is_made_without_what_its_image_leaves_out(tmp_path):
     start = (
-        "from service.api.app import create_app;"
-        " from service.settings.settings import load_settings;"
+        "from accordion_service.api.app import create_app;"
+        " from accordion_service.settings.settings import load_settings;"
         f" create_app(load_settings(home={str(tmp_path)!r}))"
     )
     said = subprocess.run(

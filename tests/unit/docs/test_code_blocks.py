@@ -17,14 +17,14 @@ import pytest
 import yaml
 from typer import Context
 
-from service.client import Client
-from service.commands.cli_app import app
-from service.schemas.specs import PlanRequest
-from service.settings.setting_list import describe_unknown_variables
+from accordion_client import Client
+from accordion_client.commands.cli_app import app
+from accordion_service.schemas.specs import PlanRequest
+from accordion_service.settings.setting_list import describe_unknown_variables
+from accordion_workers.records.contract import JobSpec
 from tests.api.conftest import Live, serve_live
 from tests.unit.docs.code_blocks import BOOK, CHAPTERS, ROOT, Block, find_blocks, read_blocks
 from tests.unit.service.conftest import Accordion
-from workers.records.contract import JobSpec
 
 RUN_ELSEWHERE = {
     "start/torchrun": "tests/distributed/test_torchrun.py",

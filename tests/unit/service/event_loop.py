@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-from service.client import AsyncClient
+from accordion_client import AsyncClient
 
 END = object()
 

@@ -21,8 +21,8 @@ from ray.core.generated.autoscaler_pb2 import (
 )
 from ray.core.generated.common_pb2 import LabelSelectorOperator
 
-from service.runtime.ray_autoscaler import Bundle
-from workers.common.node_selectors import read_selector
+from accordion_service.runtime.ray_autoscaler import Bundle
+from accordion_workers.common.node_selectors import read_selector
 
 
 def build_constraint(

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from accordion.base.messages import Decision, Level
-from service.api.dashboard.report_content import ReportSource
-from service.domain.performance.elasticity import ElasticityStats
-from service.schemas.jobs import (
+from accordion_service.api.dashboard.report_content import ReportSource
+from accordion_service.domain.performance.elasticity import ElasticityStats
+from accordion_service.schemas.jobs import (
     AttemptView,
     BatchSchedule,
     DecisionView,
@@ -18,8 +18,8 @@ from service.schemas.jobs import (
     LayerSchedule,
     ScheduleView,
 )
-from service.schemas.overrides import OverrideView
-from service.schemas.why import WhyView
+from accordion_service.schemas.overrides import OverrideView
+from accordion_service.schemas.why import WhyView
 
 BEGIN = datetime(2026, 11, 25, 12, tzinfo=UTC)
 LAYERS = ("fc1.weight", "fc2.weight")

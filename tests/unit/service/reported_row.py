@@ -7,14 +7,14 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from accordion.base.messages import Ack, Decision
-from service.domain.access import FULL_ACCESS
-from service.store.engine.database import Database
-from service.store.ingest.record_ingest import ingest_records
-from service.store.reads.repository import Repository
-from service.store.tables.models import AttemptRow, EventRow, JobRow
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.overrides import JobOverrides, RequestedOverride
-from workers.records.contract import (
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.store.engine.database import Database
+from accordion_service.store.ingest.record_ingest import ingest_records
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import AttemptRow, EventRow, JobRow
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.overrides import JobOverrides, RequestedOverride
+from accordion_workers.records.contract import (
     AcksRecord,
     Bytes,
     CheckpointRecord,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from service.access import rate_limits
-from service.access.rate_limits import RateLimits
-from service.access.sessions import new_session, session_token
-from service.domain.access import (
+from accordion_service.access import rate_limits
+from accordion_service.access.rate_limits import RateLimits
+from accordion_service.access.sessions import new_session, session_token
+from accordion_service.domain.access import (
     FULL_ACCESS,
     SCOPES_OF_ROLE,
     Caller,
@@ -15,8 +15,8 @@ from service.domain.access import (
     Scope,
     describe_missing_scope,
 )
-from service.domain.tokens import new_token, parse_token
-from service.errors import TooManyRequests
+from accordion_service.domain.tokens import new_token, parse_token
+from accordion_service.errors import TooManyRequests
 
 
 def caller(role: Role) -> Caller:

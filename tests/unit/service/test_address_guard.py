@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from service.domain.webhooks.targets import RefusedTarget
-from service.loggers.address_guard import AddressGuard
+from accordion_service.domain.webhooks.targets import RefusedTarget
+from accordion_service.loggers.address_guard import AddressGuard
 
 HERE = ip_network("127.0.0.1/32")
 

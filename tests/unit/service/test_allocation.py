@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.capacity import allocation as allocation_module
-from service.domain.capacity.allocation import build_allocated_job, plan_allocations
-from service.domain.capacity.bin_packing import count_fitting, fits_beside, num_unplaced
-from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules
-from service.domain.capacity.resources import (
+from accordion_service.domain.capacity import allocation as allocation_module
+from accordion_service.domain.capacity.allocation import build_allocated_job, plan_allocations
+from accordion_service.domain.capacity.bin_packing import count_fitting, fits_beside, num_unplaced
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules
+from accordion_service.domain.capacity.resources import (
     ResourceRequest,
     Resources,
     sort_custom,
     worker_resources,
 )
-from service.domain.jobs.statuses import Status
+from accordion_service.domain.jobs.statuses import Status
 from tests.unit.service.test_queue import ASKED, NODES, WAITING, asked
 
 HOLDING = st.lists(st.tuples(ASKED, st.integers(1, 8)), max_size=5).map(

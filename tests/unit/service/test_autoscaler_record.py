@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from service.domain.capacity.autoscaling import (
+from accordion_service.domain.capacity.autoscaling import (
     AWAIT_NODES_S,
     NO_RECORD,
     AutoscalerRecord,
     read_autoscaler_record,
 )
-from service.domain.capacity.resources import ResourceRequest
+from accordion_service.domain.capacity.resources import ResourceRequest
 
 GROUP = ResourceRequest(min=2, max=4, cpus=1.0, gpus=1.0)
 RECORD = AutoscalerRecord(

@@ -17,15 +17,15 @@ from ray.autoscaler.v2.schema import AutoscalerInstance
 from ray.core.generated.autoscaler_pb2 import NodeState, NodeStatus
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
-from service.domain.capacity.queue import PendingJob
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.domain.capacity.trials import NO_TRIALS
-from service.runtime.ray_autoscaler import RayAutoscaler
+from accordion_service.domain.capacity.queue import PendingJob
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.domain.capacity.trials import NO_TRIALS
+from accordion_service.runtime.ray_autoscaler import RayAutoscaler
+from accordion_workers.common.node_selectors import read_selector
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
 from tests.unit.service.test_backfill import running_job
 from tests.unit.service.test_capacity_request import judge, plan, started_node, waiting
 from tests.unit.service.test_queue import asked
-from workers.common.node_selectors import read_selector
 
 LONG_IDLE_MS = 3_600_000
 GPU_NODE, CPU_NODE = {"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0}

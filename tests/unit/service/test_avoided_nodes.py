@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from service.domain.access import FULL_ACCESS
-from service.domain.capacity.nodes import AvoidanceRules, start_avoidances
-from service.process.trusted_clock import AGREED_S
-from service.runtime.protocol import Node
-from service.scheduler.nodes import NodeAvoidance
-from service.scheduler.retention import NODE_FAILURE_RETENTION_S, RowRetention
-from service.settings.settings import load_settings
-from service.store.engine.database import Database
-from service.store.tables.models import JobRow, NodeFailureRow
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.leases import Lease
-from service.store.writes.nodes import NodeStore
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.domain.capacity.nodes import AvoidanceRules, start_avoidances
+from accordion_service.process.trusted_clock import AGREED_S
+from accordion_service.runtime.protocol import Node
+from accordion_service.scheduler.nodes import NodeAvoidance
+from accordion_service.scheduler.retention import NODE_FAILURE_RETENTION_S, RowRetention
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.tables.models import JobRow, NodeFailureRow
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.leases import Lease
+from accordion_service.store.writes.nodes import NodeStore
+from accordion_workers.records.contract import JobSpec
 from tests.api.world import DIGITS
-from workers.records.contract import JobSpec
 
 NOW = 1_800_000_000.0
 WHY = (

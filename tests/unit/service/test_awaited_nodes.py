@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from service.domain.capacity.allocation import plan_allocations
-from service.domain.capacity.queue import PendingJob, QueueRules, plan_queue
-from service.domain.capacity.resources import Resources
-from service.domain.capacity.wait_causes import explain_queue
-from service.domain.jobs.statuses import Reason
+from accordion_service.domain.capacity.allocation import plan_allocations
+from accordion_service.domain.capacity.queue import PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.resources import Resources
+from accordion_service.domain.capacity.wait_causes import explain_queue
+from accordion_service.domain.jobs.statuses import Reason
 from tests.unit.service.test_backfill import running_job
 from tests.unit.service.test_queue import asked
 

@@ -8,17 +8,17 @@ from itertools import combinations_with_replacement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.capacity.allocation import plan_allocations
-from service.domain.capacity.backfill import Backfill
-from service.domain.capacity.bin_packing import Packing, fits_beside, num_unplaced
-from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.capacity.resources import (
+from accordion_service.domain.capacity.allocation import plan_allocations
+from accordion_service.domain.capacity.backfill import Backfill
+from accordion_service.domain.capacity.bin_packing import Packing, fits_beside, num_unplaced
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.resources import (
     ResourceRequest,
     Resources,
     list_worker_resources,
     worker_resources,
 )
-from service.domain.jobs.statuses import Reason
+from accordion_service.domain.jobs.statuses import Reason
 from tests.unit.service.test_queue import ASKED, CUSTOM, LABELS, asked
 
 MAY_PAUSE = QueueRules(may_pause=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.client import AsyncClient, Client, RetryBudget
-from service.machine.connection import connect_async
-from service.schemas.overrides import OverrideRequest
+from accordion_client import AsyncClient, Client, RetryBudget
+from accordion_client.machine.connection import connect_async
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live
 from tests.unit.service.conftest import MakeClient
 
@@ -27,11 +27,11 @@ TYPES = """
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, assert_type
 
-from service.schemas.history import GapView
-from service.schemas.jobs import EventView, JobPage, JobView, ProgressView
-from service.client import AsyncClient, Client
-from service.client.request_sender import RequestSender
-from service.client.shared_methods import shared_method
+from accordion_service.schemas.history import GapView
+from accordion_service.schemas.jobs import EventView, JobPage, JobView, ProgressView
+from accordion_client import AsyncClient, Client
+from accordion_client.sdk.request_sender import RequestSender
+from accordion_client.sdk.shared_methods import shared_method
 
 Event = EventView | ProgressView | GapView
 

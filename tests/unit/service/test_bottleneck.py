@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.performance.bottleneck import Bottleneck, find_bottleneck, find_slow_link
-from service.domain.performance.step_profile import Cause, JobSettings, StepProfile
+from accordion_service.domain.performance.bottleneck import (
+    Bottleneck,
+    find_bottleneck,
+    find_slow_link,
+)
+from accordion_service.domain.performance.step_profile import Cause, JobSettings, StepProfile
 
 EVEN = {"compute": 0.08, "optimize": 0.01, "communicate": 0.005, "load": 0.005}
 """Seconds by phase of a job that nothing holds up."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.capacity.bin_packing import FreeCapacity
-from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.capacity.quotas import Quota, QuotaTable
-from service.domain.capacity.requests import (
+from accordion_service.domain.capacity.bin_packing import FreeCapacity
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.quotas import Quota, QuotaTable
+from accordion_service.domain.capacity.requests import (
     MAX_TIED_NODES,
     NODE_GROUP_LABEL,
     NODE_ID_LABEL,
@@ -22,18 +22,18 @@ from service.domain.capacity.requests import (
     list_within_quotas,
     plan_capacity,
 )
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.domain.capacity.trials import (
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.domain.capacity.trials import (
     NO_TRIALS,
     RETRY_S,
     Trials,
     judge_request,
     renew_trials,
 )
-from service.domain.jobs.statuses import Reason
+from accordion_service.domain.jobs.statuses import Reason
+from accordion_workers.common.node_selectors import format_selector, node_matches, read_selector
 from tests.unit.service.test_backfill import NAMED_NODES, RUNNING, place, running_job
 from tests.unit.service.test_queue import ASKED, HELD, SHARES, WAITING, ZONE_A, ZONE_B, asked
-from workers.common.node_selectors import format_selector, node_matches, read_selector
 
 NO_QUOTAS = QuotaTable()
 ACCOUNTS = ["user ada", "user bob", "label team:vision"]

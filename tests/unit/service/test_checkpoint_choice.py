@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from service.errors import Conflict
-from service.job_inputs.checkpoints import KeptCheckpoints, choose_checkpoints, find_kept
-from service.store.tables.models import CheckpointRow
-from workers.records.contract import ObjectiveSpec
+from accordion_service.errors import Conflict
+from accordion_service.job_inputs.checkpoints import KeptCheckpoints, choose_checkpoints, find_kept
+from accordion_service.store.tables.models import CheckpointRow
+from accordion_workers.records.contract import ObjectiveSpec
 
 NO_MODEL = " and has saved no checkpoint, so there is no model of it; "
 

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from service.process.child_processes import (
+from accordion_service.process.child_processes import (
     FIRST_DELAY_S,
     MAX_DELAY_S,
     ProcessManager,
@@ -157,7 +157,7 @@ def test_deaths_are_counted_from_the_beginning_after_a_steady_life(
 def test_stopping_ends_programs_that_do_not_listen(
     program: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.process.child_processes.END_GRACE_S", 0.5)
+    monkeypatch.setattr("accordion_service.process.child_processes.END_GRACE_S", 0.5)
     ready = tmp_path / "ready"
     deaf = (
         "import signal, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -185,7 +185,7 @@ def test_stopping_leaves_children_alone_that_were_there_before(
     program: Callable[..., Program],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.process.child_processes.END_GRACE_S", 0.5)
+    monkeypatch.setattr("accordion_service.process.child_processes.END_GRACE_S", 0.5)
     keeper = ProcessManager()
     keeper.start([program("a")])
     keeper.stop(("a",))
@@ -211,7 +211,7 @@ print(subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid, flush=True)
 """
 KEEPING = f"""
 import os, pathlib, sys
-from service.process.child_processes import ProcessManager, Program
+from accordion_service.process.child_processes import ProcessManager, Program
 command = (sys.executable, "-c", {PARENT!r})
 keeper = ProcessManager()
 log = pathlib.Path("a.log")

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
-from service.commands.demo import packaged_spec
-from service.commands.spec_file import parse_spec, set_value
-from service.errors import SettingsError
-from service.schemas.format import format_metrics
+from accordion_client import Client
+from accordion_client.commands.demo import packaged_spec
+from accordion_client.commands.spec_file import parse_spec, set_value
+from accordion_service.errors import SettingsError
+from accordion_service.schemas.format import format_metrics
+from accordion_workers.records.contract import JobSpec
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion, job_name
-from workers.records.contract import JobSpec
 
 
 def test_submit_prints_the_id_and_how_to_watch_it(accordion: Accordion, spec: Path) -> None:
@@ -385,17 +385,17 @@ def fresh(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_without_the_service_extra_the_command_says_what_to_install() -> None:
-    done = fresh("sys.modules['typer'] = None; from service.commands.main import main; main()")
-    assert done.returncode == 2
-    assert (
-        "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr
+def test_without_its_packages_the_command_says_what_to_install() -> None:
+    done = fresh(
+        "sys.modules['typer'] = None; from accordion_client.commands.main import main; main()"
     )
+    assert done.returncode == 2
+    assert "'typer'; pip install accordion-train" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "from service.commands.cli_app import run_command; run_command(['--help'])"
+    code = "from accordion_client.commands.cli_app import run_command; run_command(['--help'])"
     done = fresh(f"{code}; print(*sys.modules)")
     assert "Exit codes" in done.stdout
     assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())
@@ -403,15 +403,21 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_show_loads_no_database_no_server_and_no_spec() -> None:
     done = fresh(
-        "from service.commands.cli_app import run_command;"
+        "from accordion_client.commands.cli_app import run_command;"
         " code = run_command(['show', 'nothing', '--url', 'http://127.0.0.1:1']);"
         " print(code, *sys.modules)"
     )
     code, *loaded = done.stdout.split()
     assert code == "3", done.stderr
-    assert "service.client" in loaded
-    assert {"fastapi", "ray", "sqlalchemy", "torch", "workers.spec.job"}.isdisjoint(loaded)
-    others = {"service.commands.listing", "service.commands.watch", "service.schemas.plans"}
+    assert "accordion_client" in loaded
+    assert {"fastapi", "ray", "sqlalchemy", "torch", "accordion_workers.spec.job"}.isdisjoint(
+        loaded
+    )
+    others = {
+        "accordion_client.commands.listing",
+        "accordion_client.commands.watch",
+        "accordion_service.schemas.plans",
+    }
     assert others.isdisjoint(loaded)
 
 

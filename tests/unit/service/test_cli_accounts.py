@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.client import Client
+from accordion_client import Client
 from tests.api.conftest import Live, serve_live
 from tests.unit.service.conftest import Accordion
 

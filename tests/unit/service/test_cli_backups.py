@@ -14,20 +14,20 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
-from service.domain.access import FULL_ACCESS, Role
-from service.machine import secret_check
-from service.settings.home import Home
-from service.settings.secret_box import create_secret_box
-from service.settings.settings import load_settings
-from service.store.engine.database import Database
-from service.store.migrations import upgrade
-from service.store.tables.models import JobRow
-from service.store.writes.accounts import AccountStore
-from service.store.writes.copying import copy_database
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.secrets import SecretStore
+from accordion_service.backups import secret_check
+from accordion_service.domain.access import FULL_ACCESS, Role
+from accordion_service.settings.home import Home
+from accordion_service.settings.secret_box import create_secret_box
+from accordion_service.settings.settings import load_settings
+from accordion_service.store.engine.database import Database
+from accordion_service.store.migrations import upgrade
+from accordion_service.store.tables.models import JobRow
+from accordion_service.store.writes.accounts import AccountStore
+from accordion_service.store.writes.copying import copy_database
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.secrets import SecretStore
+from accordion_workers.records.contract import JobSpec
 from tests.unit.service.conftest import Accordion
-from workers.records.contract import JobSpec
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def test_a_restore_prints_the_numbers_that_the_backup_printed(
 
 
 ENDED_HALFWAY = """
-import os, signal, sys, service.machine.backups
-from service.commands.cli_app import run_command
+import os, signal, sys, accordion_service.backups.backups
+from accordion_client.commands.cli_app import run_command
 
 def end(source, target, **_):
     open(target.removeprefix("sqlite:///"), "w").close()
     os.kill(os.getpid(), int(sys.argv[1]))
 
-service.machine.backups.copy_database = end
+accordion_service.backups.backups.copy_database = end
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.exit(run_command(["backup", sys.argv[2]]))
 """
@@ -112,7 +112,7 @@ def test_a_backup_under_nohup_outlives_its_terminal(
         os.kill(os.getpid(), signal.SIGHUP)
         return copy_database(*given, **more)
 
-    monkeypatch.setattr("service.machine.backups.copy_database", hang_up)
+    monkeypatch.setattr("accordion_service.backups.backups.copy_database", hang_up)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert alone("backup", tmp_path / "backup.tar.gz").code == 0

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 import typer
 
-from service.client import Client
-from service.client.errors import ClientError, Refused
-from service.commands.batches import JobBatch, act_on_batch, read_batch
-from service.schemas import batches as batch_schemas
+from accordion_client import Client
+from accordion_client.commands.batches import JobBatch, act_on_batch, read_batch
+from accordion_client.sdk.errors import ClientError, Refused
+from accordion_service.schemas import batches as batch_schemas
 from tests.unit.service.conftest import LONG, Accordion
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
-from service.schemas.overrides import OverrideRequest
+from accordion_client import Client
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live, serve_live
 from tests.api.webhook_receiver import LOOPBACK
 from tests.unit.service.conftest import Accordion
@@ -72,7 +72,7 @@ def protocol(line: str, shell: str = "bash") -> dict[str, str]:
 def run(*arguments: str, **environment: str) -> str:
     """Run the command line in a process of its own, which prints no error; return its output."""
     done = subprocess.run(
-        [sys.executable, "-m", "service.commands.main", *arguments],
+        [sys.executable, "-m", "accordion_client.commands.main", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -200,7 +200,7 @@ def run_bash(script: str, home: Path, url: str) -> list[str]:
     folder.mkdir()
     program = folder / "accordion"
     program.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m service.commands.main "$@"\n'
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m accordion_client.commands.main "$@"\n'
     )
     program.chmod(0o755)
     environment = {**os.environ, **PATIENT, "HOME": str(home), "ACCORDION_HOME": str(home)}

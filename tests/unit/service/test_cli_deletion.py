@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
+from accordion_client import Client
 from tests.api.conftest import serve_live
 from tests.unit.service.conftest import LONG, Accordion
 

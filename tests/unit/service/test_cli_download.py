@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
+from accordion_client import Client
 from tests.unit.service.conftest import Accordion
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from service.client import Client
-from service.domain.performance.elasticity import ElasticityStats
-from service.schemas.format import format_elasticity, format_worker_event
+from accordion_client import Client
+from accordion_service.domain.performance.elasticity import ElasticityStats
+from accordion_service.schemas.format import format_elasticity, format_worker_event
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.settings.home import Home, Running
+from accordion_service.settings.home import Home, Running
+from accordion_workers.records.contract import EndRecord
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
-from workers.records.contract import EndRecord
 
 
 @pytest.fixture

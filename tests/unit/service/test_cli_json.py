@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from service.client import Client
-from service.commands.cli_app import app
-from service.settings.home import Home, Running
-from service.store.migrations import upgrade
+from accordion_client import Client
+from accordion_client.commands.cli_app import app
+from accordion_service.settings.home import Home, Running
+from accordion_service.store.migrations import upgrade
 from tests.api.conftest import Live, serve_live
 from tests.api.webhook_receiver import LOOPBACK
 from tests.unit.service.conftest import Accordion

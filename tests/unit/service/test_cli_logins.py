@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.commands import login
-from service.commands.loopback_listener import open_listener
+from accordion_client.commands import login
+from accordion_client.commands.loopback_listener import open_listener
 from tests.api.conftest import Live, serve_live
 from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
 from tests.conftest import Require

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from service.commands.clean_console import CleanConsole
-from service.commands.cli_support import create_console, create_table, print_json, print_line
+from accordion_client.commands.clean_console import CleanConsole
+from accordion_client.commands.cli_support import (
+    create_console,
+    create_table,
+    print_json,
+    print_line,
+)
 from tests.unit.service.conftest import Accordion
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.client import Client
+from accordion_client import Client
+from accordion_workers.records.contract import FailureRecord
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
-from workers.records.contract import FailureRecord
 
 NODE = "10.0.0.1"
 """The only node of the live service."""

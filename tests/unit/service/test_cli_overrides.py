@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
-from service.commands.overrides import parse_level
-from service.errors import SettingsError
-from service.schemas.overrides import OverrideRequest
+from accordion_client import Client
+from accordion_client.commands.overrides import parse_level
+from accordion_service.errors import SettingsError
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 

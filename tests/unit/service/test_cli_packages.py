@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.schemas.format import format_packages
+from accordion_service.schemas.format import format_packages
 from tests.unit.service.conftest import Accordion
 
 PIP = "pip: [einops==0.8.0, acc-beta==1.2]\n"

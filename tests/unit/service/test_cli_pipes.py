@@ -11,8 +11,8 @@ import sys
 import pytest
 import typer
 
-from service.commands import cli_app, processes
-from service.commands.cli_support import create_console, create_table
+from accordion_client.commands import cli_app, processes
+from accordion_client.commands.cli_support import create_console, create_table
 from tests.api.conftest import Live
 
 
@@ -64,9 +64,8 @@ def test_the_end_of_another_connection_is_a_failure(capsys: pytest.CaptureFixtur
 
 
 def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
-    command = (
-        f"{sys.executable} -m service.commands.main list --json --url {service.url} | head -c 1"
-    )
+    program = f"{sys.executable} -m accordion_client.commands.main"
+    command = f"{program} list --json --url {service.url} | head -c 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
@@ -77,7 +76,9 @@ def test_the_service_goes_on_where_its_lines_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     went_on = []
-    monkeypatch.setattr("service.machine.up.up", lambda _, say: went_on.append(say("a line")))
+    monkeypatch.setattr(
+        "accordion_client.machine.up.up", lambda _, say: went_on.append(say("a line"))
+    )
     with os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0) as full:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
         processes.up()

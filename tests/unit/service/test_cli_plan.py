@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from service.client import Client
-from service.commands.cli_app import INTERRUPTED
-from service.commands.plans import describe_gain, parse_link
-from service.domain.jobs.plans import PlanStatus
-from service.errors import SettingsError
+from accordion_client import Client
+from accordion_client.commands.cli_app import INTERRUPTED
+from accordion_client.commands.plans import describe_gain, parse_link
+from accordion_service.domain.jobs.plans import PlanStatus
+from accordion_service.errors import SettingsError
+from accordion_workers.planning import planner_process
+from accordion_workers.records.contract import PlanResult
 from tests.api.conftest import Live
 from tests.api.fake_plans import FOUND
 from tests.unit.service.conftest import Accordion
-from workers.planning import planner_process
-from workers.records.contract import PlanResult
 
 
 @pytest.mark.parametrize(

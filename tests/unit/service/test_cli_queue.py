@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
-from service.domain.jobs.status_table import UNFINISHED
+from accordion_client import Client
+from accordion_service.domain.jobs.status_table import UNFINISHED
 from tests.api.conftest import Live
 from tests.unit.service.conftest import LONG, Accordion
 
@@ -96,6 +96,8 @@ def test_the_queue_names_the_jobs_that_another_one_waits_for(
     second = accordion("submit", spec, *options).json()
     while not any(entry["waits_for"] for entry in queue_of(accordion, second["id"])):
         pass  # pytest's time limit ends it
+    while queue_of(accordion, first["id"]):
+        pass  # until it has left the queue, it is the first in it
     [line] = [text for text in accordion("queue").out.splitlines() if second["name"] in text]
     assert line.split()[0] == "1"
     assert " the-first " in line

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from service.client import Client
+from accordion_client import Client
 from tests.api.conftest import Live, serve_live
 from tests.api.team import wait_for
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 import uvicorn
 
-from service.client import (
+from accordion_client import (
     AmbiguousJob,
     Client,
     NotFound,
@@ -22,10 +22,10 @@ from service.client import (
     Unreachable,
     Waiter,
 )
-from service.client.client import IDLE_CONNECTION_S
-from service.client.request_sender import choose_certificates
-from service.schemas.history import GapView
-from service.schemas.jobs import EventView
+from accordion_client.sdk.client import IDLE_CONNECTION_S
+from accordion_client.sdk.request_sender import choose_certificates
+from accordion_service.schemas.history import GapView
+from accordion_service.schemas.jobs import EventView
 from tests.unit.service.conftest import MakeClient
 
 ClientOf = Callable[..., Client]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from service.client import Refused, RetryBudget, ServiceFailed, Unreachable, Waiter
+from accordion_client import Refused, RetryBudget, ServiceFailed, Unreachable, Waiter
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS
 from tests.unit.service.conftest import MakeClient

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.commands.compare import keep_compared, tabulate_figures, tabulate_specs
-from service.commands.comparison import (
+from accordion_client.commands.compare import keep_compared, tabulate_figures, tabulate_specs
+from accordion_client.commands.comparison import (
     ComparedHistory,
     Comparison,
     IncomparableError,

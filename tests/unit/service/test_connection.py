@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import StartError
-from service.machine.connection import service_token
-from service.settings.home import Home, Running
-from service.settings.settings import load_settings
+from accordion_client.machine.connection import service_token
+from accordion_service.errors import StartError
+from accordion_service.settings.home import Home, Running
+from accordion_service.settings.settings import load_settings
 
 
 @pytest.fixture

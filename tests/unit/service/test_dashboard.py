@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from service.api.app import create_app
-from service.api.dashboard.assets import MEDIA_TYPES, compute_fingerprint, list_assets
-from service.settings.settings import load_settings
+from accordion_service.api.app import create_app
+from accordion_service.api.dashboard.assets import MEDIA_TYPES, compute_fingerprint, list_assets
+from accordion_service.settings.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 

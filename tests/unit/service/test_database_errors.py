@@ -10,11 +10,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from service.errors import DatabaseReplaced, Unavailable
-from service.store.engine.database import Database
-from service.store.engine.database_errors import classify_error
-from service.store.engine.postgres import SessionLimits
-from service.store.tables.models import LoginLinkRow
+from accordion_service.errors import DatabaseReplaced, Unavailable
+from accordion_service.store.engine.database import Database
+from accordion_service.store.engine.database_errors import classify_error
+from accordion_service.store.engine.postgres import SessionLimits
+from accordion_service.store.tables.models import LoginLinkRow
 from tests.postgres import Postgres
 
 

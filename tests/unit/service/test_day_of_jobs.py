@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from service.domain.capacity.allocation import plan_allocations
-from service.domain.capacity.bin_packing import FreeCapacity, Packing, fits_beside
-from service.domain.capacity.queue import (
+from accordion_service.domain.capacity.allocation import plan_allocations
+from accordion_service.domain.capacity.bin_packing import FreeCapacity, Packing, fits_beside
+from accordion_service.domain.capacity.queue import (
     Admission,
     AllocatedJob,
     PendingJob,
     QueueRules,
     plan_queue,
 )
-from service.domain.capacity.quota_reservations import measure_usage
-from service.domain.capacity.quotas import Quota, QuotaTable, label_account, user_account
-from service.domain.capacity.resources import ResourceRequest, Resources, worker_resources
-from service.domain.jobs.statuses import Reason
+from accordion_service.domain.capacity.quota_reservations import measure_usage
+from accordion_service.domain.capacity.quotas import Quota, QuotaTable, label_account, user_account
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources, worker_resources
+from accordion_service.domain.jobs.statuses import Reason
 
 JOBS, TURN_MIN, DAY_MIN = 10_000, 3, 24 * 60
 NODES = [Resources(cpus=16, gpus=4 * (n % 2), node=f"node-{n}") for n in range(8)]

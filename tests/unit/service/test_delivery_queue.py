@@ -15,30 +15,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, delete, event, update
 
-from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Role
-from service.domain.jobs.statuses import Reason, Status
-from service.domain.webhooks.retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
-from service.errors import Forbidden
-from service.scheduler.retention import DEAD_RETENTION_S
-from service.store.engine.database import Database
-from service.store.reads.audit import AuditFilter, read_audit
-from service.store.reads.webhooks import ALL_USERS
-from service.store.tables.models import DeliveryRow, JobRow, UserRow, WebhookRow
-from service.store.writes import webhook_messages
-from service.store.writes.delivery_queue import (
+from accordion_service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Role
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.domain.webhooks.retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
+from accordion_service.errors import Forbidden
+from accordion_service.scheduler.retention import DEAD_RETENTION_S
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.audit import AuditFilter, read_audit
+from accordion_service.store.reads.webhooks import ALL_USERS
+from accordion_service.store.tables.models import DeliveryRow, JobRow, UserRow, WebhookRow
+from accordion_service.store.writes import webhook_messages
+from accordion_service.store.writes.delivery_queue import (
     CLAIM_S,
     DELIVERY,
     AttemptOutcome,
     ClaimedDelivery,
     DeliveryQueue,
 )
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.old_rows import delete_deliveries
-from service.store.writes.status_changes import change_status
-from service.store.writes.webhook_messages import queue_status_messages
-from service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.old_rows import delete_deliveries
+from accordion_service.store.writes.status_changes import change_status
+from accordion_service.store.writes.webhook_messages import queue_status_messages
+from accordion_service.store.writes.webhooks import DeliveryFilter, RequestedWebhook, WebhookStore
+from accordion_workers.records.contract import JobSpec
 from tests.api.world import DIGITS, Clock
-from workers.records.contract import JobSpec
 
 TAKEN = AttemptOutcome(response_status=200)
 FAILED = AttemptOutcome(response_status=500, message="the receiver responded with 500")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import StartError
-from service.machine.down import down
-from service.settings.home import Home
+from accordion_client.machine.down import down
+from accordion_service.errors import StartError
+from accordion_service.settings.home import Home
 
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
-from service.settings.home import Home, Running
+from accordion_service.settings.home import Home, Running
 home = Home(Path(sys.argv[1]))
 home.make()
 if sys.argv[2] == "deaf":

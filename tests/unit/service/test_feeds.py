@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from service.api.feeds import Feed, FeedHub, Frame, StreamPage, follow_feed
-from service.store.reads.repository import Repository
+from accordion_service.api.feeds import Feed, FeedHub, Frame, StreamPage, follow_feed
+from accordion_service.store.reads.repository import Repository
 
 
 class _Versions:

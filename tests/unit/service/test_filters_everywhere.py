@@ -8,13 +8,13 @@ import inspect
 import re
 from pathlib import Path
 
-from service.api import dashboard
-from service.api.accounts import AuditQuery
-from service.api.jobs import ListQuery
-from service.client.accounts import AccountRequests
-from service.client.jobs import JobRequests
-from service.commands.audit import audit
-from service.commands.listing import list_jobs
+from accordion_client.commands.audit import audit
+from accordion_client.commands.listing import list_jobs
+from accordion_client.sdk.accounts import AccountRequests
+from accordion_client.sdk.jobs import JobRequests
+from accordion_service.api import dashboard
+from accordion_service.api.accounts import AuditQuery
+from accordion_service.api.jobs import ListQuery
 
 NAMES_IN_CLIENT = {"id": "id_prefix"}
 NAMES_IN_COMMAND = {"id": "id_", "name": "exact_name", "name_prefix": "name"}

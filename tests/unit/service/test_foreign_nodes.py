@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from service.domain.capacity.allocation import plan_allocations
-from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
-from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.capacity.resources import ResourceRequest
-from service.domain.jobs.statuses import Reason
-from service.runtime.protocol import Node
-from service.scheduler.allocator import ClusterState
+from accordion_service.domain.capacity.allocation import plan_allocations
+from accordion_service.domain.capacity.cluster_snapshot import read_cluster_snapshot
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from accordion_service.domain.capacity.resources import ResourceRequest
+from accordion_service.domain.jobs.statuses import Reason
+from accordion_service.runtime.protocol import Node
+from accordion_service.scheduler.allocator import ClusterState
 
 ASKED = ResourceRequest(min=2, max=2, cpus=2, gpus=0)
 

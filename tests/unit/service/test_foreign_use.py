@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
-from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
-from service.domain.capacity.queue import PendingJob, plan_queue
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.runtime.protocol import Node
-from service.scheduler.allocator import ClusterState
-from service.scheduler.foreign_use import LAG_S, ForeignUse
+from accordion_service.domain.capacity.cluster_snapshot import read_cluster_snapshot
+from accordion_service.domain.capacity.queue import PendingJob, plan_queue
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.runtime.protocol import Node
+from accordion_service.scheduler.allocator import ClusterState
+from accordion_service.scheduler.foreign_use import LAG_S, ForeignUse
 
 
 def node(number: int, *, free: float | None, cpus: float = 4.0) -> Node:

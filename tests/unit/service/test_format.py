@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from service.commands.cli_support import create_console
-from service.schemas.format import (
+from accordion_client.commands.cli_support import create_console
+from accordion_service.schemas.format import (
     format_milliseconds,
     format_rounded,
     format_savings,
     format_sent_bytes,
     format_workers,
 )
+from accordion_workers.spec.public_records import Bytes
 from tests.unit.service.report_samples import make_job
-from workers.spec.public_records import Bytes
 
 
 @pytest.mark.parametrize(

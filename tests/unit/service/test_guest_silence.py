@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.domain.jobs.actions import Follow
-from service.domain.jobs.guests import (
+from accordion_service.domain.jobs.actions import Follow
+from accordion_service.domain.jobs.guests import (
     CloseGuest,
     MarkGuestLost,
     MarkGuestStalled,
@@ -17,7 +17,7 @@ from service.domain.jobs.guests import (
     name_guest,
     next_guest_action,
 )
-from service.domain.jobs.statuses import Reason, Status
+from accordion_service.domain.jobs.statuses import Reason, Status
 
 LIMITS = SilenceLimits(lost_s=60.0, closed_s=3600.0)
 SEEN = {"reason": Reason.TRAINING, "idle_s": 0.0, "is_overdue": False}

@@ -17,7 +17,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from service.api.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
+from accordion_service.api.http_connections import (
+    BoundedConnection,
+    ConnectionLimits,
+    raise_file_limit,
+)
 
 HALF_HEADER = b"POST / HTTP/1.1\r\nHost: x\r\n"
 HALF_BODY = HALF_HEADER + b"Content-Length: 99\r\n\r\nhalf"

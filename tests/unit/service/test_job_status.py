@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.dashboard.assets import STATIC
-from service.domain.jobs.status_table import (
+from accordion_service.api.dashboard.assets import STATIC
+from accordion_service.domain.jobs.status_table import (
     ALLOWED_TRANSITIONS,
     ENDED,
     STATUS_TABLE,
     Phase,
     is_transition_allowed,
 )
-from service.domain.jobs.statuses import Desired, Reason, Status
-from service.domain.overrides.states import OVERRIDE_TABLE, OverrideState
-from workers.records.contract import EndReason
+from accordion_service.domain.jobs.statuses import Desired, Reason, Status
+from accordion_service.domain.overrides.states import OVERRIDE_TABLE, OverrideState
+from accordion_workers.records.contract import EndReason
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-SERVICE = Path(__file__).parents[3] / "service"
+SERVICE = Path(__file__).parents[3] / "service" / "accordion_service"
 NAMES = "|".join([*Status, *get_args(OverrideState)])
 LIST = re.compile(rf"\b({NAMES})\b(\W{{1,6}}\b({NAMES})\b|[\"']?:)")
 """Two statuses side by side, or one as a key; of jobs or of overrides."""

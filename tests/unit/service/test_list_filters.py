@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.store.engine.database import Database
-from service.store.reads import jobs as job_list
-from service.store.reads.jobs import JobFilter, ListingState
-from service.store.reads.repository import Repository
-from service.store.tables.models import JobRow
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads import jobs as job_list
+from accordion_service.store.reads.jobs import JobFilter, ListingState
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import JobRow
 
 NUM_JOBS, LIMIT = 240, 20
 COMMON: dict[str, Any] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from service.api.app import serve_api
-from service.settings.settings import load_settings
+from accordion_service.api.app import serve_api
+from accordion_service.settings.settings import load_settings
 
 
 async def _accept(listener: socket.socket) -> int:
@@ -35,7 +35,7 @@ def test_answers_are_sent_at_once_and_do_not_wait_for_an_acknowledgement(
     listeners: list[socket.socket] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda _, sockets: listeners.extend(sockets))
     # It configures logging of the whole process, and later tests would keep that.
-    monkeypatch.setattr("service.api.app.configure_logs", lambda *_: None)
+    monkeypatch.setattr("accordion_service.api.app.configure_logs", lambda *_: None)
     serve_api(load_settings(home=tmp_path, host=host, port=0))
     assert asyncio.run(_accept(listeners[0])) != 0
 
@@ -45,7 +45,7 @@ def test_metrics_know_the_connections_of_the_server(
 ) -> None:
     servers: list[uvicorn.Server] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: servers.append(server))
-    monkeypatch.setattr("service.api.app.configure_logs", lambda *_: None)
+    monkeypatch.setattr("accordion_service.api.app.configure_logs", lambda *_: None)
     serve_api(load_settings(home=tmp_path, port=0, max_connections=50))
     [server] = servers
     connections = server.config.app.state.accordion.connections  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ import sys
 SEND = """
 import logging
 import httpx2
-from service.process.logs import configure_logs
+from accordion_service.process.logs import configure_logs
 
 configure_logs("DEBUG", "scheduler")
 answer = httpx2.MockTransport(lambda request: httpx2.Response(204))

@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from accordion.base.messages import Decision, Level, to_json
-from service.api.request_times import RequestTimes, TimedRequests
-from service.domain.jobs.statuses import Status
-from service.store.engine.database import Database
-from service.store.reads.repository import Repository
-from service.store.tables.models import (
+from accordion_service.api.request_times import RequestTimes, TimedRequests
+from accordion_service.domain.jobs.statuses import Status
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import (
     CheckpointRow,
     ClusterRow,
     DecisionRow,
@@ -32,10 +32,10 @@ from service.store.tables.models import (
     LeaseRow,
     OverrideRow,
 )
-from service.views.jobs import progress_view
-from service.views.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
+from accordion_service.views.jobs import progress_view
+from accordion_service.views.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
+from accordion_workers.records.contract import Bytes, EpochRecord, JobSpec, Progress
 from tests.e2e.dashboard_check import family as family_of
-from workers.records.contract import Bytes, EpochRecord, JobSpec, Progress
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 T = NOW.timestamp()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.capacity.nodes import (
+from accordion_service.domain.capacity.nodes import (
     MAX_NODES,
     AvoidanceRules,
     NodeFailure,

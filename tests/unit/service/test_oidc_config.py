@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from service.access.oidc_config import is_protected_url, read_oidc_config
-from service.api.app import create_app
-from service.domain.access import Role
-from service.domain.provider_users import choose_role
-from service.errors import SettingsError
-from service.settings.settings import load_settings
+from accordion_service.access.oidc_config import is_protected_url, read_oidc_config
+from accordion_service.api.app import create_app
+from accordion_service.domain.access import Role
+from accordion_service.domain.provider_users import choose_role
+from accordion_service.errors import SettingsError
+from accordion_service.settings.settings import load_settings
 
 SECRET = "the-secret-of-the-client"
 WHOLE: dict[str, Any] = {

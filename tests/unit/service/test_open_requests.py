@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from service.api.http_connections import OpenConnections
-from service.api.open_requests import OpenRequests
-from service.domain.access import FULL_ACCESS, Caller, Scope
-from service.errors import TooManyRequests, Unavailable
+from accordion_service.api.http_connections import OpenConnections
+from accordion_service.api.open_requests import OpenRequests
+from accordion_service.domain.access import FULL_ACCESS, Caller, Scope
+from accordion_service.errors import TooManyRequests, Unavailable
 
 STREAM = "/api/v1/jobs/1/events"
 

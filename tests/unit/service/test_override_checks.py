@@ -7,8 +7,8 @@ import pytest
 from accordion.base.errors import OverrideError
 from accordion.config import Config
 from accordion.decide.overrides import resolve_level
-from service.domain.overrides.validity import check_effect, invalid_fields
-from service.errors import Invalid
+from accordion_service.domain.overrides.validity import check_effect, invalid_fields
+from accordion_service.errors import Invalid
 
 
 @pytest.mark.parametrize(("field", "pointer"), [("layers/1", "/layers/1"), ("", "")])

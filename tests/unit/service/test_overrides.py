@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.base.messages import Ack
-from service.domain.overrides import transitions
-from service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
+from accordion_service.domain.overrides import transitions
+from accordion_service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 LAYERS = ["fc1", "fc2", "fc3"]
 GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from pydantic import BaseModel
 
-from service.commands.paging import PAGE_ITEMS, PagedItems, print_json_list
+from accordion_client.commands.paging import PAGE_ITEMS, PagedItems, print_json_list
 
 
 class Number(BaseModel):

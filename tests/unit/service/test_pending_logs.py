@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.scheduler.pending_logs import PendingLogs
-from workers.records.contract import Drained, LogLine
+from accordion_service.scheduler.pending_logs import PendingLogs
+from accordion_workers.records.contract import Drained, LogLine
 
 LINE = LogLine(attempt=1, rank=0, time=1.0, text="line")
 

@@ -15,22 +15,22 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
-from service.domain.access import FULL_ACCESS
-from service.errors import Conflict, StartError
-from service.store.engine.database import Database
-from service.store.engine.postgres import SessionLimits
-from service.store.migrations import upgrade
-from service.store.reads.jobs import JobFilter
-from service.store.reads.repository import Repository
-from service.store.tables.models import EndedSessionRow
-from service.store.writes import jobs as job_submission
-from service.store.writes.audit import append_audit
-from service.store.writes.ended_sessions import end_session, is_session_ended
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.leases import Lease
-from service.store.writes.secrets import SecretStore
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.errors import Conflict, StartError
+from accordion_service.store.engine.database import Database
+from accordion_service.store.engine.postgres import SessionLimits
+from accordion_service.store.migrations import upgrade
+from accordion_service.store.reads.jobs import JobFilter
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import EndedSessionRow
+from accordion_service.store.writes import jobs as job_submission
+from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.ended_sessions import end_session, is_session_ended
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.leases import Lease
+from accordion_service.store.writes.secrets import SecretStore
+from accordion_workers.records.contract import JobSpec
 from tests.postgres import Postgres
-from workers.records.contract import JobSpec
 
 SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
 MANY = 25

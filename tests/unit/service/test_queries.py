@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, insert, select
 
-from service.domain.access import FULL_ACCESS
-from service.scheduler import allocator
-from service.store.engine.database import Database
-from service.store.reads import jobs as job_list
-from service.store.reads.audit import AuditFilter, read_audit
-from service.store.reads.jobs import JobFilter, ListingState
-from service.store.reads.repository import Repository
-from service.store.reads.unfinished_jobs import UnfinishedJobs
-from service.store.tables.models import Base, JobRow
-from service.store.writes.expired_history import ExpiredHistory
-from service.store.writes.secrets import SecretStore
-from service.views.metrics import metrics_response
+from accordion_service.domain.access import FULL_ACCESS
+from accordion_service.scheduler import allocator
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads import jobs as job_list
+from accordion_service.store.reads.audit import AuditFilter, read_audit
+from accordion_service.store.reads.jobs import JobFilter, ListingState
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
+from accordion_service.store.tables.models import Base, JobRow
+from accordion_service.store.writes.expired_history import ExpiredHistory
+from accordion_service.store.writes.secrets import SecretStore
+from accordion_service.views.metrics import metrics_response
 from tests.api.world import World
 
 

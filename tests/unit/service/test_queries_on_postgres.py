@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from service.store.reads.jobs import JobFilter
-from service.store.tables.models import Base
-from service.views.metrics import metrics_response
+from accordion_service.store.reads.jobs import JobFilter
+from accordion_service.store.tables.models import Base
+from accordion_service.views.metrics import metrics_response
 from tests.api.world import World
 from tests.postgres import Postgres
 from tests.unit.service.test_queries import selects

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.capacity.bin_packing import count_fitting, num_unplaced
-from service.domain.capacity.cluster_snapshot import read_cluster_snapshot
-from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.domain.jobs.statuses import Reason
-from workers.common.node_selectors import read_selector
+from accordion_service.domain.capacity.bin_packing import count_fitting, num_unplaced
+from accordion_service.domain.capacity.cluster_snapshot import read_cluster_snapshot
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.domain.jobs.statuses import Reason
+from accordion_workers.common.node_selectors import read_selector
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 ZONE_A, ZONE_B = frozenset({("zone", "a")}), frozenset({("zone", "b")})

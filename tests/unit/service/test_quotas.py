@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.capacity.allocation import plan_allocations
-from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.capacity.quota_reservations import measure_usage
-from service.domain.capacity.quotas import (
+from accordion_service.domain.capacity.allocation import plan_allocations
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.quota_reservations import measure_usage
+from accordion_service.domain.capacity.quotas import (
     Quota,
     QuotaTable,
     QuotaUsage,
@@ -18,9 +18,9 @@ from service.domain.capacity.quotas import (
     split_account,
     user_account,
 )
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.domain.capacity.wait_causes import explain_queue
-from service.domain.jobs.statuses import Reason
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.domain.capacity.wait_causes import explain_queue
+from accordion_service.domain.jobs.statuses import Reason
 from tests.unit.service.test_queue import asked
 
 ADA, BOB = user_account("ada"), user_account("bob")

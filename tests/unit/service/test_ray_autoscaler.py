@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from service.domain.capacity.resources import Resources
-from service.runtime.protocol import AutoscalerReport
-from service.runtime.ray_autoscaler import (
+from accordion_service.domain.capacity.resources import Resources
+from accordion_service.runtime.protocol import AutoscalerReport
+from accordion_service.runtime.ray_autoscaler import (
     POLL_INTERVAL_S,
     REPEAT_INTERVAL_S,
     SEARCH_INTERVAL_S,
     RayAutoscaler,
 )
+from accordion_workers.common.node_selectors import read_selector
 from tests.unit.service.fake_gcs import FakeGcs, build_constraint
-from workers.common.node_selectors import read_selector
 
 CPU = Resources(cpus=1.0, gpus=0.0)
 GPU = Resources(

@@ -13,10 +13,10 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
-from service.errors import RuntimeUnavailable
-from service.runtime import ray_backend
-from service.runtime.ray_backend import RayBackend
-from workers.records.contract import Cursor
+from accordion_service.errors import RuntimeUnavailable
+from accordion_service.runtime import ray_backend
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import Cursor
 
 
 class Handle:

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from service.domain.jobs.ray_links import link_to_workers
-from service.domain.jobs.ray_run import RayRun
-from service.runtime.ray_dashboard import PROBE_INTERVAL_S, DashboardProbe, serves_pages
+from accordion_service.domain.jobs.ray_links import link_to_workers
+from accordion_service.domain.jobs.ray_run import RayRun
+from accordion_service.runtime.ray_dashboard import PROBE_INTERVAL_S, DashboardProbe, serves_pages
 
 JOB = RayRun(engine="ray-train", train_run="digits-a.1")
 GUEST = RayRun(engine="ray-train", train_run="mine", ray_job_id="01000000")

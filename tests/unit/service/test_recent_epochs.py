@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.commands.recent_epochs import RecentEpochs
-from service.schemas.jobs import EventView
+from accordion_client.commands.recent_epochs import RecentEpochs
+from accordion_service.schemas.jobs import EventView
 from tests.unit.service.conftest import Accordion
 
 
@@ -71,7 +71,7 @@ def test_watch_shows_the_newest_epochs_or_all(accordion: Accordion, spec: Path) 
 def test_watch_shows_as_many_epochs_of_a_model_of_many_layers(
     accordion: Accordion, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.api.history.MAX_PAGE_LAYERS", 1)
+    monkeypatch.setattr("accordion_service.api.history.MAX_PAGE_LAYERS", 1)
     job_id = accordion("submit", spec, "--set", "training.epochs=15", "--json").json()["id"]
     accordion("watch", job_id)
     newest = accordion("watch", job_id).out.splitlines()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.jobs.actions import (
+from accordion_service.domain.jobs.actions import (
     Finish,
     Follow,
     MarkLost,
@@ -18,9 +18,9 @@ from service.domain.jobs.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.jobs.reconcile import ObservedJob, ObservedSupervisor, next_action
-from service.domain.jobs.status_table import ENDED, HELD
-from service.domain.jobs.statuses import Reason, Status
+from accordion_service.domain.jobs.reconcile import ObservedJob, ObservedSupervisor, next_action
+from accordion_service.domain.jobs.status_table import ENDED, HELD
+from accordion_service.domain.jobs.statuses import Reason, Status
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))
 SUPERVISORS = st.none() | st.builds(

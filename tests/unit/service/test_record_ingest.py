@@ -9,12 +9,21 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import update
 
-from service.domain.jobs.status_table import LEAVING
-from service.domain.jobs.statuses import Reason, Status
-from service.store.engine.database import Database
-from service.store.ingest.record_ingest import has_new_data
-from service.store.scheduling.end_messages import describe_pause
-from service.store.tables.checkpoints import CheckpointRow
+from accordion_service.domain.jobs.status_table import LEAVING
+from accordion_service.domain.jobs.statuses import Reason, Status
+from accordion_service.store.engine.database import Database
+from accordion_service.store.ingest.record_ingest import has_new_data
+from accordion_service.store.scheduling.end_messages import describe_pause
+from accordion_service.store.tables.checkpoints import CheckpointRow
+from accordion_workers.records.contract import (
+    Bytes,
+    Drained,
+    EndRecord,
+    LogLine,
+    PausedRecord,
+    Payload,
+    Record,
+)
 from tests.unit.service.reported_row import (
     CHECKPOINT,
     FAILURE,
@@ -25,15 +34,6 @@ from tests.unit.service.reported_row import (
     epoch,
     progress,
     started,
-)
-from workers.records.contract import (
-    Bytes,
-    Drained,
-    EndRecord,
-    LogLine,
-    PausedRecord,
-    Payload,
-    Record,
 )
 
 WORKING = [Status.RUNNING, Status.RESIZING, Status.RECOVERING]

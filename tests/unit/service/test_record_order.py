@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.store.engine.database import Database
+from accordion_service.store.engine.database import Database
+from accordion_workers.records.contract import Drained, LogLine
 from tests.unit.service.reported_row import Row, epoch, progress, started
-from workers.records.contract import Drained, LogLine
 
 
 @pytest.fixture

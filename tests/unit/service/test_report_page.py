@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from service.api.dashboard.assets import STATIC
-from service.api.dashboard.report_content import MAX_ROWS, list_figures, list_tables
-from service.api.dashboard.report_page import build_report, choose_limits
-from service.api.dashboard.script_bundle import bundle_modules
-from service.domain.jobs.shareable_spec import TextMask, hide_secrets
+from accordion_service.api.dashboard.assets import STATIC
+from accordion_service.api.dashboard.report_content import MAX_ROWS, list_figures, list_tables
+from accordion_service.api.dashboard.report_page import build_report, choose_limits
+from accordion_service.api.dashboard.script_bundle import bundle_modules
+from accordion_service.domain.jobs.shareable_spec import TextMask, hide_secrets
 from tests.unit.service.report_samples import (
     BEGIN,
     LAYERS,

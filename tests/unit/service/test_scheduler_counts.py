@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from service.store.engine.database import Database
-from service.store.reads.repository import Repository
-from service.store.writes.leases import Lease
-from service.store.writes.scheduler_counts import (
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.writes.leases import Lease
+from accordion_service.store.writes.scheduler_counts import (
     BUCKETS,
     DATABASE_ERRORS,
     ERRORS,

@@ -8,9 +8,9 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from service.api.app import serve_api
-from service.settings.setting_list import describe_unknown_variables, list_settings
-from service.settings.settings import Settings, list_variables, load_settings
+from accordion_service.api.app import serve_api
+from accordion_service.settings.setting_list import describe_unknown_variables, list_settings
+from accordion_service.settings.settings import Settings, list_variables, load_settings
 from tests.unit.service.conftest import Accordion
 
 SECRET = "a-secret-of-20-chars"
@@ -128,7 +128,7 @@ def test_a_mistyped_variable_is_in_the_log_of_the_api(
 ) -> None:
     monkeypatch.setenv("ACCORDION_PROT", "8080")
     monkeypatch.setattr(uvicorn.Server, "run", lambda _, sockets: sockets[0].close())
-    monkeypatch.setattr("service.api.app.configure_logs", lambda *_: None)
+    monkeypatch.setattr("accordion_service.api.app.configure_logs", lambda *_: None)
     with capture_logs() as logs:
         serve_api(load_settings(home=tmp_path, port=0))
     [warning] = [line for line in logs if line["event"] == "unknown settings"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from service.access.guards import access_of, is_loopback
-from service.errors import SettingsError
-from service.machine.connection import service_token
-from service.settings.settings import load_settings
+from accordion_client.machine.connection import service_token
+from accordion_service.access.guards import access_of, is_loopback
+from accordion_service.errors import SettingsError
+from accordion_service.settings.settings import load_settings
 
 
 def test_nothing_needs_to_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.commands.spec_file import parse_spec, set_value
+from accordion_client.commands.spec_file import parse_spec, set_value
 
 
 @pytest.mark.parametrize(

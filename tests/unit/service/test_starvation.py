@@ -13,16 +13,16 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.domain.capacity.bin_packing import count_fitting
-from service.domain.capacity.queue import Admission, QueueRules
-from service.domain.capacity.quotas import (
+from accordion_service.domain.capacity.bin_packing import count_fitting
+from accordion_service.domain.capacity.queue import Admission, QueueRules
+from accordion_service.domain.capacity.quotas import (
     Quota,
     QuotaTable,
     QuotaUsage,
     label_account,
     user_account,
 )
-from service.domain.capacity.resources import Resources, worker_resources
+from accordion_service.domain.capacity.resources import Resources, worker_resources
 from tests.unit.service.test_backfill import NAMED_NODES
 from tests.unit.service.test_day_of_jobs import (
     HIGHEST,

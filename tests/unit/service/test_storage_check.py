@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from service.commands import storage_check
-from service.commands.findings import Finding
-from service.commands.storage_check import (
+from accordion_client.commands import storage_check
+from accordion_client.commands.findings import Finding
+from accordion_client.commands.storage_check import (
     MAX_NEWEST,
     MAX_STORAGES,
     MAX_UNFINISHED,
     check_storages,
     read_storage_jobs,
 )
-from service.schemas.jobs import JobPage, StorageView
+from accordion_service.schemas.jobs import JobPage, StorageView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUMBERS = count()

@@ -17,21 +17,21 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Integer, MetaData, column, inspect, select, table, text
 
-from service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
-from service.errors import StartError
-from service.store.engine.database import Database
-from service.store.migrations import alembic_config, current, head, upgrade
-from service.store.reads.repository import Repository
-from service.store.tables.models import Base, JobRow
-from service.store.writes import jobs as job_submission
-from service.store.writes.accounts import AccountStore
-from service.store.writes.idempotency import Idempotency, find_replay
-from service.store.writes.jobs import JobSubmission
-from service.store.writes.leases import Lease, is_newest_token
-from service.store.writes.login_links import use_login_link
-from service.store.writes.plans import PlanStore
+from accordion_service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
+from accordion_service.errors import StartError
+from accordion_service.store.engine.database import Database
+from accordion_service.store.migrations import alembic_config, current, head, upgrade
+from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import Base, JobRow
+from accordion_service.store.writes import jobs as job_submission
+from accordion_service.store.writes.accounts import AccountStore
+from accordion_service.store.writes.idempotency import Idempotency, find_replay
+from accordion_service.store.writes.jobs import JobSubmission
+from accordion_service.store.writes.leases import Lease, is_newest_token
+from accordion_service.store.writes.login_links import use_login_link
+from accordion_service.store.writes.plans import PlanStore
+from accordion_workers.records.contract import JobSpec
 from tests.api.label_law import check_labels, listed_labels
-from workers.records.contract import JobSpec
 
 
 @pytest.fixture
@@ -223,7 +223,9 @@ def test_values_of_old_specs_fill_their_columns_as_far_as_there_are_any(
 def test_the_scripts_are_found_below_a_folder_with_a_percent_sign(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.store.migrations.__file__", "/opt/50%off/migrations/__init__.py")
+    monkeypatch.setattr(
+        "accordion_service.store.migrations.__file__", "/opt/50%off/migrations/__init__.py"
+    )
     assert alembic_config().get_main_option("script_location") == "/opt/50%off/migrations"
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.cli_app import run_command
-from service.commands.pack import pack_folder
-from service.errors import SettingsError
+from accordion_client.commands.cli_app import run_command
+from accordion_client.commands.pack import pack_folder
+from accordion_service.errors import SettingsError
+from accordion_workers.user_code.archive import check_archive
 from tests.api.conftest import Live, serve_live
-from workers.user_code.archive import check_archive
 
 SPEC = "name: own\ncode: ./code\ntask: {name: 'mine:Mine'}\ntraining: {epochs: 1}\n"
 

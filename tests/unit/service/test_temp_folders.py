@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.process.temp_folders import private_folder, remove_abandoned_folders
+from accordion_service.process.temp_folders import private_folder, remove_abandoned_folders
 
 HOLDING = """
 import pathlib, sys
-from service.process.temp_folders import private_folder
+from accordion_service.process.temp_folders import private_folder
 with private_folder("mine-", pathlib.Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     sys.stdin.readline()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.file_names import name_file
-from service.domain.jobs.shareable_spec import hide_in_urls, hide_secrets
-from service.domain.performance.metric_goals import (
+from accordion_service.domain.file_names import name_file
+from accordion_service.domain.jobs.shareable_spec import hide_in_urls, hide_secrets
+from accordion_service.domain.performance.metric_goals import (
     MetricValue,
     choose_main_metric,
     find_best,
@@ -20,7 +20,11 @@ from service.domain.performance.metric_goals import (
     is_smaller_better,
     list_values,
 )
-from service.domain.performance.thinning import choose_epochs, choose_in_force, thin_evenly
+from accordion_service.domain.performance.thinning import (
+    choose_epochs,
+    choose_in_force,
+    thin_evenly,
+)
 
 VALUES = [MetricValue(epoch=n, value=value) for n, value in enumerate([0.5, 0.9, 0.7, 0.9])]
 

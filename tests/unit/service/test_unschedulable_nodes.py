@@ -7,18 +7,21 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from service.domain.capacity import queue
-from service.domain.capacity.allocation import find_stranded, plan_allocations
-from service.domain.capacity.cluster_snapshot import find_available_nodes, list_unschedulable
-from service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.domain.capacity.wait_causes import explain_queue
-from service.domain.jobs.statuses import Reason
-from service.runtime.protocol import SupervisorState
-from service.scheduler.allocator import ClusterState
-from service.store.tables.models import JobRow
+from accordion_service.domain.capacity import queue
+from accordion_service.domain.capacity.allocation import find_stranded, plan_allocations
+from accordion_service.domain.capacity.cluster_snapshot import (
+    find_available_nodes,
+    list_unschedulable,
+)
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.domain.capacity.wait_causes import explain_queue
+from accordion_service.domain.jobs.statuses import Reason
+from accordion_service.runtime.protocol import SupervisorState
+from accordion_service.scheduler.allocator import ClusterState
+from accordion_service.store.tables.models import JobRow
+from accordion_workers.records.contract import AVOID_S
 from tests.unit.service.test_queue import HELD, NODES, WAITING, jobs_of
-from workers.records.contract import AVOID_S
 
 WHY = (
     "node gpu-7 is cordoned by ada; an operator can restore it with 'accordion node restore gpu-7'"

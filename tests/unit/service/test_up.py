@@ -11,13 +11,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from service.access.guards import access_of
-from service.errors import SettingsError, StartError
-from service.machine.programs import LocalInstance, build_programs, driver_environment, free_port
-from service.machine.up import last_log_line, up
-from service.process.child_processes import Program
-from service.settings.home import Home, Running
-from service.settings.settings import Settings, load_settings
+from accordion_client.machine.programs import (
+    LocalInstance,
+    build_programs,
+    driver_environment,
+    free_port,
+)
+from accordion_client.machine.up import last_log_line, up
+from accordion_service.access.guards import access_of
+from accordion_service.errors import SettingsError, StartError
+from accordion_service.process.child_processes import Program
+from accordion_service.settings.home import Home, Running
+from accordion_service.settings.settings import Settings, load_settings
 
 RECORD = Running(
     pid=7, url="http://127.0.0.1:9", ray_address="127.0.0.1:8", ray_dir="/tmp/none", pids={"api": 3}
@@ -137,8 +142,8 @@ def test_up_goes_on_while_its_record_cannot_be_written(
     code = ENDS_UP_THE_SECOND_TIME.format(home=str(home.path))
     command, log = (sys.executable, "-c", code), home.logs / "api.log"
     api = Program(name="api", command=command, environment=dict(os.environ), log=log)
-    monkeypatch.setattr("service.machine.up.build_programs", lambda _: [api])
-    monkeypatch.setattr("service.machine.up.list_unready", lambda _: "")
+    monkeypatch.setattr("accordion_client.machine.up.build_programs", lambda _: [api])
+    monkeypatch.setattr("accordion_client.machine.up.list_unready", lambda _: "")
     up(Settings(home=home.path, port=0), print)
     assert writes.count(writes[-1]) == 2
 
@@ -160,8 +165,8 @@ def test_up_under_nohup_outlives_its_terminal(home: Home, monkeypatch: pytest.Mo
     command = (sys.executable, "-c", HANGS_UP_THE_FIRST_TIME.format(home=str(home.path)))
     log, environment = home.logs / "api.log", dict(os.environ)
     api = Program(name="api", command=command, environment=environment, log=log)
-    monkeypatch.setattr("service.machine.up.build_programs", lambda _: [api])
-    monkeypatch.setattr("service.machine.up.list_unready", lambda _: "")
+    monkeypatch.setattr("accordion_client.machine.up.build_programs", lambda _: [api])
+    monkeypatch.setattr("accordion_client.machine.up.list_unready", lambda _: "")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         up(Settings(home=home.path, port=0), print)
@@ -287,7 +292,7 @@ def test_last_log_line_is_the_last_sentence_of_the_log(tmp_path: Path, log: str,
 def test_a_dashboard_without_its_packages_names_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.machine.up.find_spec", lambda _: None)
+    monkeypatch.setattr("accordion_client.machine.up.find_spec", lambda _: None)
     with pytest.raises(
         StartError, match=r"ACCORDION_RAY_DASHBOARD is true.*pip install 'ray\[default\]=="
     ):

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from service.domain.capacity import wait_causes
-from service.domain.capacity.allocation import Allocation, plan_allocations
-from service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
-from service.domain.capacity.quotas import Quota, QuotaTable
-from service.domain.capacity.resources import ResourceRequest, Resources
-from service.domain.capacity.wait_causes import WaitCause, explain_queue
-from service.domain.jobs.statuses import Reason
-from workers.common.node_selectors import read_selector
+from accordion_service.domain.capacity import wait_causes
+from accordion_service.domain.capacity.allocation import Allocation, plan_allocations
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.quotas import Quota, QuotaTable
+from accordion_service.domain.capacity.resources import ResourceRequest, Resources
+from accordion_service.domain.capacity.wait_causes import WaitCause, explain_queue
+from accordion_service.domain.jobs.statuses import Reason
+from accordion_workers.common.node_selectors import read_selector
 
 GPU_NODE = Resources(cpus=8, gpus=1, node="g", memory=16e9)
 CPU_NODE = Resources(cpus=8, gpus=0, node="c", memory=8e9)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client import Client
+from accordion_client import Client
 from tests.api.conftest import Live, serve_live
 from tests.api.oidc_world import Provider, log_in_through, oidc_settings, run_provider
 from tests.api.team import ADMIN

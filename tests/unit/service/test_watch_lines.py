@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.commands.watch_state import StreamItem, WatchState, apply_event
-from service.commands.watch_view import describe_event
-from service.schemas.history import GapView
-from service.schemas.jobs import EventView
+from accordion_client.commands.watch_state import StreamItem, WatchState, apply_event
+from accordion_client.commands.watch_view import describe_event
+from accordion_service.schemas.history import GapView
+from accordion_service.schemas.jobs import EventView
 
 STATE = WatchState(id="j", name="old", status="RUNNING", reason="", message="", epochs=3)
 STATUS = {"reason": "", "message": "saved", "attempt": 1, "world_size": 0, "workers": 0}

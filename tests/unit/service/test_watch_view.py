@@ -7,9 +7,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from service.client import Client
-from service.commands.watch_state import WatchState, apply_event, initial_state
-from service.commands.watch_view import render_panel
+from accordion_client import Client
+from accordion_client.commands.watch_state import WatchState, apply_event, initial_state
+from accordion_client.commands.watch_view import render_panel
 
 
 def drawn(state: WatchState) -> str:

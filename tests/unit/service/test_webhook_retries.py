@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.webhooks.retries import (
+from accordion_service.domain.webhooks.retries import (
     JITTER,
     MAX_ATTEMPTS,
     RETRY_DELAYS_S,

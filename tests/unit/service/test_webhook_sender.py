@@ -16,16 +16,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from service.access import host_lookup
-from service.access.host_lookup import (
+from accordion_service.access import host_lookup
+from accordion_service.access.host_lookup import (
     MAX_LOOKUPS_PER_USER,
     LookupFailed,
     LookupPostponed,
     look_up_host,
 )
-from service.domain.webhooks.targets import Address
-from service.scheduler.webhook_sender import WebhookSender
-from service.store.writes.delivery_queue import AttemptOutcome
+from accordion_service.domain.webhooks.targets import Address
+from accordion_service.scheduler.webhook_sender import WebhookSender
+from accordion_service.store.writes.delivery_queue import AttemptOutcome
 from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
 
 NETWORKS = (ip_network(LOOPBACK),)

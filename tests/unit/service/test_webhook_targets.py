@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.webhooks.targets import (
+from accordion_service.domain.webhooks.targets import (
     MAX_URL_LENGTH,
     RefusedTarget,
     choose_address,
     parse_target,
     unwrap_address,
 )
-from service.errors import SettingsError
-from service.settings.settings import load_settings
+from accordion_service.errors import SettingsError
+from accordion_service.settings.settings import load_settings
 
 PRIVATE = [
     *["0.0.0.0", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1"],

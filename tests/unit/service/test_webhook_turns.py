@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.domain.webhooks.serving_order import MAX_PAUSE_S, WebhookTurns
+from accordion_service.domain.webhooks.serving_order import MAX_PAUSE_S, WebhookTurns
 
 
 def test_a_webhook_pauses_twice_as_long_with_each_failure_up_to_a_limit() -> None:

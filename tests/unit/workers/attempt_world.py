@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from accordion_workers.controller.attempt import Attempt
+from accordion_workers.controller.failure_policy import FailureCounts
+from accordion_workers.records.contract import DesiredState, EndRecord, FailureRecord, PausedRecord
+from accordion_workers.spec.job import WorkersSpec
 from tests.unit.workers.fake_pool import FakePool, Outcome
 from tests.unit.workers.world import launch
-from workers.controller.attempt import Attempt
-from workers.controller.failure_policy import FailureCounts
-from workers.records.contract import DesiredState, EndRecord, FailureRecord, PausedRecord
-from workers.spec.job import WorkersSpec
 
 
 @dataclass

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from accordion_workers.worker import process
 from tests.unit.workers.attempt_world import World, worlds
 from tests.unit.workers.world import FakeCluster
-from workers.worker import process
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from accordion_workers.common.errors import ProcessLost
+from accordion_workers.controller.scaling_policy import Process
+from accordion_workers.controller.start_failures import FailedStart
+from accordion_workers.hub.journal import Journal
+from accordion_workers.records.contract import EndRecord, Launch, PausedRecord, ResizeRecord
+from accordion_workers.training.context import PreviousGroup, RankProgress
 from tests.unit.workers.world import note
-from workers.common.errors import ProcessLost
-from workers.controller.scaling_policy import Process
-from workers.controller.start_failures import FailedStart
-from workers.hub.journal import Journal
-from workers.records.contract import EndRecord, Launch, PausedRecord, ResizeRecord
-from workers.training.context import PreviousGroup, RankProgress
 
 Outcome = str | Mapping[int, str | BaseException]
 """What all members come back with, or some of them with this and the others with a broken

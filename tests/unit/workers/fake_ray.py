@@ -12,8 +12,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
-from workers.controller.ray_train_controller import RayTrainController
-from workers.worker.process import Heartbeat, ProcessLocation, Worker
+from accordion_workers.controller.ray_train_controller import RayTrainController
+from accordion_workers.worker.process import Heartbeat, ProcessLocation, Worker
 
 DEAD = ActorDiedError()
 OPEN = object()

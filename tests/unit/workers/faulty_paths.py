@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.checkpoint.storage import LocalStorage
 from tests.unit.workers.faulty import STORE, Group
-from workers.checkpoint.storage import LocalStorage
 
 
 class FaultyPath(PosixPath):

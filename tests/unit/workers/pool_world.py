@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accordion_workers.controller.actor_pool import ActorPool
+from accordion_workers.controller.hang_detection import HEARTBEAT_S
 from tests.unit.workers.fake_ray import Actor, FakeRay
 from tests.unit.workers.world import launch
-from workers.controller.actor_pool import ActorPool
-from workers.controller.hang_detection import HEARTBEAT_S
 
 
 @dataclass

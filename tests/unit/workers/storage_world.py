@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.unit.workers.faulty import STORE, Fault, Gone, Group
-from workers.hub.journal import Journal, claim_generation, read_records
-from workers.records.contract import (
+from accordion_workers.hub.journal import Journal, claim_generation, read_records
+from accordion_workers.records.contract import (
     DesiredState,
     EpochRecord,
     JobSpec,
@@ -26,9 +25,10 @@ from workers.records.contract import (
     Record,
     Started,
 )
-from workers.training.clock import Clock
-from workers.training.context import LoopControl, NoLink, WorkerContext
-from workers.training.loop import train_job
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.context import LoopControl, NoLink, WorkerContext
+from accordion_workers.training.loop import train_job
+from tests.unit.workers.faulty import STORE, Fault, Gone, Group
 
 EPOCHS, SAMPLES = 2, 4
 TICK_S = 0.1

@@ -12,6 +12,16 @@ from hypothesis import strategies as st
 from accordion.base.errors import StateError
 from accordion.base.messages import Report
 from accordion.decide.controller import Controller
+from accordion_workers.hub import accordion_actor as actor_module
+from accordion_workers.hub.actor_messages import (
+    DecideRequest,
+    DecideResponse,
+    Fenced,
+    NotRegistered,
+    Registration,
+)
+from accordion_workers.hub.record_sender import TICK_S
+from accordion_workers.records.contract import Cursor, DesiredState, LogLine, Progress
 from tests.unit.workers.world import (
     JOB,
     LAYERS,
@@ -23,16 +33,6 @@ from tests.unit.workers.world import (
     token,
     until,
 )
-from workers.hub import accordion_actor as actor_module
-from workers.hub.actor_messages import (
-    DecideRequest,
-    DecideResponse,
-    Fenced,
-    NotRegistered,
-    Registration,
-)
-from workers.hub.record_sender import TICK_S
-from workers.records.contract import Cursor, DesiredState, LogLine, Progress
 
 
 def controller() -> Controller:

@@ -11,6 +11,13 @@ import pytest
 
 from accordion.base.messages import Override
 from accordion.decide.controller import Controller
+from accordion_workers.hub import order_watcher as orders
+from accordion_workers.hub.journal import SupersededError
+from accordion_workers.hub.log_shipper import LogShipper, LogSource
+from accordion_workers.records.contract import DesiredState
+from accordion_workers.spec.job import BatchSpec
+from accordion_workers.worker import actor_link as link_module
+from accordion_workers.worker.actor_link import ActorLink
 from tests.unit.workers.test_accordion_actor import controller, progress, report
 from tests.unit.workers.world import (
     JOB,
@@ -24,13 +31,6 @@ from tests.unit.workers.world import (
     token,
     until,
 )
-from workers.hub import order_watcher as orders
-from workers.hub.journal import SupersededError
-from workers.hub.log_shipper import LogShipper, LogSource
-from workers.records.contract import DesiredState
-from workers.spec.job import BatchSpec
-from workers.worker import actor_link as link_module
-from workers.worker.actor_link import ActorLink
 
 LONG_S = 20.0
 CANCEL = DesiredState(version=1, stop="cancel")

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError
 
+from accordion_workers.common.errors import DataFetchError, ProcessCrashed, ProcessLost, TaskRaised
+from accordion_workers.controller.actor_pool import DRAINING_CHECK_S, KILLED, PEER_TIMEOUT_S
+from accordion_workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
+from accordion_workers.controller.start_failures import FailedStart
+from accordion_workers.records.contract import ResizeRecord
+from accordion_workers.spec.job import LimitsSpec
+from accordion_workers.spec.workers import WorkersSpec
+from accordion_workers.training.context import RankProgress
+from accordion_workers.worker.exit_notes import exit_note_path
+from accordion_workers.worker.process import Heartbeat, ProcessLocation
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from tests.unit.workers.pool_world import World, pool_of
-from workers.common.errors import DataFetchError, ProcessCrashed, ProcessLost, TaskRaised
-from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED, PEER_TIMEOUT_S
-from workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
-from workers.controller.start_failures import FailedStart
-from workers.records.contract import ResizeRecord
-from workers.spec.job import LimitsSpec
-from workers.spec.workers import WorkersSpec
-from workers.training.context import RankProgress
-from workers.worker.exit_notes import exit_note_path
-from workers.worker.process import Heartbeat, ProcessLocation
 
 HUNG_S = LimitsSpec().answer_seconds
 NODE_DIED = ActorDiedError()

@@ -11,6 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from accordion_workers.user_code.archive import (
+    CodeError,
+    check_archive,
+    list_entries,
+    top_level_modules,
+    unpack_archive,
+)
 from tests.unit.workers.archives import (
     CODE,
     HOSTILE,
@@ -18,13 +25,6 @@ from tests.unit.workers.archives import (
     archive,
     bomb_that_says_it_is_small,
     named,
-)
-from workers.user_code.archive import (
-    CodeError,
-    check_archive,
-    list_entries,
-    top_level_modules,
-    unpack_archive,
 )
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from workers.checkpoint import async_save as upload
-from workers.checkpoint.async_save import AsyncSave, PartResult, SaveGroup, Snapshot
-from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part
-from workers.checkpoint.storage import LocalStorage
+from accordion_workers.checkpoint import async_save as upload
+from accordion_workers.checkpoint.async_save import AsyncSave, PartResult, SaveGroup, Snapshot
+from accordion_workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part
+from accordion_workers.checkpoint.storage import LocalStorage
 
 NAME = "g1-e0-s64"
 TOLD_S = 30.0

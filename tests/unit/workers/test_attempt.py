@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError
 
+from accordion_workers.common.errors import ProcessCrashed, StorageError, TaskRaised
+from accordion_workers.controller.attempt import RETURN_S
+from accordion_workers.controller.failure_policy import FIRST_PAUSE_S, MAX_PAUSE_S
+from accordion_workers.controller.scaling_policy import LEAVE_PATIENCE_S
+from accordion_workers.controller.start_failures import FailedStart
+from accordion_workers.records.contract import DesiredState, EndRecord, PausedRecord, Size
+from accordion_workers.spec.env import SecretRef
+from accordion_workers.spec.objective import ObjectiveSpec
+from accordion_workers.training.context import PreviousGroup, RankProgress
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakePool, Outcome
-from workers.common.errors import ProcessCrashed, StorageError, TaskRaised
-from workers.controller.attempt import RETURN_S
-from workers.controller.failure_policy import FIRST_PAUSE_S, MAX_PAUSE_S
-from workers.controller.scaling_policy import LEAVE_PATIENCE_S
-from workers.controller.start_failures import FailedStart
-from workers.records.contract import DesiredState, EndRecord, PausedRecord, Size
-from workers.spec.env import SecretRef
-from workers.spec.objective import ObjectiveSpec
-from workers.training.context import PreviousGroup, RankProgress
 
 DEAD = ActorDiedError()
 

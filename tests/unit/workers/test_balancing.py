@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.training.balancing import SETTLING_STEPS, Division, OwnWork
+from accordion_workers.training.balancing import SETTLING_STEPS, Division, OwnWork
 
 
 def test_a_division_is_even_until_it_follows_measured_speeds():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.checkpoint.checkpoint_files import (
+from accordion_workers.checkpoint.checkpoint_files import (
     Manifest,
     checkpoint_name,
     find_candidates,
@@ -16,10 +16,10 @@ from workers.checkpoint.checkpoint_files import (
     write_manifest,
     write_part,
 )
-from workers.checkpoint.lineage import Lineage, StartedGroup
-from workers.checkpoint.storage import LocalStorage
-from workers.common.errors import CheckpointError
-from workers.records.contract import Position
+from accordion_workers.checkpoint.lineage import Lineage, StartedGroup
+from accordion_workers.checkpoint.storage import LocalStorage
+from accordion_workers.common.errors import CheckpointError
+from accordion_workers.records.contract import Position
 
 FILES = ("rank-0.pt", "rank-1.pt", "shared.pt")
 

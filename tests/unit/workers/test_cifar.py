@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from accordion_workers.data.cifar import load_images
+from accordion_workers.data.files import DataError
+from accordion_workers.data.images import PADDING, ImageData, Images, Normalization, augmented
+from accordion_workers.models.resnet import PARAMETERS, ResNet18
+from accordion_workers.training.train_state import seeded_generators
 from tests.unit.workers import datasets
-from workers.data.cifar import load_images
-from workers.data.files import DataError
-from workers.data.images import PADDING, ImageData, Images, Normalization, augmented
-from workers.models.resnet import PARAMETERS, ResNet18
-from workers.training.train_state import seeded_generators
 
 ROWS = [(number % 10, datasets.picture(number % 10, number)) for number in range(20)]
 

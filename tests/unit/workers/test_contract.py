@@ -8,10 +8,10 @@ import yaml
 from pydantic import ValidationError
 
 from accordion.config import BatchConfig, WarmUp
-from workers.records.contract import EndRecord, EpochRecord, JobSpec, Record
-from workers.spec.public_records import add_dense_wire
-from workers.spec.workers import WorkersSpec
-from workers.training.sampler import micro_batches
+from accordion_workers.records.contract import EndRecord, EpochRecord, JobSpec, Record
+from accordion_workers.spec.public_records import add_dense_wire
+from accordion_workers.spec.workers import WorkersSpec
+from accordion_workers.training.sampler import micro_batches
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
 DIGITS = {"task": {"name": "digits-mlp"}}

@@ -15,19 +15,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.workers.world import launch as launch_of
-from workers.common.errors import DataFetchError
-from workers.common.node_cache import UnsafeRootError, lock_entry, open_root
-from workers.records.contract import DataCache, Launch
-from workers.worker import data_cache
-from workers.worker.data_cache import fetch_once, note_key, provide_data
-from workers.worker.data_source import (
+from accordion_workers.common.errors import DataFetchError
+from accordion_workers.common.node_cache import UnsafeRootError, lock_entry, open_root
+from accordion_workers.records.contract import DataCache, Launch
+from accordion_workers.worker import data_cache
+from accordion_workers.worker.data_cache import fetch_once, note_key, provide_data
+from accordion_workers.worker.data_source import (
     RETRY_LIMIT_S,
     Listing,
     Pace,
     RemoteFile,
     list_files,
 )
+from tests.unit.workers.world import launch as launch_of
 
 
 @dataclass

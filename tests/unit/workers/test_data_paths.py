@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from accordion_workers import ScriptSession
+from accordion_workers.common.errors import CodeError
+from accordion_workers.data.files import expand_path
+from accordion_workers.training.data_paths import find_data
+from accordion_workers.training.standalone_context import standalone_context
 from tests.unit.workers.world import launch as launch_of
-from workers.common.errors import CodeError
-from workers.data.files import expand_path
-from workers.session import ScriptSession
-from workers.training.data_paths import find_data
-from workers.training.standalone_context import standalone_context
 
 
 @pytest.fixture

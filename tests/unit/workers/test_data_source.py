@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from workers.common.errors import DataFetchError
-from workers.worker.data_source import Listing, Pace, list_files
+from accordion_workers.common.errors import DataFetchError
+from accordion_workers.worker.data_source import Listing, Pace, list_files
 
 
 @dataclass

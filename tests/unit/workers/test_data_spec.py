@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.records.contract import JobSpec
-from workers.spec.data import MAX_LOCATIONS, name_variable
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.data import MAX_LOCATIONS, name_variable
 
 
 def spec_of(data: Any) -> JobSpec:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.records.contract import JobSpec, Launch, list_secret_names, resolve_env
+from accordion_workers.records.contract import JobSpec, Launch, list_secret_names, resolve_env
 
 TASK = {"task": {"name": "digits-mlp"}}
 TOKEN = {"HF_TOKEN": {"secret": "hf-token"}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.worker.exit_notes import exit_note_path, read_exit_note
+from accordion_workers.worker.exit_notes import exit_note_path, read_exit_note
 
 
 def note_of(folder: Path, body: str) -> str | None:
@@ -18,7 +18,8 @@ def note_of(folder: Path, body: str) -> str | None:
     file = exit_note_path(str(folder), "n" * 56, 7)
     code = folder / "task.py"
     code.write_text(
-        f"from pathlib import Path\nfrom workers.worker.exit_notes import enable_exit_note\n"
+        "from pathlib import Path\n"
+        "from accordion_workers.worker.exit_notes import enable_exit_note\n"
         f"enable_exit_note(Path({str(file)!r}))\n{body}\n"
     )
     subprocess.run(
@@ -62,7 +63,7 @@ def test_there_is_no_note_of_a_process_that_was_never_there(tmp_path: Path) -> N
 
 FLUSHED = """import os
 from pathlib import Path
-from workers.worker.exit_notes import enable_exit_note
+from accordion_workers.worker.exit_notes import enable_exit_note
 def flush():
     with open({flushed!r}, "a") as file:
         print(os.getpid(), file=file)

@@ -9,9 +9,7 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
-from tests.unit.workers.attempt_world import World
-from tests.unit.workers.fake_pool import BROKEN, FakePool
-from workers.common.errors import (
+from accordion_workers.common.errors import (
     OutOfMemory,
     ProcessCrashed,
     ProcessLost,
@@ -19,8 +17,10 @@ from workers.common.errors import (
     StorageNotShared,
     TaskRaised,
 )
-from workers.controller.failed_nodes import find_failed_nodes
-from workers.records.contract import DesiredState
+from accordion_workers.controller.failed_nodes import find_failed_nodes
+from accordion_workers.records.contract import DesiredState
+from tests.unit.workers.attempt_world import World
+from tests.unit.workers.fake_pool import BROKEN, FakePool
 
 TWO = {0: "a", 1: "b"}
 CUDA = TaskRaised(3, 0, "AcceleratorError: CUDA error: uncorrectable ECC error encountered")

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError
 from torch.distributed import DistBackendError
 
-from workers.common import error_text
-from workers.common.error_text import is_user_code
-from workers.common.errors import (
+from accordion_workers.common import error_text
+from accordion_workers.common.error_text import is_user_code
+from accordion_workers.common.errors import (
     CheckpointError,
     LossNotFinite,
     ProcessCrashed,
     StorageError,
     TaskRaised,
 )
-from workers.controller import failure_policy
-from workers.controller.failure_causes import (
+from accordion_workers.controller import failure_policy
+from accordion_workers.controller.failure_causes import (
     classify_start_failure,
     find_cause,
     find_fatal_reason,
 )
-from workers.controller.failure_policy import (
+from accordion_workers.controller.failure_policy import (
     FIRST_PAUSE_S,
     MAX_DEATHS,
     MAX_LOST_GROUPS,
@@ -37,8 +37,8 @@ from workers.controller.failure_policy import (
     Retry,
     decide_retry,
 )
-from workers.records.contract import CheckpointRecord, FailureRecord
-from workers.training.context import Doing, RankProgress
+from accordion_workers.records.contract import CheckpointRecord, FailureRecord
+from accordion_workers.training.context import Doing, RankProgress
 
 RAISED = TaskRaised(3, 0, "ValueError: no such label")
 GLOO = RuntimeError(

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError
 
+from accordion_workers.common.errors import TaskRaised
+from accordion_workers.controller.attempt import DISAGREEMENT_S
+from accordion_workers.controller.failure_policy import MAX_DEATHS, MAX_LOST_GROUPS, FailureCounts
+from accordion_workers.controller.start_failures import FailedStart, judge_starts
+from accordion_workers.records.contract import EndRecord, FailureRecord
+from accordion_workers.training.context import Doing, RankProgress
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import BROKEN, FakePool
-from workers.common.errors import TaskRaised
-from workers.controller.attempt import DISAGREEMENT_S
-from workers.controller.failure_policy import MAX_DEATHS, MAX_LOST_GROUPS, FailureCounts
-from workers.controller.start_failures import FailedStart, judge_starts
-from workers.records.contract import EndRecord, FailureRecord
-from workers.training.context import Doing, RankProgress
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")

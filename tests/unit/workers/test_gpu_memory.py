@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from workers.data.nested import map_tensors, to_device, to_float32
-from workers.worker.gpu_memory import LONGEST_WAIT_S, wait_for_free_memory
+from accordion_workers.data.nested import map_tensors, to_device, to_float32
+from accordion_workers.worker.gpu_memory import LONGEST_WAIT_S, wait_for_free_memory
 
 Pair = namedtuple("Pair", ["left", "right"])
 

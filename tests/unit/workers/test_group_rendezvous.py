@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
-from workers.worker.group_rendezvous import GroupStore, join_store
+from accordion_workers.worker.group_rendezvous import GroupStore, join_store
 
 WAIT = timedelta(seconds=30)
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -77,7 +77,9 @@ def test_a_leader_does_not_wait_for_ever_for_members(meeting: GroupStore) -> Non
 def test_an_address_that_this_machine_does_not_have_is_met_on_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.worker.group_rendezvous.CONNECT_TIMEOUT", timedelta(seconds=0.2))
+    monkeypatch.setattr(
+        "accordion_workers.worker.group_rendezvous.CONNECT_TIMEOUT", timedelta(seconds=0.2)
+    )
     with pytest.raises(DistNetworkError):
         GroupStore("192.0.2.1")
     assert "group's store listens on all addresses" in caplog.text

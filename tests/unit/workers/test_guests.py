@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.common.names import actor_name, installation_of
-from workers.hub.accordion_actor import GUEST_SILENCE_S, AccordionActor
-from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
-from workers.records.contract import (
+from accordion_workers.common.names import actor_name, installation_of
+from accordion_workers.hub.accordion_actor import GUEST_SILENCE_S, AccordionActor
+from accordion_workers.hub.actor_messages import Fenced, FencingToken, PostResponse
+from accordion_workers.records.contract import (
     GUEST_ATTEMPT,
     GUEST_PROTOCOL,
     Cursor,

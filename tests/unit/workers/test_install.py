@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.records.contract import Launch
+from accordion_workers.user_code.install import install_code
+from accordion_workers.worker import process
 from tests.distributed.code_jobs import launch, packed, process_of_its_own
-from workers.records.contract import Launch
-from workers.user_code.install import install_code
-from workers.worker import process
 
 TASK = """
 import torch
-from workers.data import TensorData
+from accordion_workers.data import TensorData
 class Tiny:
     def __init__(self, options): self.options = options
     def model(self): return torch.nn.Linear(2, 2)
@@ -38,10 +38,10 @@ thing = 3
 """
 LOAD = """
 import sys
-from workers.user_code.install import install_code
-from workers.records.contract import Launch
-from workers.common.errors import WorkerError
-from workers.user_code.load_task import load_task
+from accordion_workers.user_code.install import install_code
+from accordion_workers.records.contract import Launch
+from accordion_workers.common.errors import WorkerError
+from accordion_workers.user_code.load_task import load_task
 for text in sys.argv[1:]:
     launch = Launch.model_validate_json(text)
     try:
@@ -141,12 +141,12 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 def test_a_module_of_the_image_needs_no_code(tmp_path):
-    spec = {"task": {"name": "workers.tasks.digits:DigitsMlp", "options": {"hidden": 8}}}
+    spec = {"task": {"name": "accordion_workers.tasks.digits:DigitsMlp", "options": {"hidden": 8}}}
     command = [
         sys.executable,
         "-c",
-        "import sys; from workers.records.contract import *;"
-        "from workers.user_code.load_task import *;"
+        "import sys; from accordion_workers.records.contract import *;"
+        "from accordion_workers.user_code.load_task import *;"
         "task = JobSpec.model_validate_json(sys.argv[1]).task;"
         "print(load_task(task.name, task.options).model())",
     ]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.workers.world import STARTED, journal, note
-from workers.hub import journal as journal_module
-from workers.hub.journal import (
+from accordion_workers.hub import journal as journal_module
+from accordion_workers.hub.journal import (
     Journal,
     claim_generation,
     is_superseded,
@@ -20,9 +19,10 @@ from workers.hub.journal import (
     read_records,
     write_end,
 )
-from workers.hub.journal_summary import extend_summary, read_milestones
-from workers.records.contract import Cursor, EndRecord, FailureRecord
-from workers.records.milestones import find_milestones
+from accordion_workers.hub.journal_summary import extend_summary, read_milestones
+from accordion_workers.records.contract import Cursor, EndRecord, FailureRecord
+from accordion_workers.records.milestones import find_milestones
+from tests.unit.workers.world import STARTED, journal, note
 
 END = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 

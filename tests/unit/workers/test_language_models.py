@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from workers.models.language import LstmModel, TransformerModel
+from accordion_workers.models.language import LstmModel, TransformerModel
 
 
 def lstm(*, tied: bool = True, dropout: float = 0.0) -> torch.nn.Module:

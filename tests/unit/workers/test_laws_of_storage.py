@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion_workers.checkpoint.lineage import Lineage
+from accordion_workers.hub.journal import read_records
+from accordion_workers.training import checkpointing as state
+from accordion_workers.training import slow_work as together
 from tests.unit.workers.faulty import FAULTS, STORE, Fault, Group
 from tests.unit.workers.faulty_paths import make_paths_faulty
 from tests.unit.workers.storage_world import EPOCHS, SAMPLES, Job, JournalLink
-from workers.checkpoint.lineage import Lineage
-from workers.hub.journal import read_records
-from workers.training import checkpointing as state
-from workers.training import slow_work as together
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 """A killed process's threads end in the middle of what they do."""

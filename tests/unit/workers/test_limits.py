@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from accordion_workers.common.errors import TaskNotReady, TaskRaised
+from accordion_workers.controller import hang_detection
+from accordion_workers.controller.hang_detection import PREPARING_S, describe_hang
+from accordion_workers.records.contract import EndRecord
+from accordion_workers.spec.job import LimitsSpec, WorkersSpec
+from accordion_workers.training.context import RankProgress
+from accordion_workers.worker.process import Heartbeat
 from tests.unit.workers.attempt_world import World as AttemptWorld
 from tests.unit.workers.fake_pool import FakePool
 from tests.unit.workers.fake_ray import OPEN
 from tests.unit.workers.pool_world import World, pool_of
-from workers.common.errors import TaskNotReady, TaskRaised
-from workers.controller import hang_detection
-from workers.controller.hang_detection import PREPARING_S, describe_hang
-from workers.records.contract import EndRecord
-from workers.spec.job import LimitsSpec, WorkersSpec
-from workers.training.context import RankProgress
-from workers.worker.process import Heartbeat
 
 
 @pytest.fixture

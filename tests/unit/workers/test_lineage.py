@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from accordion_workers.checkpoint.checkpoint_files import checkpoint_name
+from accordion_workers.checkpoint.lineage import Lineage
+from accordion_workers.hub.journal import Journal, claim_generation, read_records
+from accordion_workers.records.contract import (
+    CheckpointRecord,
+    EpochRecord,
+    Payload,
+    Position,
+    Record,
+)
 from tests.unit.workers.world import STARTED
-from workers.checkpoint.checkpoint_files import checkpoint_name
-from workers.checkpoint.lineage import Lineage
-from workers.hub.journal import Journal, claim_generation, read_records
-from workers.records.contract import CheckpointRecord, EpochRecord, Payload, Position, Record
 
 
 def name(generation: int, epoch: int) -> str:

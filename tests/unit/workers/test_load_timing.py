@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.training.clock import Clock, Phases
-from workers.training.load_timing import time_loading
+from accordion_workers.training.clock import Clock, Phases
+from accordion_workers.training.load_timing import time_loading
 
 
 class Hand:

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.workers.world import JOB, FakeCluster
-from workers.hub import log_shipper as telemetry_module
-from workers.hub.log_shipper import (
+from accordion_workers.hub import log_shipper as telemetry_module
+from accordion_workers.hub.log_shipper import (
     BATCH_BYTES,
     BUFFER_BYTES,
     LINE_BYTES,
@@ -19,6 +18,7 @@ from workers.hub.log_shipper import (
     LogSource,
     capture_output,
 )
+from tests.unit.workers.world import JOB, FakeCluster
 
 LONG_S = 20.0
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.records.contract import JobSpec
-from workers.spec.loggers import MAX_LOGGERS, list_logger_secrets
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.loggers import MAX_LOGGERS, list_logger_secrets
 
 TASK = {"task": {"name": "digits-mlp"}}
 SERVER = {"kind": "mlflow", "tracking_uri": "https://mlflow.test"}

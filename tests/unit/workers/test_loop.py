@@ -6,17 +6,17 @@ import pickle
 import pytest
 import torch
 
-from workers.common.errors import CheckpointError, LossNotFinite, TaskRaised
-from workers.records.contract import JobSpec
-from workers.training.clock import Clock, Phases
-from workers.training.evaluation import (
+from accordion_workers.common.errors import CheckpointError, LossNotFinite, TaskRaised
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.training.clock import Clock, Phases
+from accordion_workers.training.evaluation import (
     Summary,
     is_evaluation_due,
     mean_loss,
     mean_metrics,
     parameter_digest,
 )
-from workers.training.train_state import LossSum, seeded_generators
+from accordion_workers.training.train_state import LossSum, seeded_generators
 
 
 class Hand:

@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.workers.fake_ray import THERE, FakeRay
-from tests.unit.workers.world import launch
-from workers.common.errors import OutOfMemory
-from workers.controller.actor_pool import ActorPool
-from workers.controller.failure_causes import find_cause
-from workers.controller.hang_detection import HEARTBEAT_S
-from workers.spec.job import WorkersSpec
-from workers.training.context import RankProgress
-from workers.worker import memory as memory_module
-from workers.worker.memory import (
+from accordion_workers.common.errors import OutOfMemory
+from accordion_workers.controller.actor_pool import ActorPool
+from accordion_workers.controller.failure_causes import find_cause
+from accordion_workers.controller.hang_detection import HEARTBEAT_S
+from accordion_workers.spec.job import WorkersSpec
+from accordion_workers.training.context import RankProgress
+from accordion_workers.worker import memory as memory_module
+from accordion_workers.worker.memory import (
     MAX_READINGS,
     SHORTAGE_GRACE_S,
     MemoryGrowth,
@@ -30,7 +28,9 @@ from workers.worker.memory import (
     MemoryWatch,
     read_memory_use,
 )
-from workers.worker.process import Heartbeat, ProcessLocation
+from accordion_workers.worker.process import Heartbeat, ProcessLocation
+from tests.unit.workers.fake_ray import THERE, FakeRay
+from tests.unit.workers.world import launch
 
 GB = 10**9
 ALLOCATED = 50_000_000

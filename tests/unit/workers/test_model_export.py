@@ -13,19 +13,19 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from service.api.model_files import export_model_file
-from service.errors import Conflict, NotFound, Unavailable
-from workers.checkpoint.async_save import SHARED_FILE
-from workers.checkpoint.checkpoint_files import (
+from accordion_service.api.model_files import export_model_file
+from accordion_service.errors import Conflict, NotFound, Unavailable
+from accordion_workers.checkpoint.async_save import SHARED_FILE
+from accordion_workers.checkpoint.checkpoint_files import (
     Manifest,
     checkpoint_name,
     write_manifest,
     write_part,
 )
-from workers.checkpoint.model_export import UnsupportedTensorError, export_model
-from workers.checkpoint.storage import LocalStorage
-from workers.common.errors import CheckpointError
-from workers.records.contract import Position
+from accordion_workers.checkpoint.model_export import UnsupportedTensorError, export_model
+from accordion_workers.checkpoint.storage import LocalStorage
+from accordion_workers.common.errors import CheckpointError
+from accordion_workers.records.contract import Position
 
 JOB = "job-1"
 

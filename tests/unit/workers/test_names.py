@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.common.names import (
+from accordion_workers.common.names import (
     SupervisorName,
     actor_name,
     find_actor_name,

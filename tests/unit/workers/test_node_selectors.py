@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workers.common.node_selectors import (
+from accordion_workers.common.node_selectors import (
     exclude_values,
     format_selector,
     node_matches,
     read_condition,
     read_selector,
 )
-from workers.spec.workers import WorkersSpec
+from accordion_workers.spec.workers import WorkersSpec
 
 VALUES = ["a", "b", "in", "a.b"]
 NODES = st.dictionaries(st.sampled_from(["zone", "disk"]), st.sampled_from([*VALUES, ""]))

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workers.records.contract import JobSpec
-from workers.spec.objective import ObjectiveSpec, describe_early_end
-from workers.tasks import TASKS
-from workers.training.objective import ObjectiveProgress, read_objective
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.objective import ObjectiveSpec, describe_early_end
+from accordion_workers.tasks import TASKS
+from accordion_workers.training.objective import ObjectiveProgress, read_objective
 
 VALUES = st.lists(
     st.one_of(st.none(), st.just(math.nan), st.integers(-3, 3).map(float)), max_size=12

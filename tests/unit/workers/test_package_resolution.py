@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from packaging.utils import InvalidWheelFilename
 
-from tests.unit.workers.wheels import Index, IndexServer, serve_index, sha256_of
-from tests.unit.workers.world import launch
-from workers.common.errors import PackagesError
-from workers.common.secret_mask import mask_url_logins
-from workers.controller import package_resolution
-from workers.controller.package_resolution import (
+from accordion_workers.common.errors import PackagesError
+from accordion_workers.common.secret_mask import mask_url_logins
+from accordion_workers.controller import package_resolution
+from accordion_workers.controller.package_resolution import (
     OUTAGE_LIMIT_S,
     RESOLVE_LIMIT_S,
     ResolutionHost,
     ResolutionStopped,
     resolve_packages,
 )
-from workers.records.contract import Package, PackagesRecord, PipIndex
-from workers.user_code.pip_process import PipFailure
-from workers.user_code.resolution import packages_folder, read_resolution
+from accordion_workers.records.contract import Package, PackagesRecord, PipIndex
+from accordion_workers.user_code.pip_process import PipFailure
+from accordion_workers.user_code.resolution import packages_folder, read_resolution
+from tests.unit.workers.wheels import Index, IndexServer, serve_index, sha256_of
+from tests.unit.workers.world import launch
 
 PACKAGING = version("packaging")
 """Version of a package that every machine with these tests has."""

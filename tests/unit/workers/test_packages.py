@@ -18,13 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workers.wheels import make_wheel, sha256_of
-from tests.unit.workers.world import launch
-from workers.common.errors import PackagesError
-from workers.records.contract import Launch
-from workers.user_code import packages
-from workers.user_code.packages import UNUSED_S, ensure_environment, find_unmet
-from workers.user_code.resolution import (
+from accordion_workers.common.errors import PackagesError
+from accordion_workers.records.contract import Launch
+from accordion_workers.user_code import packages
+from accordion_workers.user_code.packages import UNUSED_S, ensure_environment, find_unmet
+from accordion_workers.user_code.resolution import (
     WHEELS,
     Resolution,
     Wheel,
@@ -32,12 +30,14 @@ from workers.user_code.resolution import (
     read_resolution,
     write_resolution,
 )
+from tests.unit.workers.wheels import make_wheel, sha256_of
+from tests.unit.workers.world import launch
 
 INSTALL = """
 import sys
-from workers.records.contract import Launch
-from workers.common.errors import WorkerError
-from workers.user_code.packages import install_packages
+from accordion_workers.records.contract import Launch
+from accordion_workers.common.errors import WorkerError
+from accordion_workers.user_code.packages import install_packages
 try:
     install_packages(Launch.model_validate_json(sys.argv[1]))
 except WorkerError as error:

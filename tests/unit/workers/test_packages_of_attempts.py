@@ -12,22 +12,28 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
+from accordion_workers.common.errors import PackagesError
+from accordion_workers.controller import supervisor as supervisor_module
+from accordion_workers.controller.actor_pool import ActorPool
+from accordion_workers.controller.hang_detection import INSTALL_MARGIN_S
+from accordion_workers.controller.package_resolution import ResolutionHost, ResolutionStopped
+from accordion_workers.controller.ray_train_pool import RayTrainPool
+from accordion_workers.controller.supervisor import Supervisor
+from accordion_workers.hub.journal import read_end, read_records
+from accordion_workers.records.contract import (
+    DesiredState,
+    EndRecord,
+    Launch,
+    PackagesRecord,
+    PipIndex,
+)
+from accordion_workers.spec.job import LimitsSpec, WorkersSpec
+from accordion_workers.user_code.packages import INSTALL_LIMIT_S
 from tests.unit.workers.attempt_world import World as AttemptWorld
 from tests.unit.workers.fake_pool import FakePool
 from tests.unit.workers.fake_ray import OPEN, FakeRay
 from tests.unit.workers.pool_world import World, pool_of
 from tests.unit.workers.world import JOB, FakeCluster, launch, until
-from workers.common.errors import PackagesError
-from workers.controller import supervisor as supervisor_module
-from workers.controller.actor_pool import ActorPool
-from workers.controller.hang_detection import INSTALL_MARGIN_S
-from workers.controller.package_resolution import ResolutionHost, ResolutionStopped
-from workers.controller.ray_train_pool import RayTrainPool
-from workers.controller.supervisor import Supervisor
-from workers.hub.journal import read_end, read_records
-from workers.records.contract import DesiredState, EndRecord, Launch, PackagesRecord, PipIndex
-from workers.spec.job import LimitsSpec, WorkersSpec
-from workers.user_code.packages import INSTALL_LIMIT_S
 
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 NO_WHEEL = PackagesError("pip cannot install the packages here: not a supported wheel")

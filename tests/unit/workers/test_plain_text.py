@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from accordion.base.messages import LayerInfo
-from workers.common.error_text import clean_raised_errors, format_error
-from workers.common.errors import TaskRaised
-from workers.common.plain_text import clean_text, clean_texts, describe_refused_text
-from workers.records.contract import (
+from accordion_workers.common.error_text import clean_raised_errors, format_error
+from accordion_workers.common.errors import TaskRaised
+from accordion_workers.common.plain_text import clean_text, clean_texts, describe_refused_text
+from accordion_workers.records.contract import (
     Bytes,
     EndRecord,
     EpochRecord,

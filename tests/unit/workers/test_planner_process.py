@@ -12,7 +12,7 @@ from pathlib import Path
 
 MEASURE_FOR_HOURS = """
 import os
-from workers.planning.planner_process import run_planner
+from accordion_workers.planning.planner_process import run_planner
 
 request = {
     "spec": {"task": {"name": "digits-mlp"}},

@@ -10,10 +10,15 @@ import torch
 from accordion.base.link_model import LinkModel
 from accordion.base.messages import LayerInfo
 from accordion.compress.layer_stacks import Layer
-from workers.planning.predictions import Prediction, list_levels, nominal_link, predict_steps
-from workers.planning.step_measurement import StepMeasurement, measure_step
-from workers.records.contract import JobSpec
-from workers.user_code.load_task import load_task
+from accordion_workers.planning.predictions import (
+    Prediction,
+    list_levels,
+    nominal_link,
+    predict_steps,
+)
+from accordion_workers.planning.step_measurement import StepMeasurement, measure_step
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.user_code.load_task import load_task
 
 SPEC = JobSpec.model_validate(
     {

@@ -8,12 +8,12 @@ import weakref
 import pytest
 from torch.distributed import DistBackendError
 
-from workers.checkpoint.storage import LocalStorage
-from workers.common.errors import TaskRaised
-from workers.records.contract import JobSpec, Launch
-from workers.training import loop, train_state
-from workers.training.context import NoLink, WorkerContext
-from workers.worker import process as worker
+from accordion_workers.checkpoint.storage import LocalStorage
+from accordion_workers.common.errors import TaskRaised
+from accordion_workers.records.contract import JobSpec, Launch
+from accordion_workers.training import loop, train_state
+from accordion_workers.training.context import NoLink, WorkerContext
+from accordion_workers.worker import process as worker
 
 
 def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workers.worker import process_damage
-from workers.worker.process_damage import explain_damage, note_destroyed_groups
+from accordion_workers.worker import process_damage
+from accordion_workers.worker.process_damage import explain_damage, note_destroyed_groups
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import Store
 
-from workers.worker.group_rendezvous import GroupStore
-from workers.worker.process_group import process_group
+from accordion_workers.worker.group_rendezvous import GroupStore
+from accordion_workers.worker.process_group import process_group
 
 
 def new_store() -> Store:

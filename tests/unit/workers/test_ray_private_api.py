@@ -16,9 +16,9 @@ from ray._common.ray_option_utils import validate_actor_options
 from ray._private.label_utils import validate_label_selector
 from ray._private.state import GlobalState, available_resources_per_node
 
-from workers.common.error_kinds import _SIGNS_OF_DEATH
-from workers.hub import actor_client
-from workers.spec.workers import WorkersSpec
+from accordion_workers.common.error_kinds import _SIGNS_OF_DEATH
+from accordion_workers.hub import actor_client
+from accordion_workers.spec.workers import WorkersSpec
 
 ANY_LABEL = st.text(alphabet="aZ09-._/!(), \n", max_size=70)
 ANY_VALUE = st.one_of(ANY_LABEL, ANY_LABEL.map("in({})".format), ANY_LABEL.map("!in({})".format))

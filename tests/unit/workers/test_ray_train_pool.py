@@ -12,12 +12,9 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from tests.unit.workers.fake_ray import DEAD, OPEN
-from tests.unit.workers.pool_world import World, pool_of
-from tests.unit.workers.world import launch
-from workers.common.errors import CodeError, EngineUnavailable
-from workers.controller.actor_pool import HEARTBEAT_S
-from workers.controller.ray_train_pool import (
+from accordion_workers.common.errors import CodeError, EngineUnavailable
+from accordion_workers.controller.actor_pool import HEARTBEAT_S
+from accordion_workers.controller.ray_train_pool import (
     FIRST_JOIN_S,
     JOIN_S,
     MAX_FAILED_CONTROLLERS,
@@ -28,16 +25,19 @@ from workers.controller.ray_train_pool import (
     RayTrainPool,
     check_ray_train,
 )
-from workers.records.contract import EndRecord, PausedRecord
-from workers.spec.job import TaskSpec
-from workers.worker.process import GroupAssignment
-from workers.worker.ray_train_context import TrainFunctions
-from workers.worker.ray_train_worker import (
+from accordion_workers.records.contract import EndRecord, PausedRecord
+from accordion_workers.spec.job import TaskSpec
+from accordion_workers.worker.process import GroupAssignment
+from accordion_workers.worker.ray_train_context import TrainFunctions
+from accordion_workers.worker.ray_train_worker import (
     MAX_METRICS,
     WorkerInRayTrain,
     build_torchrun_env,
     keep_finite_numbers,
 )
+from tests.unit.workers.fake_ray import DEAD, OPEN
+from tests.unit.workers.pool_world import World, pool_of
+from tests.unit.workers.world import launch
 
 
 @pytest.fixture

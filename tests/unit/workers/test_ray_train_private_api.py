@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from workers.controller.ray_train_pool import RAY_SERIES
+from accordion_workers.controller.ray_train_pool import RAY_SERIES
 
 V2 = "ray.train.v2"
 EXECUTION = f"{V2}._internal.execution"
@@ -59,10 +59,9 @@ MEMBERS: Mapping[str, set[str]] = {
 }
 """Classes as `module:name`, each with the members that are overridden or called."""
 WAY_OUT = (
-    "adapt workers/controller/ray_train_internals.py and workers/worker/ray_train_context.py,"
-    f" written for Ray {RAY_SERIES}, and raise RAY_SERIES in workers/controller/ray_train_pool.py"
-    " with the pin in pyproject.toml;"
-    " until then jobs run with workers.engine: actors"
+    "adapt controller/ray_train_internals.py and worker/ray_train_context.py of accordion_workers,"
+    f" written for Ray {RAY_SERIES}, and raise RAY_SERIES in controller/ray_train_pool.py with the"
+    " pin in pyproject.toml; until then jobs run with workers.engine: actors"
 )
 
 
@@ -179,7 +178,7 @@ def test_a_worker_takes_the_context_that_the_controller_sends() -> None:
 
 def test_every_name_that_the_engine_imports_is_there() -> None:
     try:
-        importlib.import_module("workers.controller.ray_train_internals")
-        importlib.import_module("workers.worker.ray_train_context")
+        importlib.import_module("accordion_workers.controller.ray_train_internals")
+        importlib.import_module("accordion_workers.worker.ray_train_context")
     except ImportError as error:
         pytest.fail(f"{error}; {WAY_OUT}")

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from accordion_workers.hub import record_sender
+from accordion_workers.hub.journal import read_records
+from accordion_workers.hub.record_sender import RecordSender
+from accordion_workers.records.contract import Record
 from tests.unit.workers.test_accordion_actor import progress
 from tests.unit.workers.world import (
     JOB,
@@ -21,10 +25,6 @@ from tests.unit.workers.world import (
     token,
     until,
 )
-from workers.hub import record_sender
-from workers.hub.journal import read_records
-from workers.hub.record_sender import RecordSender
-from workers.records.contract import Record
 
 LONG_S = 20.0
 Open = Callable[[], RecordSender]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.common.secret_mask import SecretMask
-from workers.records.contract import JobSpec, Launch, PipIndex
+from accordion_workers.common.secret_mask import SecretMask
+from accordion_workers.records.contract import JobSpec, Launch, PipIndex
 
 TASK = {"task": {"name": "digits-mlp"}}
 LOGIN = "ada:s3cret-of-ada"

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.records.contract import Position
-from workers.training.sampler import (
+from accordion_workers.records.contract import Position
+from accordion_workers.training.sampler import (
     balanced_counts,
     batch_at,
     derive_seed,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.controller.scaling_policy import (
+from accordion_workers.controller.scaling_policy import (
     FIRST_PATIENCE_S,
     JOIN_PATIENCE_S,
     LEAVE_PATIENCE_S,
@@ -17,7 +17,7 @@ from workers.controller.scaling_policy import (
     order_nodes,
     plan_scaling,
 )
-from workers.records.contract import Size
+from accordion_workers.records.contract import Size
 
 TWO = Size(min=2, target=2)
 ONE_TO_THREE = Size(min=1, target=3)

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from workers.spec.job import JobSpec, TrainingSpec
-from workers.training.schedule import (
+from accordion_workers.spec.job import JobSpec, TrainingSpec
+from accordion_workers.training.schedule import (
     BatchChange,
     BatchScaling,
     Schedule,

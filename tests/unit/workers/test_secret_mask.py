@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion_workers.common.secret_mask import MASK, MIN_LENGTH, SecretMask
+from accordion_workers.controller.plan_task import mask_error
+from accordion_workers.hub.journal import Journal, claim_generation, read_records
+from accordion_workers.hub.log_shipper import LINE_BYTES, LogSource, ship_logs
+from accordion_workers.records.contract import EndRecord, EpochRecord, FailureRecord
 from tests.unit.workers.world import JOB, FakeCluster
-from workers.common.secret_mask import MASK, MIN_LENGTH, SecretMask
-from workers.controller.plan_task import mask_error
-from workers.hub.journal import Journal, claim_generation, read_records
-from workers.hub.log_shipper import LINE_BYTES, LogSource, ship_logs
-from workers.records.contract import EndRecord, EpochRecord, FailureRecord
 
 TOKEN = "hf_abcdef"
 SECRETS = st.text(st.characters(exclude_categories=["Cs"]), min_size=MIN_LENGTH)

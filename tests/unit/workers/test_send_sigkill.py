@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
-from workers.controller.actor_pool import send_sigkill
+from accordion_workers.controller.actor_pool import send_sigkill
 
 
 def test_a_process_is_killed_and_one_that_is_gone_is_no_error() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.checkpoint.shared_storage import check_token, sees_token, write_token
-from workers.common.errors import StorageError
+from accordion_workers.checkpoint.shared_storage import check_token, sees_token, write_token
+from accordion_workers.common.errors import StorageError
 
 
 def test_a_node_that_sees_the_jobs_directory_may_take_part(tmp_path: Path) -> None:

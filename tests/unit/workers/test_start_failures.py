@@ -9,9 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.workers.attempt_world import World
-from tests.unit.workers.fake_pool import FakePool
-from workers.common.errors import (
+from accordion_workers.common.errors import (
     DataFetchError,
     DataNotOnNode,
     PackagesError,
@@ -20,7 +18,9 @@ from workers.common.errors import (
     StorageNotShared,
     TaskRaised,
 )
-from workers.records.contract import AVOID_S, DesiredState, EndRecord, Size
+from accordion_workers.records.contract import AVOID_S, DesiredState, EndRecord, Size
+from tests.unit.workers.attempt_world import World
+from tests.unit.workers.fake_pool import FakePool
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 

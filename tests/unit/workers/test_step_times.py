@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.training.step_times import MARK_EVERY_S, WINDOW_S, StepTimes
+from accordion_workers.training.step_times import MARK_EVERY_S, WINDOW_S, StepTimes
 
 
 class Steps:

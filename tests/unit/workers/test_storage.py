@@ -10,9 +10,9 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from workers.checkpoint.storage import LocalStorage, open_storage
-from workers.common.storage_url import check_storage_url
-from workers.spec.job import CheckpointSpec
+from accordion_workers.checkpoint.storage import LocalStorage, open_storage
+from accordion_workers.common.storage_url import check_storage_url
+from accordion_workers.spec.job import CheckpointSpec
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_distances_between_checkpoints_are_numbers_above_zero(field, value):
 
 def test_a_url_is_checked_without_torch_ray_or_the_storages_own_library():
     code = (
-        "import sys; from workers.common.storage_url import check_storage_url; check_storage_url('s3://b/p');"
+        "import sys; from accordion_workers.common.storage_url import check_storage_url; check_storage_url('s3://b/p');"
         " print(*sys.modules)"
     )
     loaded = subprocess.run(

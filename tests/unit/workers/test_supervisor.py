@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from accordion_workers.common.errors import EngineUnavailable, LossNotFinite, TaskRaised
+from accordion_workers.controller import supervisor as supervisor_module
+from accordion_workers.controller.supervisor import Supervisor
+from accordion_workers.hub.journal import newest_generation, read_end, read_records, write_end
+from accordion_workers.records.contract import (
+    DesiredState,
+    EndRecord,
+    FailureRecord,
+    Launch,
+    PausedRecord,
+)
+from accordion_workers.spec.job import CheckpointSpec
 from tests.unit.workers.fake_pool import FakePool, Outcome
 from tests.unit.workers.test_accordion_actor import progress
 from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, token, until
-from workers.common.errors import EngineUnavailable, LossNotFinite, TaskRaised
-from workers.controller import supervisor as supervisor_module
-from workers.controller.supervisor import Supervisor
-from workers.hub.journal import newest_generation, read_end, read_records, write_end
-from workers.records.contract import DesiredState, EndRecord, FailureRecord, Launch, PausedRecord
-from workers.spec.job import CheckpointSpec
 
 TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
 RAISED: Outcome = {1: TASK_ERROR}
@@ -33,7 +39,7 @@ Run = Callable[..., FakePool]
 @pytest.fixture
 def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs one supervisor to its end; pauses between groups are not waited for."""
-    monkeypatch.setattr("workers.controller.failure_policy.MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr("accordion_workers.controller.failure_policy.MAX_PAUSE_S", 0.0)
     PAUSES.clear()
 
     def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakePool:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits as sklearn_digits
 
+from accordion_workers.data.digits import load_digits
+from accordion_workers.spec.job import TaskSpec
+from accordion_workers.tasks import TASKS
+from accordion_workers.training.train_state import seeded_generators
+from accordion_workers.user_code.load_task import load_task
 from tests.unit.workers import datasets
-from workers.data.digits import load_digits
-from workers.spec.job import TaskSpec
-from workers.tasks import TASKS
-from workers.training.train_state import seeded_generators
-from workers.user_code.load_task import load_task
 
 SMALL = {
     "cifar-resnet18": {"channels": 4, "augment": False},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from accordion_workers.data.files import DataError
+from accordion_workers.data.text import SequenceData, Vocabulary, read_texts, tokenize_text
 from tests.unit.workers.datasets import TEXT
-from workers.data.files import DataError
-from workers.data.text import SequenceData, Vocabulary, read_texts, tokenize_text
 
 
 def written(root, *names: str):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from accordion.base.messages import LayerInfo
-from workers.hub.accordion_actor import AccordionActor
-from workers.hub.actor_client import ActorTimeoutError
-from workers.hub.actor_messages import FencingToken
-from workers.hub.journal import Journal, claim_generation
-from workers.records.contract import (
+from accordion_workers.hub.accordion_actor import AccordionActor
+from accordion_workers.hub.actor_client import ActorTimeoutError
+from accordion_workers.hub.actor_messages import FencingToken
+from accordion_workers.hub.journal import Journal, claim_generation
+from accordion_workers.records.contract import (
     CheckpointRecord,
     Cursor,
     Drained,
@@ -26,6 +26,8 @@ from workers.records.contract import (
     Started,
 )
 
+WAIT_S = 120.0
+"""Only ends a test that fails."""
 JOB = "job-1"
 SPEC = JobSpec.model_validate({"task": {"name": "synthetic"}, "policy": {"window": {"epochs": 1}}})
 LAYERS = tuple(LayerInfo(name=name, shape=(8, 8)) for name in ("0.weight", "2.weight"))
@@ -70,7 +72,7 @@ class FakeCluster:
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Ask as a test does: the road is good, and errors come through."""
-        return self._submit(getattr(self.actor, method)(*arguments, **named)).result(10.0)
+        return self._submit(getattr(self.actor, method)(*arguments, **named)).result(WAIT_S)
 
     def drain(self, confirmed: Cursor | None = None) -> Drained:
         return self.call("drain", JOB, confirmed or Cursor())
@@ -89,9 +91,9 @@ class FakeCluster:
                 task.cancel()
 
         self._closed = True
-        self._submit(cancel_all()).result(10.0)
+        self._submit(cancel_all()).result(WAIT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10.0)
+        self._thread.join(WAIT_S)
         self._loop.close()
 
     def _submit(self, call: Any) -> Future[Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from workers.data import TensorData
+from accordion_workers import TensorData
 
 
 class Spirals:

@@ -1,1 +1,0 @@
-"""The control plane: api, scheduler, database, command line, dashboard."""

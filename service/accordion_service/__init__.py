@@ -1,0 +1,1 @@
+"""The control plane: api, scheduler, database, dashboard."""

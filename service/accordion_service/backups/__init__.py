@@ -1,0 +1,1 @@
+"""Backups of a service, and its move to another database."""

@@ -1,0 +1,131 @@
+"""Request and response models of overrides."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from accordion.base.messages import Ack, OptionValue
+from accordion_service.domain.overrides.states import OverrideState
+from accordion_service.schemas.jobs import PLAIN, PLAIN_LINES, Answer, Request
+from accordion_workers.spec.types import MAX_SAMPLES, Whole
+
+_MAX_EPOCH = 100_000
+
+
+def _check_start(value: object) -> object:
+    """Check the start of an override here: a union would report what each of its members lacks."""
+    if not _is_epoch(value) and value not in ("next_step", "next_epoch"):
+        raise ValueError(
+            f"apply_at is {value!r}; give next_step, next_epoch or an epoch from 0 to {_MAX_EPOCH}"
+        )
+    return value
+
+
+def _is_epoch(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value % 1 == 0 and 0 <= value <= _MAX_EPOCH
+
+
+class OverrideRequest(Request):
+    """Replaces the policy's decision about the compression of some layers, or about the batch."""
+
+    target: Literal["compression", "batch"] = "compression"
+    """What to override: the compression of layers (default), or the size of the global batch."""
+    level: (
+        Annotated[str, Field(min_length=1, max_length=64)]
+        | Annotated[Whole, Field(ge=0, le=MAX_SAMPLES)]
+        | dict[str, OptionValue]
+    )
+    """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or
+    options such as `{"rank": 2}` or `{"method": "none"}`.
+
+    Batch: `low`, `high`, or a number of samples per step.
+    """
+    layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
+        default=["*"], min_length=1, max_length=256
+    )
+    """Names of layers, with wildcards such as `fc*`. Default: all layers. Not allowed for the
+    batch, which has one size for the whole model.
+    """
+    apply_at: Annotated[
+        Literal["next_step", "next_epoch"] | Annotated[Whole, Field(ge=0, le=_MAX_EPOCH)],
+        BeforeValidator(_check_start),
+    ] = "next_step"
+    """When to start: at the next step (default), the next epoch, or a given epoch, counted from 0.
+    """
+    until: Annotated[Whole, Field(ge=1, le=_MAX_EPOCH)] | None = None
+    """First epoch in which the policy decides again, counted from 0. Default: null, which holds
+    until the end of the job.
+    """
+    reason: str = Field(default="", max_length=1000, pattern=PLAIN_LINES)
+    """Why, for the record; shown with the override. Default: empty."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"level": "low"},
+                {
+                    "level": {"method": "none"},
+                    "layers": ["*"],
+                    "apply_at": "next_epoch",
+                    "reason": "the loss jumped",
+                },
+                {"target": "batch", "level": "high", "until": 100},
+            ]
+        }
+    )
+
+
+class OverrideView(Answer):
+    """An override and its status."""
+
+    id: str
+    """ID of the override (UUID)."""
+    number: int
+    """Number within the job, in order of arrival; where overrides overlap, the larger one wins."""
+    target: Literal["compression", "batch"]
+    """What it overrides: the compression of layers, or the size of the global batch."""
+    level: str | int | dict[str, OptionValue]
+    """Requested level: a name, an index, options, or a number of samples per step."""
+    layers: list[str]
+    """Names of layers, with wildcards; for the batch, which has no layers, only `*`."""
+    apply_at: str | int
+    """When it starts: `next_step`, `next_epoch`, or an epoch counted from 0."""
+    until: int | None
+    """First epoch in which the policy decides again; null if it holds until the end of the job."""
+    reason: str
+    """Why, as given in the request."""
+    requested_by: str | None
+    """User who requested it; null if it was requested before users existed."""
+    state: OverrideState
+    """`PENDING`: stored. `DELIVERED`: sent to the job. `APPLIED`: every rank runs it. `REJECTED`:
+    the job cannot apply it. `SUPERSEDED`: newer overrides replaced it. `EXPIRED`: `until` was
+    reached, or the job ended. `CANCELLED`: cancelled by a user.
+    """
+    message: str
+    """Why it was rejected, superseded or expired, or which ranks have not switched yet."""
+    epoch: int | None
+    """Epoch in which it first took effect; null before."""
+    step: int | None
+    """Step at which it first took effect; null before."""
+    world_size: int | None
+    """Number of workers in the group that runs it now; null before it is applied."""
+    acks: int
+    """Number of ranks whose communication hook confirmed that it runs the announced plan."""
+    ack_list: list[Ack]
+    """The confirmation of each rank."""
+    created_at: datetime
+    """Time of the request."""
+    applied_at: datetime | None
+    """Time at which every rank had switched; null before."""
+
+
+class OverrideList(Answer):
+    """All overrides of a job, oldest first."""
+
+    items: list[OverrideView]
+    """The overrides, including ended ones."""

@@ -1,0 +1,57 @@
+"""Response models of plans: predicted steps of a job that does not run yet."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from accordion.base.messages import OptionValue
+from accordion_service.domain.jobs.plans import PlanStatus
+from accordion_service.schemas.jobs import Answer
+
+
+class PredictionView(Answer):
+    """A step of all workers at one level of one method."""
+
+    method: str
+    """Compression method."""
+    level: str
+    """`low` or `high`; empty for a method without levels."""
+    options: dict[str, OptionValue]
+    """Options of the level: those of the spec for its own method, otherwise the defaults."""
+    step_s: float
+    """Predicted seconds of a step."""
+    samples_per_s: float
+    """Predicted samples per second over all workers."""
+    exchange_s: float
+    """Seconds by which encoding and exchanging gradients lengthens a step."""
+    sent_bytes: int
+    """Bytes that each worker sends per step."""
+    exchange_plan: list[int]
+    """Number of DDP's buckets in each exchange of a step."""
+    collectives: int
+    """Number of collectives of a step. They run one after the other, and each waits for the link's
+    latency two or three times on CPUs.
+    """
+    is_own_method: bool
+    """Whether it is the method of the spec."""
+
+
+class PlanView(Answer):
+    """Predicted steps of a job, as far as they are known."""
+
+    id: str
+    """ID of the plan (UUID); a plan that has ended is kept for a day."""
+    status: PlanStatus
+    """`QUEUED`: waits for the plan before it. `RUNNING`: is measured on the cluster, where it may
+    wait for free CPUs. `SUCCEEDED`, `FAILED` and `CANCELLED` are final.
+    """
+    message: str
+    """Why it failed; empty otherwise."""
+    created_at: datetime
+    """Time of the request."""
+    compute_s: float | None = None
+    """Seconds of one worker's step without exchanges, as measured; null until it succeeded."""
+    predictions: list[PredictionView] = Field(default_factory=list)
+    """Every method and level, the fastest first; empty until it succeeded."""

@@ -1,0 +1,116 @@
+"""Alembic's scripts, packaged; `upgrade` is how every process brings the database to its own
+version.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from accordion_service.errors import StartError
+from accordion_service.store.engine.database import Database, hide_password
+from accordion_service.store.engine.file_guard import is_damage
+from accordion_service.store.engine.postgres import find_encoding
+
+_PG_LOCK = 0x4143_434F
+"""Any number that nobody else uses for an advisory lock in this database."""
+
+
+def upgrade(url: str) -> None:
+    """Create or migrate the tables; several processes may call it at once, one of them does the
+    work.
+
+    Raises:
+        StartError: the database does not answer, its file cannot be made, its driver is not
+            installed, its encoding is not UTF8, or a newer version has migrated it.
+    """
+    parsed = make_url(url)
+    try:
+        if parsed.get_backend_name() == "sqlite" and parsed.database:
+            _create_file(Path(parsed.database))
+        _upgrade(url)
+    except (OSError, DatabaseError, ModuleNotFoundError) as error:
+        if isinstance(error, DatabaseError) and not (
+            isinstance(error, OperationalError) or is_damage(error.orig)
+        ):
+            raise
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else " ".join(str(getattr(error, "orig", error)).split())
+        )
+        raise StartError(
+            f"the database {hide_password(url)} cannot be used ({reason});"
+            " is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
+        ) from error
+
+
+def _create_file(path: Path) -> None:
+    """Create a missing file that only its owner can read; SQLite gives the files beside it the same
+    mode.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.name != ":memory:" and not path.exists():
+        path.touch(mode=0o600)
+
+
+def _upgrade(url: str) -> None:
+    database = Database(url)
+    try:
+        with database.connect_writer() as connection:
+            if connection.dialect.name == "postgresql":
+                _check_encoding(find_encoding(connection), url)
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _PG_LOCK})
+            found = MigrationContext.configure(connection).get_current_revision()
+            if found == head():
+                return
+            if found is not None and found > head():
+                raise StartError(
+                    f"a newer version of Accordion has migrated the database {hide_password(url)}"
+                    f" (tables of version {found}; this one knows {head()} and older): start the"
+                    " newer version, or restore a backup from before the upgrade into an empty"
+                    " database ('accordion restore')"
+                )
+            config = alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        database.close()
+
+
+def _check_encoding(encoding: str, url: str) -> None:
+    if encoding != "UTF8":
+        raise StartError(
+            f"the database {hide_password(url)} has the encoding {encoding}, which cannot hold"
+            " every text of a job; create one with the encoding UTF8 (CREATE DATABASE accordion"
+            " ENCODING 'UTF8' TEMPLATE template0), and let ACCORDION_DATABASE_URL name it"
+        )
+
+
+def alembic_config() -> Config:
+    """Alembic's settings without an ini file."""
+    config = Config()
+    # The value may refer to others with %, which is also in the names of folders.
+    folder = str(Path(__file__).parent).replace("%", "%%")
+    config.set_main_option("script_location", folder)
+    return config
+
+
+@cache
+def head() -> str:
+    """The newest revision that this code knows."""
+    return str(ScriptDirectory.from_config(alembic_config()).get_current_head())
+
+
+def current(database: Database) -> str | None:
+    """The revision of the database; None where it holds no tables yet."""
+    with database.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()

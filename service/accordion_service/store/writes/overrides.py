@@ -1,0 +1,197 @@
+"""Adds overrides and cancels them, each in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uuid_utils
+from sqlalchemy.orm import Session
+
+from accordion.decide.overrides import check_interval, check_layers, resolve_batch, resolve_level
+from accordion_service.domain.access import Caller
+from accordion_service.domain.audit import AuditAction
+from accordion_service.domain.jobs.statuses import Desired, Kind
+from accordion_service.domain.overrides import transitions
+from accordion_service.domain.overrides.states import OverrideStatus
+from accordion_service.domain.overrides.validity import check_effect, invalid_fields
+from accordion_service.errors import Conflict, Invalid, NotFound
+from accordion_service.store.engine.database import Database
+from accordion_service.store.engine.events import append_event
+from accordion_service.store.tables.models import JobRow, OverrideRow
+from accordion_service.store.tables.stored_documents import layer_names, stored_progress
+from accordion_service.store.tables.stored_spec import spec_of
+from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.idempotency import Idempotency, find_replay, store_key
+from accordion_service.store.writes.override_changes import (
+    load_override_statuses,
+    override_data,
+    store_override_status,
+)
+from accordion_service.store.writes.steering import CheckJob, lock_job, raise_versions, refuse_ended
+
+MAX_OVERRIDES = 1000
+"""Maximum overrides of a job in all states; they are sent to the workers in one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedOverride:
+    """A requested override, checked for form only."""
+
+    target: str
+    level: Any
+    layers: list[str]
+    apply_at: str | int
+    until: int | None
+    reason: str
+
+
+class JobOverrides:
+    """Changes the overrides of jobs for a caller."""
+
+    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
+        self._database = database
+        self._clock = clock
+        self._caller = caller
+
+    def add_override(
+        self,
+        job_id: str,
+        request: RequestedOverride,
+        *,
+        check: CheckJob,
+        idempotency: Idempotency | None,
+    ) -> tuple[OverrideRow, bool]:
+        """Create an override, or find the one that the key created before (then the second value is
+        True).
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has ended, is being cancelled, or holds too many overrides.
+            Invalid: the job does not support the override.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            known = find_replay(session, idempotency)
+            if known is not None:
+                return session.get_one(OverrideRow, known), True
+            check(job)
+            _check_override(job, request)
+            raise_versions(job)
+            job.orders_version += 1
+            job.override_number += 1
+            row = _new_override(job, request, self._caller.user, now=now)
+            session.add(row)
+            session.flush()
+            data = override_data(row, load_override_statuses(session, job)[row.id][1])
+            append_event(session, job, "override", data=data, now=now, by=self._caller.user)
+            store_key(session, idempotency, row.id, now=now)
+            after = asdict(request) | {"number": row.number}
+            append_audit(
+                session,
+                self._caller,
+                AuditAction.OVERRIDE_ADDED,
+                subject=job.id,
+                after=after,
+                now=now,
+            )
+            return row, False
+
+    def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
+        """Cancel an override; one that has ended does not change.
+
+        Raises:
+            NotFound: there is no such job or override.
+            Conflict: the override is over already, and was not cancelled.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = lock_job(session, job_id, self._caller)
+            found = load_override_statuses(session, job).get(override_id)
+            if found is None:
+                raise NotFound(
+                    f"job {job_id} has no override {override_id}; GET .../overrides lists all"
+                )
+            row, old = found
+            if old.state == "CANCELLED":
+                return row
+            check(job)
+            if transitions.cancel(old, by=self._caller.user) == old:
+                raise Conflict(f"override #{old.number} is {old.state} already: {old.message}")
+            raise_versions(job)
+            job.orders_version += 1
+            _cancel_with_superseded(session, job, old, now=now, by=self._caller.user)
+            before = {"number": row.number, "level": row.level, "layers": row.layers}
+            append_audit(
+                session,
+                self._caller,
+                AuditAction.OVERRIDE_CANCELLED,
+                subject=job.id,
+                before=before,
+                now=now,
+            )
+            return row
+
+
+def _cancel_with_superseded(
+    session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float, by: str
+) -> None:
+    found = load_override_statuses(session, job)
+    for new in transitions.cancel_with_superseded(
+        [old for _, old in found.values()], cancelled, layer_names(job), by=by
+    ):
+        row, old = found[new.id]
+        store_override_status(session, job, row=row, old=old, new=new, now=now, by=by)
+
+
+def _check_override(job: JobRow, request: RequestedOverride) -> None:
+    refuse_ended(job, "overridden")
+    if job.desired == Desired.CANCEL:
+        raise Conflict(f"job {job.id} is being cancelled and cannot be overridden any more")
+    if job.override_number >= MAX_OVERRIDES:
+        raise Conflict(
+            f"job {job.id} has had {job.override_number} overrides, the limit is {MAX_OVERRIDES};"
+            " submit a new job"
+        )
+    spec = spec_of(job)
+    is_guest = job.kind == Kind.GUEST
+    if request.target == "batch" and is_guest and spec.batch is None:
+        raise Invalid(
+            "this is a guest run, and its batch belongs to its script; change the script", "/target"
+        )
+    progress, names = stored_progress(job), layer_names(job)
+    epoch, epochs = progress["epoch"] if progress else 0, None if is_guest else spec.training.epochs
+    config = spec.config()
+    with invalid_fields():
+        if request.target == "batch":
+            resolve_batch(
+                request.level, request.layers, batch=config.batch, minimum=spec.min_global_batch
+            )
+        else:
+            level = resolve_level(request.level, config.ladder())
+            if job.override_number == 0:
+                check_effect(level, config)
+        check_interval(request.apply_at, request.until, epoch=epoch, epochs=epochs)
+        if names:
+            check_layers(request.layers, names)
+
+
+def _new_override(job: JobRow, request: RequestedOverride, user: str, *, now: float) -> OverrideRow:
+    return OverrideRow(
+        id=str(uuid_utils.uuid7()),
+        job_id=job.id,
+        number=job.override_number,
+        target=request.target,
+        level=request.level,
+        layers=request.layers,
+        apply_at=request.apply_at,
+        until=request.until,
+        reason=request.reason,
+        requested_by=user,
+        orders_version=job.orders_version,
+        state="PENDING",
+        message="waits to be sent to the workers",
+        created_at=now,
+    )

@@ -1,1 +1,0 @@
-"""A service on one machine: its programs, connection, logins and backups."""

@@ -1,0 +1,249 @@
+"""The built wheel in an environment without the checkout, beside people's own folders and modules
+that have the names of ours: `workers/`, `service.py`, `tests/`, `utils/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accordion_service.settings.home import Home
+from tests.e2e.real_up import WAIT_S, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+OWN_SCRIPT = ROOT / "deploy/jobs/own-script/code/train.py"
+PACKAGES = {
+    "accordion",
+    "accordion_client",
+    "accordion_ray",
+    "accordion_service",
+    "accordion_workers",
+}
+STRANGERS = ("service.py", "tests/__init__.py", "utils/__init__.py", "workers/__init__.py")
+"""Modules of the user. Folders with these names broke imports while our packages had them."""
+CHECK = """
+import service, tests, utils, workers
+for module in (service, tests, utils, workers):
+    assert module.OWNER == "the user", module
+"""
+LIBRARY = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion import Config, attach
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = attach(
+    model, Config(method="powersgd", low={"rank": 4}, high={"rank": 1}), optimizer=optimizer
+)
+for _ in range(3):
+    model(torch.randn(8, 64)).square().mean().backward()
+    session.step()
+    optimizer.zero_grad()
+switch = session.end_epoch(lr=0.1, next_lr=0.1)
+print("decided", switch.decision.epoch, flush=True)
+dist.destroy_process_group()
+"""
+GUEST = """
+import ray
+import torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_model
+
+ray.init(address="auto", log_to_driver=False, runtime_env={"working_dir": "."})
+
+
+def train():
+    import accordion_ray
+
+    model = prepare_model(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accordion_ray.attach(model, optimizer)
+    for _ in range(3):
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ray.train.report({"loss": 0.0})
+
+
+TorchTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+    run_config=RunConfig(name="guest", storage_path=__STORAGE__),
+).fit()
+print("trained as a guest")
+"""
+SDK = """
+from accordion_client import connect
+
+with connect() as client:
+    print("jobs:", *(job.name for job in client.jobs()))
+"""
+JOB = {
+    "name": "beside-strangers",
+    "code": "./code",
+    "task": {"name": "script", "options": {"file": "train.py"}},
+    "workers": {"min": 2, "max": 2, "cpus": 1},
+    "training": {"epochs": 2, "global_batch": 64, "micro_batch": 16},
+}
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    """Output of a command that succeeds."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ACCORDION_", "RAY_", "PYTHON"))
+    }
+    environment = {**kept, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run([*pip, "--wheel-dir", str(folder), str(ROOT)], folder)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and, of the environment of the tests, what others made."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    # Of a folder that such a file names, Python does not read the .pth files: the checkout, which
+    # is installed there by one, stays away.
+    (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet"]
+    run([*pip, "--no-deps", "--ignore-installed", str(wheel)], folder)
+    return python
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's folder, with modules that have the names of our folders."""
+    folder = tmp_path_factory.mktemp("strange")
+    for name in STRANGERS:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text('OWNER = "the user"\n')
+    (folder / "library.py").write_text(CHECK + LIBRARY)
+    (folder / "sdk.py").write_text(CHECK + SDK)
+    guest = GUEST.replace("__STORAGE__", repr(str(tmp_path_factory.mktemp("runs"))))
+    (folder / "guest.py").write_text(CHECK + guest)
+    for name in STRANGERS:
+        (folder / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / name, folder / "code" / name)
+    (folder / "code" / "train.py").write_text(_after_future_imports(OWN_SCRIPT.read_text(), CHECK))
+    (folder / "job.yaml").write_text(json.dumps(JOB))
+    return folder
+
+
+def _after_future_imports(script: str, lines: str) -> str:
+    head, future, rest = script.partition("from __future__ import annotations\n")
+    return f"{head}{future}{lines}{rest}"
+
+
+class Installed:
+    """A service of the wheel that runs in the user's folder, and its command line."""
+
+    def __init__(self, python: Path, folder: Path, home: Path) -> None:
+        self._python, self._folder, self._home = python, folder, home
+
+    def __call__(self, *arguments: str) -> str:
+        """Output of a command that succeeds."""
+        command = [str(self._python.with_name("accordion")), *arguments]
+        return run(command, self._folder, ACCORDION_HOME=str(self._home))
+
+    def python(self, *arguments: str) -> str:
+        """Output of Python with these arguments, in the same folder."""
+        variables = {"ACCORDION_HOME": str(self._home), "RAY_AUTH_MODE": "token"}
+        variables["RAY_AUTH_TOKEN_PATH"] = str(self._home / "ray.token")
+        variables["RAY_ADDRESS"] = str(Home(self._home).running().ray_address)
+        return run([str(self._python), *arguments], self._folder, **variables)
+
+
+@pytest.fixture(scope="module")
+def installed(
+    python: Path, strange: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    home = tmp_path_factory.mktemp("home")
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("ACCORDION_", "RAY_"))}
+    log = home / "up.log"
+    with log.open("wb") as file:
+        up = subprocess.Popen(
+            [str(python.with_name("accordion")), "up", "--port", "0"],
+            cwd=strange,
+            env={**kept, "ACCORDION_HOME": str(home), "RAY_worker_niceness": "0"},
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        wait_for(lambda: "accordion is ready" in log.read_text() or up.poll(), log.read_text)
+        assert up.poll() is None, log.read_text()
+        yield Installed(python, strange, home)
+    finally:
+        up.terminate()
+        up.wait(WAIT_S)
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    names = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
+    tops = {name.parts[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
+    inside = [name for name in names if not name.parts[0].endswith(".dist-info")]
+    suffixes = {name.suffix for name in inside if name.name != "py.typed"}
+    assert suffixes == {".py", ".html", ".css", ".js", ".yaml", ".mako", ".ini"}
+    assert {name.parts[0] for name in names if name.name == "py.typed"} == PACKAGES
+
+
+def test_the_library_runs_under_torchrun_beside_strangers(python: Path, strange: Path) -> None:
+    torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert run([*torchrun, "library.py"], strange).count("decided 0") == 2
+
+
+def test_a_script_of_a_job_runs_under_torchrun_beside_strangers(
+    python: Path, strange: Path
+) -> None:
+    torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run([*torchrun, "train.py", "--epochs", "1"], strange / "code")
+
+
+def test_a_script_runs_as_a_job_beside_strangers(installed: Installed) -> None:
+    installed("submit", "job.yaml", "--follow")
+    shown = json.loads(installed("show", JOB["name"], "--json"))
+    assert shown["status"] == "COMPLETED", shown
+    assert JOB["name"] in installed("list")
+    assert JOB["name"] in installed.python("sdk.py")
+
+
+def test_a_guest_of_ray_train_runs_beside_strangers(installed: Installed) -> None:
+    assert "trained as a guest" in installed.python("guest.py")

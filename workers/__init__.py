@@ -1,1 +1,0 @@
-"""Runs one training job on Ray: supervisor, workers, the Accordion actor."""

@@ -1,0 +1,44 @@
+"""The model in a checkpoint of a job, read without the rest of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accordion_workers.checkpoint.async_save import SHARED_FILE
+from accordion_workers.checkpoint.checkpoint_files import Manifest, read_manifest, read_part
+from accordion_workers.checkpoint.storage import Storage
+from accordion_workers.common.errors import CheckpointError
+
+
+def read_model(
+    storage: Storage, names: Sequence[str], *, job_id: str
+) -> tuple[Manifest, Mapping[str, Any]]:
+    """Return the manifest and the model's `state_dict`, on the CPU, of the first of these
+    checkpoints that is complete.
+
+    Raises:
+        CheckpointError: none is complete.
+        OSError: the storage cannot be reached.
+    """
+    existing = set(storage.names())
+    shown = names[0] if len(names) == 1 else f"the {len(names)} checkpoints of the job"
+    if not existing:
+        raise CheckpointError(
+            f"nothing can be read of {shown}: no checkpoint of the job is in {storage}; mount the"
+            " storage that has them there, or restore them (ACCORDION_STORAGE names the place,"
+            " unless the job has a checkpoint.storage)"
+        )
+    reason = "they were removed, because the job keeps only its newest ones"
+    for name in names:
+        if name not in existing:
+            continue
+        try:
+            manifest = read_manifest(storage, name, job_id)
+            return manifest, read_part(storage, manifest, SHARED_FILE)["model"]
+        except CheckpointError:
+            reason = f"{name} is incomplete or damaged"
+    raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
+
+
+__all__ = ["read_model"]

@@ -1,0 +1,133 @@
+"""Predicted step time and bytes of every method and level on a given link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from accordion.base.link_model import LinkModel, wire_bytes
+from accordion.base.messages import Level, OptionValue
+from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.hook.exchange_plan import (
+    BucketCost,
+    LevelCost,
+    Plan,
+    choose_plan,
+    count_collectives,
+    predict_end,
+)
+from accordion.hook.level_costs import measure_levels
+from accordion_workers.planning.step_measurement import StepMeasurement
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.training.loop import min_step_s
+
+MAX_SECONDS = 30.0
+"""Time limit for measuring the levels; later buckets cost as much per value as the first ones."""
+
+
+PAYLOAD_SHARE = 1448 / 1538
+"""Part of a link's nominal rate that carries data; headers take the rest of each frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A step of the whole group at one level."""
+
+    method: str
+    level: str
+    """`low` or `high`; empty for a method without levels."""
+    options: Mapping[str, OptionValue]
+    step_s: float
+    """Seconds of a step, at least the task's `min_step_s`."""
+    exchange_s: float
+    """Part of it by which encoding and exchanging gradients lengthens the step."""
+    sent_bytes: int
+    """Bytes that a worker sends per step."""
+    exchange_plan: Plan
+    """Number of DDP's buckets in each exchange."""
+    collectives: int
+    """Number of collectives of a step, which run one after the other."""
+    is_own_method: bool
+    """Whether it is the method of the job's spec."""
+
+
+def nominal_link(*, workers: int, latency_s: float, bytes_per_s: float) -> LinkModel:
+    """Return the model of a link, given its nominal rate, as of a network interface."""
+    return LinkModel(
+        world_size=workers, latency_s=latency_s, bytes_per_s=PAYLOAD_SHARE * bytes_per_s
+    )
+
+
+def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> list[Prediction]:
+    """Predict the step of every method and level, the fastest first.
+
+    The job's own method has the levels of its spec, other methods have their defaults.
+    """
+    levels = list_levels(spec)
+    plans = {
+        name: {layer.name: level for layer in measured.layers} for name, level in levels.items()
+    }
+    costs = measure_levels(
+        measured.buckets, plans, world_size=link.world_size, max_seconds=MAX_SECONDS
+    )
+    predictions = [
+        _predict(measured, spec, levels[name], link=link, costs=costs[name]) for name in levels
+    ]
+    return sorted(predictions, key=lambda prediction: prediction.step_s)
+
+
+def list_levels(spec: JobSpec) -> dict[str, Level]:
+    """Return the levels to predict, by a name that is unique among them."""
+    levels: dict[str, Level] = {}
+    for method in COMPRESSORS:
+        own = spec.compression
+        low, high = (
+            ladder_of(method, own.low, own.high) if own.method == method else ladder_of(method)
+        )
+        levels[f"{method} low"] = low
+        if high.options != low.options:
+            levels[f"{method} high"] = high
+    return levels
+
+
+def _predict(
+    measured: StepMeasurement,
+    spec: JobSpec,
+    level: Level,
+    *,
+    link: LinkModel,
+    costs: Sequence[LevelCost],
+) -> Prediction:
+    buckets = _bucket_costs(measured, costs)
+    plan = choose_plan(buckets, link)
+    step_s = measured.first_ready_s + predict_end(buckets, plan, link) + measured.optimizer_s
+    sent = sum(
+        wire_bytes(kind, payload, link.world_size)
+        for cost in costs
+        for (kind, _), payload in cost.payloads.items()
+    )
+    has_levels = bool(COMPRESSORS[level.method].low or COMPRESSORS[level.method].high)
+    return Prediction(
+        method=level.method,
+        level=level.name if has_levels else "",
+        options=level.options,
+        step_s=max(step_s, min_step_s(spec)),
+        exchange_s=max(0.0, step_s - measured.step_s),
+        sent_bytes=round(sent),
+        exchange_plan=plan,
+        collectives=count_collectives(costs, plan),
+        is_own_method=level.method == spec.compression.method,
+    )
+
+
+def _bucket_costs(measured: StepMeasurement, costs: Sequence[LevelCost]) -> list[BucketCost]:
+    """Return the costs by bucket of a worker whose threads share one CPU: what it encodes for
+    earlier buckets delays the backward pass.
+    """
+    buckets, encoded_s = [], 0.0
+    for ready_s, cost in zip(measured.ready_s, costs, strict=True):
+        buckets.append(
+            BucketCost(ready_s=ready_s + encoded_s, encode_s=cost.encode_s, payloads=cost.payloads)
+        )
+        encoded_s += cost.encode_s
+    return buckets

@@ -1,0 +1,136 @@
+"""Records of the workers that the REST API shows as they are, so that each field has a description.
+
+Loads pydantic, but neither ray, torch nor the specification of a job: the command line reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from accordion_workers.common.plain_text import clean_texts
+from accordion_workers.spec.types import Strict
+
+
+class Reported(Strict):
+    """Base of records with text from a job's own code: NUL and lone surrogates are replaced."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clean_texts(cls, data: Any) -> Any:
+        return clean_texts(data)
+
+
+class Bytes(Strict):
+    """Bytes of one worker over some steps, all layers."""
+
+    payload: int = 0
+    """Bytes that this worker passed to the network, also in a group of one, which sends nothing."""
+    wire: int = 0
+    """Bytes that this worker's interface sends, on average over the workers: 2(W-1)/W times the
+    payload of an all-reduce, W-1 times that of an all-gather.
+    """
+    dense: int = 0
+    """Payload of the same gradients uncompressed in fp32."""
+    fp16: int = 0
+    """Payload of the same gradients uncompressed in fp16."""
+    dense_wire: int = 0
+    """`wire` of the same gradients uncompressed in fp32; in fp16 it is half of it."""
+    control_wire: int = 0
+    """Part of `wire` that is no gradient: step signals, statistics, decisions, probes of the link
+    and states that rank 0 collects.
+    """
+
+    def since(self, before: Bytes) -> Bytes:
+        """Return the bytes that were counted after an earlier moment."""
+        return Bytes(**{name: value - getattr(before, name) for name, value in self})
+
+
+def add_dense_wire(counts: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """Return counts of `Bytes` with those that records of earlier versions lack: `dense_wire` is
+    that of a group of this size. A single worker sends nothing: there it is as much larger than
+    `dense` as `wire`, which an earlier group sent, than `payload`.
+    """
+    payload, wire, dense = (counts.get(name, 0) for name in ("payload", "wire", "dense"))
+    if world_size > 1:
+        dense_wire = 2 * (world_size - 1) * dense // world_size
+    else:
+        dense_wire = wire * dense // payload if payload else 0
+    return {"dense_wire": dense_wire, "control_wire": 0, **counts}
+
+
+def complete_bytes(record: Any) -> Any:
+    """Return the document of a record with the bytes that those of earlier versions lack."""
+    if not isinstance(record, dict) or not isinstance(record.get("bytes"), dict):
+        return record
+    return {**record, "bytes": add_dense_wire(record["bytes"], record.get("world_size", 0))}
+
+
+class WithBytes(Strict):
+    """Base of records with bytes; those of earlier versions are completed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_bytes(cls, data: Any) -> Any:
+        return complete_bytes(data)
+
+
+class EpochRecord(WithBytes, Reported):
+    """One finished epoch."""
+
+    kind: Literal["epoch"] = "epoch"
+    """Type of the record."""
+    epoch: int
+    """Number of the epoch, counted from 0."""
+    step: int
+    """Optimizer steps of the job at the end of the epoch."""
+    world_size: int
+    """Number of workers at the end of the epoch."""
+    loss: float | None
+    """Mean training loss over the samples of the epoch; null if it was not finite."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Metrics of the evaluation after the epoch, by name, such as `loss` and `accuracy`."""
+    lr: float
+    """Learning rate at the end of the epoch."""
+    global_batch: int
+    """Samples per step at the end of the epoch; 0 if unknown, as in most guest runs."""
+    samples: int
+    """Training samples of the epoch; 0 if unknown, as in most guest runs."""
+    skipped_steps: int = 0
+    """Steps skipped because a gradient was not finite."""
+    seconds_by_phase: dict[str, float]
+    """Seconds that rank 0 spent in each phase: `load` (data), `compute`, `encode` (gradients),
+    `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait` (`min_step_s`).
+    """
+    bytes: Bytes
+    """Bytes of one worker in this epoch."""
+    statistic_by_layer: dict[str, float] | None = None
+    """Gradient statistic of the window that ended with this epoch, by layer; null if none ended."""
+    regime_by_layer: dict[str, Literal["critical", "stable"]]
+    """Regime at the end of the epoch, by layer."""
+    level_by_layer: dict[str, str]
+    """Name of the compression level at the end of the epoch, by layer."""
+
+
+class StorageUse(Strict):
+    """Where a worker group keeps its checkpoints, and how many workers verified that they can read
+    there.
+    """
+
+    place: str
+    """URL or path."""
+    workers: int
+    """Workers that read there what rank 0 had written; 1 for a group of one worker."""
+    hosts: int
+    """Hosts that these workers run on."""
+
+
+class Package(Strict):
+    """One package that a job installs."""
+
+    name: str
+    """Name of the package."""
+    version: str
+    """Version of the package."""
