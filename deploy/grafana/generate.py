@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
-from accordion_service_panels import SERVICE_ANNOTATIONS, SERVICE_ROWS
 from grafana_foundation_sdk.builders import (
     common,
     dashboard,
@@ -23,6 +22,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from panels import ANNOTATIONS, ROWS, Panel, Query, Row
+from service_panels import SERVICE_ANNOTATIONS, SERVICE_ROWS
 
 COLUMNS = 24
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")

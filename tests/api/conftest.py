@@ -29,7 +29,7 @@ from accordion_service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
 from tests.api.world import Clock, World
-from tests.conftest import REFUSED_EARLY
+from tests.database_kinds import REFUSED_EARLY
 
 LOCAL = "http://127.0.0.1"
 API_THREAD = "AnyIO worker thread"

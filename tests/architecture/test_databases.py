@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.conftest import check_opened, check_statements, refused_early
 from tests.architecture.source import ROOT
-from tests.conftest import ON_BOTH_DATABASES, check_exception, kinds_of
+from tests.database_kinds import ON_BOTH_DATABASES, check_exception, kinds_of
 
 ON_SQLITE, ON_POSTGRESQL = ["sqlite"], ["postgresql"]
 ON_BOTH = ON_SQLITE + ON_POSTGRESQL

@@ -58,7 +58,6 @@ SHARED_MODULE_NAMES = {
     "process": "the entry point of a process",
     "objective": "the metric by which models are compared: how a job names it, and its values",
     "retries": "when what failed is tried again",
-    "session": "what a training script imports: of the library, and inside a job",
     "warm_start": "the model to start with: how a job names it, and how it is loaded",
 }
 """Other base names that several modules may have, because all of them deal with the same thing."""
@@ -69,6 +68,7 @@ SHARED_CLASS_NAMES = {
 """Names that several public classes may have, because they mean the same thing."""
 ONE_WORD_FUNCTIONS = {
     "accordion.attach": "the call a training script adds; the library's public entry point",
+    "accordion_client.connect": "the entry point of the SDK",
     "accordion_ray.attach": "the same call for scripts of Ray Train",
 }
 """Functions of one word that may be imported without their module."""

@@ -137,9 +137,9 @@ def surroundings() -> dict[str, Any]:
         SystemExit: they keep more than one busy, or the checkout has changes, and
             ACCORDION_BENCH_ANYWAY is not set, with which the row is marked.
     """
-    commit, busy = _git("rev-parse", "--short", "HEAD"), _busy_processors()
+    commit, busy = read_git("rev-parse", "--short", "HEAD"), busy_processors()
     # What the bench has written itself changes nothing that it measures.
-    changed = _git("status", "--porcelain", "--", ".", f":!{RESULTS}")
+    changed = read_git("status", "--porcelain", "--", ".", f":!{RESULTS}")
     wrong = [
         *([f"{busy:.1f} processors are busy with something else"] if busy > MAX_BUSY else []),
         *(["the checkout has changes"] if changed else []),
@@ -162,7 +162,8 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def _busy_processors() -> float:
+def busy_processors() -> float:
+    """How many processors are busy now."""
     return psutil.cpu_percent(interval=BUSY_INTERVAL_S) / 100 * (os.cpu_count() or 1)
 
 
@@ -195,7 +196,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms"
 
 
-def _git(*arguments: str) -> str:
+def read_git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -51,7 +51,8 @@ def test_a_row_that_was_not_measured_is_not_met_and_says_why():
     assert "not measured: no hosts" in report.table([row])
 
 
-def test_the_file_holds_command_machine_versions_commit_and_rows(tmp_path):
+def test_the_file_holds_command_machine_versions_commit_and_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCORDION_BENCH_ANYWAY", "1")
     rows = [report.row_of(FASTER, measured([1.0], [3.0]))]
     report.write(tmp_path, {"command": "the command", **report.surroundings(), "rows": rows})
     found = json.loads((tmp_path / "library.json").read_text())
@@ -88,8 +89,10 @@ def test_contestants_take_turns_and_the_first_round_does_not_count():
 def test_a_bench_measures_a_commit_alone_on_the_machine(
     busy: float, changed: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "_busy_processors", lambda: busy)
-    monkeypatch.setattr(report, "_git", lambda *words: changed if "status" in words else "abc1234")
+    monkeypatch.setattr(report, "busy_processors", lambda: busy)
+    monkeypatch.setattr(
+        report, "read_git", lambda *words: changed if "status" in words else "abc1234"
+    )
     monkeypatch.delenv("ACCORDION_BENCH_ANYWAY", raising=False)
     with pytest.raises(SystemExit, match=sentence):
         report.surroundings()
@@ -101,7 +104,7 @@ def test_a_bench_measures_a_commit_alone_on_the_machine(
 
 def test_results_that_a_bench_has_written_are_no_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(report, "_busy_processors", lambda: 0.0)
-    monkeypatch.setattr(report, "_git", lambda *words: asked.append(words) or "")
+    monkeypatch.setattr(report, "busy_processors", lambda: 0.0)
+    monkeypatch.setattr(report, "read_git", lambda *words: asked.append(words) or "")
     report.surroundings()
     assert ("status", "--porcelain", "--", ".", ":!tests/bench/results") in asked

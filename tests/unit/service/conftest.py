@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from accordion_client import AsyncClient, Client, RetryBudget, request_sender
+from accordion_client import AsyncClient, Client, RetryBudget
 from accordion_client.commands import login
 from accordion_client.commands.cli_app import run_command
+from accordion_client.sdk import request_sender
 from tests.api.conftest import Live, serve_live
 from tests.unit.service.event_loop import InEventLoop
 

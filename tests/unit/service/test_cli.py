@@ -42,15 +42,9 @@ def test_submit_warns_of_a_job_that_can_never_fit(accordion: Accordion, spec: Pa
 def test_submit_takes_json_and_changed_values(accordion: Accordion, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text('{"task": {"name": "digits-mlp"}}')
-    changes = [
-        "--set",
-        "training.epochs=2",
-        "--set",
-        "compression.high={rank: 2}",
-        "--set",
-        "labels.team=vision",
-    ]
-    found = accordion("submit", file, *changes, "--json").json()["spec"]
+    changes = ("training.epochs=2", "compression.high={rank: 2}", "labels.team=vision")
+    options = [word for change in changes for word in ("--set", change)]
+    found = accordion("submit", file, *options, "--json").json()["spec"]
     assert (found["training"]["epochs"], found["compression"]["high"], found["labels"]) == (
         2,
         {"rank": 2, "factors": "both", "refresh_every": 0},

@@ -14,21 +14,8 @@ from typing import Literal, Protocol
 
 from accordion_workers.common.errors import ProcessLost
 from accordion_workers.common.secret_mask import SecretMask
+from accordion_workers.controller import failure_causes, failure_policy
 from accordion_workers.controller.failed_nodes import find_failed_nodes
-from accordion_workers.controller.failure_causes import (
-    classify_start_failure,
-    find_cause,
-    find_disagreement,
-    find_fatal_reason,
-)
-from accordion_workers.controller.failure_policy import (
-    FIRST_PAUSE_S,
-    MAX_PAUSE_S,
-    FailureCounts,
-    GiveUp,
-    Retry,
-    decide_retry,
-)
 from accordion_workers.controller.hang_detection import describe_hang, select_progress_limit_s
 from accordion_workers.controller.scaling_policy import (
     ScalingInput,
@@ -130,7 +117,7 @@ class Attempt:
     launch: Launch
     pool: WorkerPool
     host: AttemptHost
-    failures: FailureCounts
+    failures: failure_policy.FailureCounts
     previous_group: PreviousGroup | None = None
     """How the newest group ended; at first, the last group of an earlier supervisor."""
     clock: Callable[[], float] = time.monotonic
@@ -262,7 +249,9 @@ class Attempt:
             self.pool.start_group(plan.group, generation, self.previous_group)
         except ProcessLost as error:
             self._close_group(group, "recovery")
-            return self._handle_group_failure(group, classify_start_failure(error), fatal=None)
+            return self._handle_group_failure(
+                group, failure_causes.classify_start_failure(error), fatal=None
+            )
         return None
 
     def _resize_group(self, group: _Group, plan: ScalingPlan, size: Size) -> None:
@@ -320,7 +309,7 @@ class Attempt:
 
     def _find_lasting_disagreement(self, group: _Group) -> FailureRecord | None:
         """Return why the group's ranks are deadlocked, once that is certain."""
-        failure = find_disagreement(self.pool.progress())
+        failure = failure_causes.find_disagreement(self.pool.progress())
         if failure is None:
             group.disagreed_at = None
             return None
@@ -356,15 +345,15 @@ class Attempt:
     ) -> EndRecord | None:
         """Record what ended the group; return the job's end if it is over."""
         self._close_group(group, "recovery")
-        failure = find_cause(errors, self.pool.progress())
+        failure = failure_causes.find_cause(errors, self.pool.progress())
         if (verdict := self._blame_members(group, errors)) is not None:
             progressed = self.host.has_progressed(group.generation)
             return self._handle_failure(verdict.failure, progressed=progressed, fatal=None)
-        fatal = find_fatal_reason(errors) if failure.cause == "job" else None
+        fatal = failure_causes.find_fatal_reason(errors) if failure.cause == "job" else None
         if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
             # The task was built before, so what is missing now may come back.
             fatal = None
-        if failure == find_disagreement(self.pool.progress()):
+        if failure == failure_causes.find_disagreement(self.pool.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
         failure = failure.model_copy(update={"nodes": find_failed_nodes(errors, group.nodes)})
@@ -408,7 +397,10 @@ class Attempt:
         failed = self.pool.take_failed_starts()
         if failed:
             self._undecided += failed
-            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
+            pause_s = min(
+                failure_policy.MAX_PAUSE_S,
+                failure_policy.FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10),
+            )
             self._failed_starts += 1
             self._start_not_before = self.clock() + pause_s
         if not self._undecided:
@@ -433,7 +425,7 @@ class Attempt:
     def _handle_failure(
         self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None
     ) -> EndRecord | None:
-        self.failures, decision = decide_retry(
+        self.failures, decision = failure_policy.decide_retry(
             self.failures,
             failure,
             progressed=progressed,
@@ -441,17 +433,17 @@ class Attempt:
             fatal=fatal,
         )
         nodes = tuple(node for node in failure.nodes if node not in self._drained_nodes)
-        final = isinstance(decision, GiveUp)
+        final = isinstance(decision, failure_policy.GiveUp)
         self.host.record_failure(failure.model_copy(update={"final": final, "nodes": nodes}))
         match decision:
-            case Retry(pause_s=pause_s):
+            case failure_policy.Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
                 follows = f"{failure.message}; {self._describe_recovery()}"
                 log.warning("%s", follows)
                 self._pause_reason = f"{follows} in {pause_s:g} s"
                 self.host.publish_status(self._pause_reason)
                 return None
-            case GiveUp(reason=reason, message=message):
+            case failure_policy.GiveUp(reason=reason, message=message):
                 return EndRecord(status="FAILED", reason=reason, message=message)
 
     def _describe_recovery(self) -> str:

@@ -24,17 +24,9 @@ from accordion_service.domain.overrides.states import ORDERED
 from accordion_service.runtime.protocol import Node
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_end_event, append_event
-from accordion_service.store.ingest.record_ingest import (
-    ingest_records,
-    mark_training,
-    update_overrides,
-)
+from accordion_service.store.ingest import record_ingest
+from accordion_service.store.reads import time_limits
 from accordion_service.store.reads.repository import Repository
-from accordion_service.store.reads.time_limits import (
-    describe_limit,
-    describe_time_out,
-    trained_seconds,
-)
 from accordion_service.store.scheduling.end_messages import describe_end, describe_pause
 from accordion_service.store.scheduling.guests import insert_guest, update_guest
 from accordion_service.store.tables.models import AttemptRow, ClusterRow, JobRow, OverrideRow
@@ -187,7 +179,7 @@ class SchedulerWrites:
             job.orders_version += 1
             job.deadline = None if grace_s is None else now + grace_s
             what = "stopping its workers" if job.status == Status.STARTING else _SAVES
-            message, reason = f"{what}: {describe_limit(job)}", Reason.TIMED_OUT
+            message, reason = f"{what}: {time_limits.describe_limit(job)}", Reason.TIMED_OUT
             change_status(session, job, Status.STOPPING, reason=reason, message=message, now=now)
 
         return self._write_if_unchanged(seen, token, change)
@@ -232,7 +224,7 @@ class SchedulerWrites:
             if waits:
                 change_status(session, job, Status.RUNNING, reason=reason, message=message, now=now)
             else:
-                mark_training(session, job, now=now)
+                record_ingest.mark_training(session, job, now=now)
 
         return self._write_if_unchanged(seen, token, change)
 
@@ -242,7 +234,7 @@ class SchedulerWrites:
 
         def change(session: Session, job: JobRow) -> None:
             job.orders_confirmed = version
-            update_overrides(
+            record_ingest.update_overrides(
                 session, job, lambda status: transitions.deliver(status, version), now=now
             )
 
@@ -422,7 +414,7 @@ class SchedulerWrites:
         )
 
     def _ingest(self, session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
-        ingest_records(session, [(job, drained)], now=now)
+        record_ingest.ingest_records(session, [(job, drained)], now=now)
         trim_history(session, [job], self._limits)
 
     def _write_if_unchanged(self, seen: JobRow, token: int, change: Change) -> bool:
@@ -470,11 +462,11 @@ def _close_attempt(
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     if attempt is not None:
         attempt.reason, attempt.message, attempt.ended_at = reason.value, message, now
-        job.trained_s += trained_seconds(job, attempt)
+        job.trained_s += time_limits.trained_seconds(job, attempt)
 
 
 def _time_out_end(job: JobRow) -> tuple[Status, Reason, str]:
-    return Status.FAILED, Reason.TIMED_OUT, describe_time_out(job)
+    return Status.FAILED, Reason.TIMED_OUT, time_limits.describe_time_out(job)
 
 
 def _end_job(
@@ -487,7 +479,7 @@ def _end_job(
     now: float,
 ) -> None:
     by = _find_user(job, reason)
-    update_overrides(session, job, transitions.end, now=now)
+    record_ingest.update_overrides(session, job, transitions.end, now=now)
     change_status(session, job, status, reason=reason, message=message, now=now, by=by)
     append_end_event(session, job, now, by=by)
 
