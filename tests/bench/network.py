@@ -153,6 +153,7 @@ def _table(found: Mapping[str, Any]) -> str:
         "link",
         "plan",
         "ours",
+        "compute alone",
         "over the limit",
         "over the best fixed plan",
         "default buckets over advised ones",
@@ -176,10 +177,13 @@ def _table(found: Mapping[str, Any]) -> str:
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---'] * len(head))} |",
     ]
-    for link in (link.name for link in LINKS if link.name in found):
+    links = [link.name for link in LINKS if link.name in found]
+    # What was kept of another machine has a name of its own.
+    for link in [*links, *sorted(found.keys() - set(links))]:
         rows, plan = found[link]["rows"], found[link]["plans"][OURS]
         cells = [link, "+".join(map(str, plan)) or "1 each", _milliseconds(rows[OURS])]
-        cells += [_ratio(rows[name]) if name in rows else "" for name in head[3:-1]]
+        cells.append(_milliseconds(rows[ALONE]))
+        cells += [_ratio(rows[name]) if name in rows else "" for name in head[4:-1]]
         cells.append(found[link].get("levels", {}).get(COST_AWARE, ""))
         lines.append(f"| {' | '.join(cells)} |")
     runs = [

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from accordion_service.settings.home import Home
 from tests.e2e.real_up import WAIT_S, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,7 +64,7 @@ import torch
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 
-ray.init(address="auto", log_to_driver=False, runtime_env={"working_dir": "."})
+ray.init(log_to_driver=False, runtime_env={"working_dir": "."})
 
 
 def train():
@@ -124,13 +123,17 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this checkout."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     run([*pip, "--wheel-dir", str(folder), str(ROOT)], folder)
     [built] = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +188,10 @@ class Installed:
 
     def python(self, *arguments: str) -> str:
         """Output of Python with these arguments, in the same folder."""
-        variables = {"ACCORDION_HOME": str(self._home), "RAY_AUTH_MODE": "token"}
-        variables["RAY_AUTH_TOKEN_PATH"] = str(self._home / "ray.token")
-        variables["RAY_ADDRESS"] = str(Home(self._home).running().ray_address)
-        return run([str(self._python), *arguments], self._folder, **variables)
+        variables = json.loads(self("env", "--json"))
+        given = {name: value for name, value in variables.items() if value is not None}
+        command = [str(self._python), *arguments]
+        return run(command, self._folder, **given, ACCORDION_HOME=str(self._home))
 
 
 @pytest.fixture(scope="module")
@@ -221,13 +224,13 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     inside = [name for name in names if not name.parts[0].endswith(".dist-info")]
     suffixes = {name.suffix for name in inside if name.name != "py.typed"}
-    assert suffixes == {".py", ".html", ".css", ".js", ".yaml", ".mako", ".ini"}
+    assert suffixes == {".py", ".html", ".css", ".js", ".yaml", ".mako"}
     assert {name.parts[0] for name in names if name.name == "py.typed"} == PACKAGES
 
 
 def test_the_library_runs_under_torchrun_beside_strangers(python: Path, strange: Path) -> None:
     torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    assert run([*torchrun, "library.py"], strange).count("decided 0") == 2
+    assert run([*torchrun, "library.py"], strange).count("decided 1") == 2
 
 
 def test_a_script_of_a_job_runs_under_torchrun_beside_strangers(
@@ -238,9 +241,7 @@ def test_a_script_of_a_job_runs_under_torchrun_beside_strangers(
 
 
 def test_a_script_runs_as_a_job_beside_strangers(installed: Installed) -> None:
-    installed("submit", "job.yaml", "--follow")
-    shown = json.loads(installed("show", JOB["name"], "--json"))
-    assert shown["status"] == "COMPLETED", shown
+    assert "COMPLETED" in installed("submit", "job.yaml", "--follow")
     assert JOB["name"] in installed("list")
     assert JOB["name"] in installed.python("sdk.py")
 

@@ -6,8 +6,15 @@ accordion_ray.attach(model, optimizer)
 
 from __future__ import annotations
 
-from accordion_ray.attachment import attach
-from accordion_ray.checkpoints import save_state
-from accordion_ray.errors import AttachError
+try:
+    from accordion_ray.attachment import attach
+    from accordion_ray.checkpoints import save_state
+    from accordion_ray.errors import AttachError
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("accordion"):
+        raise
+    raise ModuleNotFoundError(
+        f"accordion_ray needs {error.name}; pip install 'accordion-train[ray]'", name=error.name
+    ) from error
 
 __all__ = ["AttachError", "attach", "save_state"]

@@ -35,4 +35,12 @@ __all__ = ["Batches", "Data", "ScriptExit", "ScriptSession", "Task", "TensorData
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'accordion_workers' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("accordion"):
+            raise
+        raise ModuleNotFoundError(
+            f"accordion_workers.{name} needs {error.name}; pip install 'accordion-train[ray]'",
+            name=error.name,
+        ) from error

@@ -6,8 +6,9 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -265,7 +266,11 @@ class RayBackend:
 
     def _connect(self) -> None:
         logs = {"log_to_driver": False, "configure_logging": False}
-        self._dashboard = ray.init(address=self._address, namespace=NAMESPACE, **logs).dashboard_url
+        # Ray puts the present directory on the path of all workers, where a module of whoever
+        # started the service would hide one of a job's code.
+        with TemporaryDirectory() as empty, chdir(empty):
+            context = ray.init(address=self._address, namespace=NAMESPACE, **logs)
+        self._dashboard = context.dashboard_url
         self._gcs = ray.get_runtime_context().gcs_address
         # Started before the first job needs it.
         ensure_actor(self._installation)
