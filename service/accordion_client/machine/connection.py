@@ -1,6 +1,6 @@
 """Find the address of the service and its token.
 
-    from accordion_client.machine.connection import connect
+    from accordion_client import connect
 
     with connect() as client:
         client.submit({"task": {"name": "digits-mlp"}})
