@@ -11,8 +11,8 @@
         async for event in client.events(job.id):
             ...
 
-On the machine that runs `accordion up`, `connect()` and `connect_async()` of
-`accordion_client.machine.connection` find the address and the token.
+On the machine that runs `accordion up`, `accordion_client.connect()` and `connect_async()` find the
+address and the token.
 
 Every method may raise Unreachable, ServiceFailed and Refused (see errors.py). Requests that may
 arrive twice are sent again within the `RetryBudget` if they fail.
