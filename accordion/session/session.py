@@ -32,8 +32,9 @@ from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
 from accordion.decide.detector import window_is_due, window_is_full
-from accordion.hook.ddp_hook import Hook, decided_layers
+from accordion.hook.ddp_hook import Hook
 from accordion.hook.exchange_planner import Proposal
+from accordion.hook.layers import decided_layers
 from accordion.hook.module_checks import (
     check_attachable,
     check_rate_known,
@@ -45,6 +46,7 @@ from accordion.hook.module_checks import (
 from accordion.hook.single_process import SingleProcessHook
 from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
+from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.session.saved_states import (
     load_on_all_workers,
@@ -137,7 +139,7 @@ class Session:
         """Current epoch."""
         self.global_batch = 0
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
-        self._config, self._uses_costs = config, POLICIES[config.policy].uses_costs
+        self._config = config
         self._engine = engine
         engine.measures_sent_share = POLICIES[config.policy].uses_sent_share
         self._optimizer_steps = optimizer_steps
@@ -153,10 +155,6 @@ class Session:
         """Name of this session in saved files and metrics, for scripts with several sessions."""
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
-        self.receive_s_by_rank: tuple[float, ...] = ()
-        """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
-        measured.
-        """
         self.lr: float | None = None
         """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
 
@@ -198,8 +196,11 @@ class Session:
                 loss_scale=steps.read_scale,
                 unscale=steps.unscale_gradients,
             )
+        uses_costs = POLICIES[self._config.policy].uses_costs
+        plans = self.controller.uniform_plans() if uses_costs else {}
+        self._measured = MeasuredExchanges(self.hook, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
-        self._probe_link()
+        self._measured.probe_link()
 
     def watch_run(self, epochs: int | None) -> None:
         """Watch the run on rank 0 for what does not behave as configured; `attach` calls this."""
@@ -230,7 +231,14 @@ class Session:
     @property
     def link(self) -> Mapping[str, float]:
         """Measured link between the workers, as in `Report.link`."""
-        return {} if self.hook.link is None else self.hook.link.speed()
+        return {} if self._measured.link is None else self._measured.link.speed()
+
+    @property
+    def receive_s_by_rank(self) -> tuple[float, ...]:
+        """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
+        measured.
+        """
+        return self._measured.receive_s_by_rank
 
     def request(self, signal: Signal) -> None:
         """Raise a signal, which all workers see at the end of the next step that starts.
@@ -414,14 +422,13 @@ class Session:
         return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
-        self._probe_link()
+        self._measured.probe_link()
         # A window without a finite step stays open.
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
         kind = detector.statistic
         measured = self._coordinator.average_window(sums, self.layers, kind) if closes else {}
-        plans = self.controller.uniform_plans() if self._uses_costs else {}
         if epoch_end and kind == "paper":
             sums.clear()
         report = Report(
@@ -435,7 +442,7 @@ class Session:
             window_steps=steps,
             statistic_kind=kind,
             **measured,
-            **self.hook.report_fields(plans, self.layers),
+            **self._measured.report_fields(self.layers, in_force=self._engine.plan),
         )
         return self._apply_decision(lambda: self._decide_report(report))
 
@@ -444,7 +451,7 @@ class Session:
         return proposal if self._decider is None else self._decider(report, proposal)
 
     def _plan_exchanges(self) -> None:
-        if (proposal := self.hook.propose_plan()) is not None:
+        if (proposal := self._measured.propose_plan()) is not None:
             self._proposal = proposal
             self.request(Signal.DECISION)
 
@@ -478,19 +485,9 @@ class Session:
         own = Ack(rank=self.rank, step=self.steps, digest=digest)
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
-    def _probe_link(self) -> None:
-        """Measure the link for the planner; all ranks together."""
-        if not self.hook.can_plan:
-            return
-        latency_s, large = self._coordinator.probe_latency(), None
-        if self._uses_costs:
-            large = self._coordinator.probe_bandwidth(self.hook.waited_s, self.hook.gradient_bytes)
-        self.hook.set_probe(latency_s, large)
-        self.receive_s_by_rank = self._coordinator.probe_neighbors()
-
     def _adopt_decision(self, decision: Decision) -> None:
         if decision.level_by_layer != self._engine.plan:
-            self.hook.restart_window()
+            self._measured.restart_window()
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self.hook.exchange_plan = decision.exchange_plan
         self.global_batch = decision.global_batch or self.global_batch
