@@ -118,7 +118,7 @@ class Hook:
         }
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)
-        engine.keeps_old = module.find_unused_parameters and not module.static_graph
+        engine.feedback.keeps_old = module.find_unused_parameters and not module.static_graph
         self.exchange_plan: Plan = ()
         self.can_plan = (
             buckets_per_exchange == "auto"

@@ -108,8 +108,7 @@ class SingleProcessHook:
         signals = self._engine.own_signals(self._raised(), device)
         if self._engine.feedback.values:
             self._unscale()
-            self._engine.loss_scale = 1.0
-            self._engine.add_residuals_(layers)
+            self._engine.feedback.add_to_gradients_(layers, loss_scale=1.0)
         return signals
 
     def unused_layers(self) -> list[str]:
