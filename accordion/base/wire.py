@@ -4,14 +4,13 @@ A flow is a generator without IO: `flow(owed, context)`. `owed` is a stack of B 
 shape, each the gradient plus its residual. The flow yields requests and is sent their answers. When
 it ends, it has written
 
-- the averaged gradient into `context.update`, the same on all workers;
-- the new residual of this worker into `owed` (a method without feedback may leave anything there).
+- the new residual of this worker into `owed`, by the law in `accordion/compress/feedback.py` (a
+  method without feedback may leave anything there);
+- the averaged gradient into `context.update`, the same on all workers.
 
-The mean over the workers of `owed` before therefore equals the update plus the mean of `owed`
-after. For a method without feedback, `owed` and `context.update` may share memory. One with
-feedback holds by `yield None` between the two: until all workers know whether the step is taken,
-the memory of the update keeps the old residual. The network owns a buffer that was yielded; the
-flow may change an answer, which is valid until the flow holds or ends.
+A method with feedback holds by `yield None` between the two. For one without, `owed` and
+`context.update` may share memory. The network owns a buffer that was yielded; the flow may change
+an answer, which is valid until the flow holds or ends.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 `Engine.exchange` averages buckets over a network. It consists of `observe_gradients`,
 `build_stacks`, `hold_updates` and `write_updates`, which tests call one by one to run several
-engines in lockstep in one process. `commit_step` or `rollback_step` ends a step.
-
-Until a step's last exchange, nobody knows whether it is taken. So the bucket of a layer keeps its
-old residual, and is given the averaged gradient when the step's signals are known.
+engines in lockstep in one process. `commit_step` or `rollback_step` ends a step. `feedback.py` has
+the law of residuals, and why averages are written only at the end of a step.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from accordion.base.errors import StateError
 from accordion.base.messages import LayerInfo, Level
 from accordion.base.wire import Context, Flow, Request, Scratch
 from accordion.compress.exchange import BucketNetwork, run_flows
-from accordion.compress.feedback import (
+from accordion.compress.feedback import Feedback
+from accordion.compress.layer_stacks import Bucket, Layer, Stack, StackBuffers
+from accordion.compress.layer_tensors import (
     DoubleBuffer,
-    Feedback,
     StagedTensors,
     memory_order_view,
     working_dtype,
 )
-from accordion.compress.layer_stacks import Bucket, Layer, Stack, StackBuffers
 from accordion.compress.ledger import OVERHEAD, Ledger
 from accordion.compress.statistics import GradientSums, seeded_generator
 from accordion.compress.step_signals import Signal, mark_nonfinite_, signal_flow, zero_signals
@@ -81,8 +79,6 @@ class Engine:
         self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
         self.loss_scale = 1.0
         """Factor of the gradients in the buckets; residuals and statistic are kept without it."""
-        self.keeps_old = False
-        """Whether layers may be unused, so that `restore_unused` needs their old residuals."""
         self.measures_sent_share = False
         """Whether the window's sums also hold the energy that compression sends."""
         self._plan: Mapping[str, Level] = {}
@@ -194,12 +190,6 @@ class Engine:
                 total = layer.gradient.sum(dtype=working_dtype(layer.gradient))
                 self._other_sum = total if self._other_sum is None else self._other_sum + total
 
-    def add_residuals_(self, layers: Sequence[Layer]) -> None:
-        """Add the residuals to gradients that are sent uncompressed, and stage their removal."""
-        for layer in layers:
-            self.feedback.compensate_(layer.name, layer.gradient, scale=self.loss_scale)
-            self.feedback.stage_clear(layer.name)
-
     def build_stacks(self, layers: Sequence[Layer]) -> list[Stack]:
         """Return the stacks of a bucket; small layers of equal level, shape and dtype share one.
 
@@ -246,7 +236,7 @@ class Engine:
         self._held.clear()
 
     def restore_unused(self, layers: Sequence[str]) -> None:
-        """Restore the state of layers whose update DDP did not apply; needs `keeps_old`."""
+        """Restore the state of layers whose update DDP did not apply (see `Feedback.keeps_old`)."""
         for layer in layers:
             self.feedback.restore(layer)
             self._warm.restore(layer)
@@ -336,7 +326,7 @@ class Engine:
         return all(self._level_of(layer.name).method == "none" for layer in layers)
 
     def _reduce_in_place(self, bucket: Bucket, network: BucketNetwork) -> None:
-        self.add_residuals_(bucket.layers)
+        self.feedback.add_to_gradients_(bucket.layers, loss_scale=self.loss_scale)
         for layer in bucket.layers:
             self.ledger.count_dense(layer.name, layer.gradient)
         network.all_reduce_mean_(bucket.buffer)
@@ -406,7 +396,12 @@ class Engine:
             gradient = shared.take("gradient", owed.shape, owed.dtype)
             for part, layer in zip(gradient, layers, strict=True):
                 layer.copy_gradient(part, scale=1.0 / self.loss_scale)
-        self._write_owed(owed, layers, buffers)
+        if row.feedback:
+            self.feedback.write_owed_(
+                owed, layers, buffers, loss_scale=self.loss_scale, room=shared
+            )
+        else:
+            self.feedback.write_whole_(owed, layers, loss_scale=self.loss_scale)
         if self._measures_now(level):
             self.sums.add_owed(names, owed)
         context = Context(
@@ -433,36 +428,6 @@ class Engine:
     def _shared_scratch(self, device: torch.device) -> Scratch:
         self._shared = self._shared or Scratch(device)
         return self._shared
-
-    def _write_owed(self, owed: Tensor, layers: Sequence[Layer], buffers: StackBuffers) -> None:
-        """Write gradients plus residuals into a stack."""
-        row = COMPRESSORS[self._level_of(layers[0].name).method]
-        for place, layer in enumerate(layers):
-            if not row.feedback:
-                self._write_final(owed[place], layer)
-                continue
-            gradient = layer.gradient
-            keeps_old = self.keeps_old or gradient.dtype != owed.dtype
-            self.feedback.add_gradient_(
-                layer.name,
-                gradient,
-                owed[place].view(gradient.shape),
-                scale=1.0 / self.loss_scale,
-                old=buffers.old[place].view(gradient.shape) if keeps_old else gradient,
-                room=self._shared_scratch(owed.device),
-            )
-
-    def _write_final(self, owed: Tensor, layer: Layer) -> None:
-        """Write the gradient, with loss scaling, plus the residual; stage the residual's removal.
-
-        A method without feedback rounds this sum: without loss scaling, small gradients would be
-        lost for good.
-        """
-        owed = owed.view(layer.gradient.shape)
-        if layer.gradient.data_ptr() != owed.data_ptr():
-            owed.copy_(layer.gradient)
-        self.feedback.compensate_(layer.name, owed, scale=self.loss_scale)
-        self.feedback.stage_clear(layer.name)
 
     def _check_finite(self, layers: tuple[str, ...], value: Tensor) -> None:
         self._checked.append((layers, value))

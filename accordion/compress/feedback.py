@@ -1,110 +1,109 @@
-"""Error feedback: keeps what compression leaves out of a layer and adds it to the next gradient.
+"""Error feedback: the law of a layer's residual, and all that computes with residuals.
 
-A step stages its new warm starts; `commit` makes them current and `rollback` drops them. Residuals
-change in place, and are restored in a step that is skipped because some worker's gradient is not
-finite. Such a step therefore changes nothing.
-When the number of workers changes, `MeanState` in `saved_states.py` averages the residuals.
+The residual is what compression has left out of a layer so far; every worker has its own. Let g be
+a worker's gradient, r its residual, and mean() the mean over the workers. A method with feedback
+keeps
+
+    owed = g + r                        before the exchange
+    mean(owed) = update + mean(r')      after it, with the same update on all workers
+
+- **After a step,** such a method has left r' in `owed`, which is the residual's memory from then on
+  (`write_owed_`). A method without feedback sends all that is owed and leaves r' = 0; what it
+  rounds off is lost (`write_whole_`, `add_to_gradients_`).
+- **At a change of level,** the residual stays as it is, and the next method sends from g + r.
+  Residuals are in units before loss scaling, in fp32, or fp64 for fp64 gradients.
+- **On a skipped step,** r' = r on all workers (`undo_`), and likewise for a layer that no worker
+  used (`restore`). Until a step's last exchange, nobody knows whether it is taken. So the bucket
+  keeps r in place of g, and gets the update when the step's signals are known.
+- **At a change of the number of workers,** each worker of the new group starts with the mean of the
+  saved residuals, which keeps mean(r) (`sum_residuals_`, `mean_residuals_`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from accordion.base.wire import Scratch
+from accordion.compress.layer_stacks import Layer, StackBuffers
+from accordion.compress.layer_tensors import StagedTensors
 from accordion.compressors.packing import block_size
 
 
-class StagedTensors:
-    """Tensors by layer name that change only at `commit`."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-        """Committed tensors by layer."""
-        self._staged: dict[str, Tensor | None] = {}
-
-    def get(self, layer: str) -> Tensor | None:
-        """Return the layer's committed tensor; None without one."""
-        return self.values.get(layer)
-
-    def stage(self, layer: str, value: Tensor | None) -> None:
-        """Stage the layer's tensor for the next commit; None removes the layer."""
-        self._staged[layer] = value
-
-    def commit(self) -> None:
-        """Make the staged tensors current."""
-        for layer, value in self._staged.items():
-            if value is None:
-                self.values.pop(layer, None)
-            else:
-                self.values[layer] = value
-        self._staged.clear()
-
-    def rollback(self) -> None:
-        """Drop the staged tensors."""
-        self._staged.clear()
-
-    def restore(self, layer: str) -> None:
-        """Replace the content of the layer's staged tensor by its committed content, as far as that
-        reaches if the level has changed.
-        """
-        staged, committed = self._staged.get(layer), self.get(layer)
-        if staged is None:
-            self._staged.pop(layer, None)
-        elif committed is not None:
-            # The tensor stays staged: all layers of a stack swap their two buffers together.
-            both = tuple(map(slice, map(min, staged.shape, committed.shape)))
-            staged[both].copy_(committed[both])
-
-    def copy_to_cpu(self) -> dict[str, Tensor]:
-        """Return copies of the committed tensors on the CPU, which later steps do not change."""
-        return {layer: value.to("cpu", copy=True) for layer, value in self.values.items()}
-
-
 class Feedback(StagedTensors):
-    """Residuals of one worker by layer, in units before loss scaling.
+    """Residuals of one worker by layer.
 
-    They are kept in fp32, and in fp64 for fp64 gradients, and change in place; the old ones are
-    kept elsewhere until it is known whether the step is taken.
+    They change in place; the old ones are kept elsewhere until it is known whether the step is
+    taken. Only removals are staged.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.keeps_old = False
+        """Whether layers may be unused, so that `restore` needs their old residuals."""
         self._old: dict[str, Tensor | None] = {}
         """Residuals before this step of the layers whose residuals have changed; None for none."""
 
-    def compensate_(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
-        """Add `scale` times the layer's residual, if it has one, to a tensor of its size."""
+    def write_owed_(
+        self,
+        owed: Tensor,
+        layers: Sequence[Layer],
+        buffers: StackBuffers,
+        *,
+        loss_scale: float,
+        room: Scratch,
+    ) -> None:
+        """Write gradients plus residuals into a stack for a method with feedback.
+
+        The stack is the memory of the residuals from now on. Those before are kept in the bucket,
+        in place of the gradients, or in `buffers.old` if they do not fit there or are needed later.
+        """
+        for place, layer in enumerate(layers):
+            gradient = layer.gradient
+            keeps_old = self.keeps_old or gradient.dtype != owed.dtype
+            self._add_gradient_(
+                layer,
+                owed[place].view(gradient.shape),
+                scale=1.0 / loss_scale,
+                old=buffers.old[place].view(gradient.shape) if keeps_old else gradient,
+                room=room,
+            )
+
+    def write_whole_(self, owed: Tensor, layers: Sequence[Layer], *, loss_scale: float) -> None:
+        """Write gradients, with loss scaling, plus residuals into a stack for a method without
+        feedback; stage the removal of the residuals.
+
+        Such a method rounds this sum: without loss scaling, small gradients would be lost for good.
+        """
+        for part, layer in zip(owed, layers, strict=True):
+            whole = part.view(layer.gradient.shape)
+            if layer.gradient.data_ptr() != whole.data_ptr():
+                whole.copy_(layer.gradient)
+            self._move_residual_(layer.name, whole, scale=loss_scale)
+
+    def add_to_gradients_(self, layers: Sequence[Layer], *, loss_scale: float) -> None:
+        """Add the residuals to gradients that are sent uncompressed, and stage their removal."""
+        for layer in layers:
+            self._move_residual_(layer.name, layer.gradient, scale=loss_scale)
+
+    def _move_residual_(self, layer: str, gradient: Tensor, *, scale: float) -> None:
         residual = self.get(layer)
         if residual is not None:
             gradient.add_(residual.view_as(gradient).to(gradient.device), alpha=scale)
-
-    def stage_clear(self, layer: str) -> None:
-        """Stage the removal of the layer's residual."""
-        if self.get(layer) is not None:
             self.stage(layer, None)
 
-    def add_gradient_(
-        self,
-        layer: str,
-        gradient: Tensor,
-        owed: Tensor,
-        *,
-        scale: float,
-        old: Tensor,
-        room: Scratch,
+    def _add_gradient_(
+        self, layer: Layer, owed: Tensor, *, scale: float, old: Tensor, room: Scratch
     ) -> None:
         """Write `scale` times the gradient plus the residual into `owed`, of the gradient's shape,
-        which is the memory of the residual from now on.
-
-        The residual before is kept in `old`, which may be the gradient.
+        and the residual before into `old`, which may be the gradient.
         """
-        residual = self.get(layer)
-        self.values[layer], self._old[layer] = owed, None if residual is None else old
+        gradient, residual = layer.gradient, self.get(layer.name)
+        self.values[layer.name], self._old[layer.name] = owed, None if residual is None else old
         if residual is None:
-            owed.copy_(gradient)
-            if scale != 1.0:
-                owed.mul_(scale)  # after the copy: a product in 16 bits would lose small gradients
+            layer.copy_gradient(owed, scale=scale)
             return
         if residual.data_ptr() != owed.data_ptr():
             owed.copy_(residual.view_as(owed))
@@ -148,27 +147,20 @@ class Feedback(StagedTensors):
         self._old.clear()
 
 
-class DoubleBuffer:
-    """Two buffers that are used in turn: one may be in use while the other is written."""
+def sum_residuals_(totals: dict[str, Tensor], residuals: Mapping[str, Tensor]) -> None:
+    """Add a worker's residuals to the sums of its group's; one that a worker lacks counts as zero.
 
-    def __init__(self, like: Tensor) -> None:
-        self._buffers = (torch.empty_like(like), torch.empty_like(like))
-
-    def spare(self, in_use: Tensor | None) -> Tensor:
-        """Return the buffer that `in_use` is not a view of."""
-        first, second = self._buffers
-        is_first_used = (
-            in_use is not None
-            and in_use.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    The sums of layers that have none yet are new tensors.
+    """
+    for layer, residual in residuals.items():
+        total = totals.get(layer)
+        totals[layer] = (
+            residual.clone() if total is None else total.add_(residual.view_as(total).to(total))
         )
-        return second if is_first_used else first
 
 
-def working_dtype(gradient: Tensor) -> torch.dtype:
-    """Return the dtype of residuals and flows for a gradient."""
-    return torch.float64 if gradient.dtype == torch.float64 else torch.float32
-
-
-def memory_order_view(tensor: Tensor) -> Tensor:
-    """Return a view with the dimensions in memory order, contiguous for every dense tensor."""
-    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+def mean_residuals_(totals: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Return what each worker of another group starts with, given the sums of a group of `size`;
+    they become the means in place.
+    """
+    return {layer: total.div_(size) for layer, total in totals.items()}

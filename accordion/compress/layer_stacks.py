@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion.base.messages import Level
 from accordion.base.wire import Flow, LayerKind, Scratch
-from accordion.compress.feedback import DoubleBuffer, working_dtype
+from accordion.compress.layer_tensors import DoubleBuffer, working_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

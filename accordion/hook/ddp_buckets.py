@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.errors import HookError
-from accordion.compress.feedback import memory_order_view
+from accordion.compress.layer_tensors import memory_order_view
 
 
 def fix_buckets(module: DistributedDataParallel) -> bool:

@@ -8,7 +8,7 @@ first step, so layers are identified by name and never by position.
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +20,6 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.errors import HookError
-from accordion.base.link_model import CollectiveTiming, LinkModel
-from accordion.base.messages import LayerInfo, Level
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import GroupNetwork
 from accordion.compress.executors import (
@@ -37,18 +35,10 @@ from accordion.compress.executors import (
 from accordion.compress.layer_stacks import Bucket, Layer
 from accordion.compress.step_signals import Signal
 from accordion.config import BucketsPerExchange
-from accordion.hook.ddp_buckets import as_real, fix_buckets, gradients_of
-from accordion.hook.exchange_plan import LevelCost, Plan
-from accordion.hook.exchange_planner import ExchangePlanner, Proposal
-from accordion.hook.level_costs import measure_levels, share_waits
+from accordion.hook.ddp_buckets import fix_buckets, gradients_of
+from accordion.hook.exchange_plan import Plan
+from accordion.hook.layers import named_layers, reduced_layers
 from accordion.hook.module_checks import check_join, check_synchronized, device_of
-
-LONG_VECTOR = 1 << 20
-"""One-dimensional parameters with at least this many values are compressed (4 MB in fp32).
-
-They are tables of one weight per feature. Shorter ones are biases and scales of norms, which take
-few bytes and are sensitive to errors.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +49,19 @@ class _WaitingBucket:
     bucket: Bucket
     ready_s: float
     """Time of the call, by `time.perf_counter`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One exchange of a step, for an observer."""
+
+    buckets: Sequence[Bucket]
+    ready_s: Sequence[float]
+    """When DDP handed over each bucket, by `time.perf_counter`."""
+    started_s: float
+    ended_s: float
+    is_last: bool
+    """Whether it completed the step."""
 
 
 class Hook:
@@ -84,8 +87,8 @@ class Hook:
         HookError: the module already has a hook.
     """
 
-    on_bucket: Callable[[Bucket, float], None] | None = None
-    """Called with each bucket that DDP hands over, and its time by `time.perf_counter`."""
+    on_exchange: Callable[[Exchange], None] | None = None
+    """Called after each exchange, where it ran: in its thread, or inside the backward pass."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Hook:
         register_exit_delay()
         self._register(module)  # before the group and threads, which a refused hook would leave
         device = device_of(module)
-        self._exchange_network, self._executor = _choose_executor(
+        self.network, self._executor = _choose_executor(
             module.process_group, device, overlap=overlap
         )
         self._engine = engine
@@ -115,19 +118,17 @@ class Hook:
         }
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)
-        engine.keeps_old = module.find_unused_parameters and not module.static_graph
+        engine.feedback.keeps_old = module.find_unused_parameters and not module.static_graph
         self.exchange_plan: Plan = ()
         self.can_plan = (
             buckets_per_exchange == "auto"
-            and self._exchange_network.world_size > 1
+            and self.network.world_size > 1
             and isinstance(self._executor, ThreadExecutor)
             and device.type == "cpu"
         )
         """Whether exchanges are timed and follow `exchange_plan`; the host cannot time a GPU's."""
         self._group_size = self._fixed_group_size(buckets_per_exchange)
         self._begin_pass()
-        self._planner = self._create_planner()
-        self._level_costs: dict[str, list[LevelCost]] | None = None
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
         self.waited_s = 0.0
@@ -186,58 +187,6 @@ class Hook:
         signals, self._signals = self._signals, None
         return signals
 
-    def set_probe(self, seconds: float, large: CollectiveTiming | None) -> None:
-        """Give the planner, which rank 0 has, the durations of a small all-reduce and of the bytes
-        of a large one.
-        """
-        if self._planner is not None:
-            self._planner.set_probe(seconds, large)
-
-    def restart_window(self) -> None:
-        """Drop the planner's measurements of earlier levels; called between steps."""
-        if self._planner is not None:
-            self._planner.restart_window()
-
-    def propose_plan(self) -> Proposal | None:
-        """Return a better exchange plan, if the planner found one; called once after each step."""
-        return None if self._planner is None else self._planner.end_step()
-
-    @property
-    def link(self) -> LinkModel | None:
-        """Measured network; None on ranks without a planner, and before it is measured."""
-        return None if self._planner is None else self._planner.link
-
-    def report_fields(
-        self, plans: Mapping[str, Mapping[str, Level]], layers: Sequence[LayerInfo]
-    ) -> dict[str, Any]:
-        """Return the fields of a report that this rank measured; empty like `link`.
-
-        Costs are predicted for each of `plans`, levels by layer. If there are any, the first call
-        takes up to `level_costs.MAX_SECONDS`.
-        """
-        planner = self._planner
-        if planner is None or planner.link is None:
-            return {}
-        waits = self._predict_waits(planner, planner.link, plans) if plans else {}
-        return {
-            "cost_s_by_layer": share_waits(waits, layers),
-            "exchange_wait_s": planner.wait_s,
-            "step_s": planner.step_s,
-            "beside_s": planner.beside_s,
-            "link": planner.link.speed(),
-        }
-
-    def _predict_waits(
-        self, planner: ExchangePlanner, link: LinkModel, plans: Mapping[str, Mapping[str, Level]]
-    ) -> dict[str, float]:
-        """Return the seconds for which a step would wait for exchanges at each plan of levels."""
-        if self._level_costs is None:
-            self._level_costs = measure_levels(
-                self._last_buckets, plans, world_size=link.world_size
-            )
-        in_force = [name for name, plan in plans.items() if plan == self._engine.plan]
-        return planner.predict_waits(self._level_costs, in_force=next(iter(in_force), None))
-
     def unused_layers(self) -> list[str]:
         """Return the layers that no worker used in this step and whose gradients DDP left alone.
 
@@ -276,8 +225,6 @@ class Hook:
         bucket = Bucket(buffer=grad_bucket.buffer(), layers=self._layers(grad_bucket))
         is_last = self._is_last(grad_bucket, bucket.layers)
         future: torch.futures.Future[Tensor] = self._executor.create_future()
-        if self.on_bucket is not None:
-            self.on_bucket(bucket, ready_s)
         self._waiting.append(_WaitingBucket(future=future, bucket=bucket, ready_s=ready_s))
         if is_last or len(self._waiting) == self._next_group_size():
             self._exchange_waiting(is_last=is_last)
@@ -292,18 +239,6 @@ class Hook:
         """Buckets of this backward pass whose averages are not written yet."""
         self._handed_over: set[str] = set()
         """Layers of this backward pass, counted in static graphs."""
-
-    def _create_planner(self) -> ExchangePlanner | None:
-        self._buckets: list[tuple[Layer, ...]] = []
-        """Layers of the running step's buckets, if there is a planner."""
-        self._last_buckets: list[tuple[Layer, ...]] = []
-        """Layers of the last step's buckets."""
-        network = self._exchange_network
-        if not self.can_plan or network.rank != 0:
-            return None
-        planner = ExchangePlanner(network.world_size)
-        network.on_collective = planner.add_collective
-        return planner
 
     def _fixed_group_size(self, buckets_per_exchange: BucketsPerExchange) -> int | None:
         """Return the number of buckets per exchange without a plan; None for all of a step."""
@@ -325,7 +260,7 @@ class Hook:
             waiting,
             is_last=is_last,
             since=time.perf_counter(),
-            sent_s=self._exchange_network.seconds_until_now(),
+            sent_s=self.network.seconds_until_now(),
         )
         self._pending += [(item.future, item.bucket.buffer) for item in waiting]
         # The last exchange of a step writes the averages into all buckets.
@@ -368,23 +303,23 @@ class Hook:
         started_s = time.perf_counter()
         raised = self._raised if is_last else None
         buckets = [item.bucket for item in waiting]
-        signals = self._engine.exchange(buckets, self._exchange_network, raised=raised)
+        signals = self._engine.exchange(buckets, self.network, raised=raised)
         if is_last:
             self._signals = signals
         ended_s = time.perf_counter()
         if is_last or not self._executor.is_parallel:
             waited_s = ended_s - since
             self.waited_s += waited_s
-            self.encoded_s += max(0.0, waited_s - (self._exchange_network.seconds - sent_s))
-        if self._planner is not None:
-            self._buckets += [item.bucket.layers for item in waiting]
-            if is_last:
-                self._last_buckets, self._buckets = self._buckets, []
-            self._planner.add_exchange(
-                [item.ready_s for item in waiting],
-                [item.bucket.buffer.numel() for item in waiting],
-                started_s=started_s,
-                ended_s=ended_s,
+            self.encoded_s += max(0.0, waited_s - (self.network.seconds - sent_s))
+        if self.on_exchange is not None:
+            self.on_exchange(
+                Exchange(
+                    buckets=buckets,
+                    ready_s=[item.ready_s for item in waiting],
+                    started_s=started_s,
+                    ended_s=ended_s,
+                    is_last=is_last,
+                )
             )
 
     def _layers(self, bucket: GradBucket) -> tuple[Layer, ...]:
@@ -414,33 +349,6 @@ def _make_comm_hook(hook: "weakref.ref[Hook]") -> Callable[..., torch.futures.Fu
         return owner.exchange_bucket(bucket)
 
     return on_bucket
-
-
-def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
-    """Return the layers whose level is decided: trainable matrices, tensors, and long vectors.
-
-    The order is the model's. A complex parameter has the shape of its real view (`as_real`).
-    """
-    return tuple(
-        LayerInfo(name=name, shape=tuple(as_real(parameter.detach()).shape))
-        for name, parameter in named_layers(module).items()
-        if parameter.requires_grad and (parameter.dim() > 1 or parameter.numel() >= LONG_VECTOR)
-    )
-
-
-def reduced_layers(module: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters whose gradients DDP exchanges, in the order in which it counts them."""
-    names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
-    ddp: Any = module  # DDP's own list, because DDP matches names of ignored parameters differently
-    parameters, _ = ddp._build_params_for_reducer()
-    return {names[id(parameter)]: parameter for parameter in parameters}
-
-
-def named_layers(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return all parameters by name, with the same names whether the module is compiled or not."""
-    return {
-        name.replace("_orig_mod.", ""): parameter for name, parameter in module.named_parameters()
-    }
 
 
 def _choose_executor(

@@ -8,7 +8,7 @@ that were saved in a larger group are added once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,12 @@ import torch
 from torch import Tensor
 
 from accordion.base.errors import HookError
-from accordion.base.link_model import CollectiveTiming
-from accordion.base.messages import LayerInfo, Level
 from accordion.compress.compression_engine import Engine
 from accordion.compress.layer_stacks import Layer
 from accordion.compress.step_signals import Signal
 from accordion.hook.ddp_buckets import as_real
-from accordion.hook.ddp_hook import named_layers
 from accordion.hook.exchange_plan import Plan
-from accordion.hook.exchange_planner import Proposal
+from accordion.hook.layers import named_layers
 from accordion.hook.module_checks import has_peers
 
 
@@ -40,8 +37,6 @@ class SingleProcessHook:
 
     waited_s = encoded_s = 0.0
     can_plan = False
-    gradient_bytes = 0
-    link = None
     exchange_plan: Plan = ()
 
     def __init__(
@@ -113,27 +108,8 @@ class SingleProcessHook:
         signals = self._engine.own_signals(self._raised(), device)
         if self._engine.feedback.values:
             self._unscale()
-            self._engine.loss_scale = 1.0
-            self._engine.add_residuals_(layers)
+            self._engine.feedback.add_to_gradients_(layers, loss_scale=1.0)
         return signals
-
-    def set_probe(self, seconds: float, large: CollectiveTiming | None) -> None:
-        """Do nothing, because there are no exchanges."""
-
-    def report_fields(
-        self,
-        plans: Mapping[str, Mapping[str, Level]],  # noqa: ARG002
-        layers: Sequence[LayerInfo],  # noqa: ARG002
-    ) -> dict[str, Any]:
-        """Return no fields, because there are no exchanges."""
-        return {}
-
-    def restart_window(self) -> None:
-        """Do nothing, because there are no exchanges."""
-
-    def propose_plan(self) -> Proposal | None:
-        """Return None, because there are no exchanges."""
-        return None
 
     def unused_layers(self) -> list[str]:
         """Return no layers: a layer without a gradient sent nothing and keeps its residual."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from accordion.base.errors import HookError
 from accordion.config import format_layers
-from accordion.hook.ddp_hook import named_layers, reduced_layers
+from accordion.hook.layers import named_layers, reduced_layers
 from accordion.hook.module_checks import unwrap_module
 
 _EXCHANGED_LATER = (

@@ -134,7 +134,7 @@ class AccordionCallback(_Callback):
         return session.gather_state_dict() or {}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Stop following the model, which may be trained again."""
+        """Detach from the model, so that a later `fit` can attach to it."""
         if self.session is not None:
             self.session.hook.remove()
 

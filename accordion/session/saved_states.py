@@ -15,6 +15,7 @@ from torch import Tensor
 from accordion.base.errors import StateError
 from accordion.base.messages import Decision, decision_from_json
 from accordion.compress.compression_engine import Engine
+from accordion.compress.feedback import mean_residuals_, sum_residuals_
 from accordion.compress.ledger import Ledger
 from accordion.decide.controller import Controller
 from accordion.session.coordination import Coordinator
@@ -160,9 +161,8 @@ class MeanState:
     """Averages the states of a group of `size` workers, added in rank order, for a group of another
     size.
 
-    What matters is the mean of a group's residuals. It is preserved if every worker of the new
-    group starts with that mean. All fields other than residuals and window are rank 0's. Only the
-    running sums are kept in memory, never the states.
+    Residuals follow their law (`accordion.compress.feedback`). All fields other than residuals and
+    window are rank 0's. Only the running sums are kept in memory, never the states.
     """
 
     def __init__(self, size: int) -> None:
@@ -191,12 +191,7 @@ class MeanState:
         _check_sizes(self._residuals, residuals)
         _check_sizes(self._window, sums)
         self._first = self._first or {**state, "engine": {**engine, "window": window}}
-        # A missing residual counts as zero.
-        for layer, residual in residuals.items():
-            total = self._residuals.get(layer)
-            self._residuals[layer] = (
-                residual.clone() if total is None else total.add_(residual.view_as(total).to(total))
-            )
+        sum_residuals_(self._residuals, residuals)
         for layer, saved in sums.items():
             part, total = saved / self.size, self._window.get(layer)
             self._window[layer] = part if total is None else total.add_(part)
@@ -205,7 +200,7 @@ class MeanState:
 
     def result(self) -> State:
         """Return the mean after all states were added; it uses the memory of the sums."""
-        residuals = {layer: total.div_(self.size) for layer, total in self._residuals.items()}
+        residuals = mean_residuals_(self._residuals, self.size)
         # Windows of several versions do not add up; without a version the window starts again.
         version = self._versions.pop() if len(self._versions) == 1 else None
         engine = self._first["engine"]

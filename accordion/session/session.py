@@ -32,8 +32,9 @@ from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
 from accordion.decide.detector import window_is_due, window_is_full
-from accordion.hook.ddp_hook import Hook, decided_layers
+from accordion.hook.ddp_hook import Hook
 from accordion.hook.exchange_planner import Proposal
+from accordion.hook.layers import decided_layers
 from accordion.hook.module_checks import (
     check_attachable,
     check_rate_known,
@@ -45,6 +46,7 @@ from accordion.hook.module_checks import (
 from accordion.hook.single_process import SingleProcessHook
 from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
+from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.session.saved_states import (
     load_on_all_workers,
@@ -101,14 +103,15 @@ def attach(
     if step == "optimizer":
         config = config.for_unchanged_loop()
     steps = OptimizerSteps(step, module=module, optimizer=optimizer, scaler=scaler)
-    layers = decided_layers(unwrap_module(module))
-    network = GroupNetwork(process_group_of(module), device_of(module))
-    engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
-    controller = Controller(config, layers)
-    session = Session(config, engine, controller, optimizer_steps=steps, decider=decider)
-    session.global_batch = session.global_batch or global_batch
-    session.register_hook(module, network, overlap=overlap)
-    session.watch_run(epochs)
+    session = Session(
+        module,
+        config,
+        steps,
+        decider=decider,
+        global_batch=global_batch,
+        epochs=epochs,
+        overlap=overlap,
+    )
     steps.follow_optimizers(session.pass_boundary, has_gradients=lambda: session.hook.has_gradients)
     return session
 
@@ -116,71 +119,71 @@ def attach(
 class Session:
     """Session of one worker in a group that trains with Accordion; `attach` creates it."""
 
+    name = ""
+    """Name of this session in saved files and metrics, for scripts with several sessions."""
+    on_boundary: Callable[[StepResult], None] | None = None
+    """Called on every rank with the result of each step boundary."""
+    lr: float | None = None
+    """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
+
+    None uses the optimizer's rate.
+    """
+    steps = 0
+    """Number of steps since the start of the job, including skipped ones."""
+    skipped_steps = 0
+    """Number of steps that were skipped because a gradient was not finite."""
+    epoch = 0
+    """Current epoch."""
+
     def __init__(
         self,
+        module: torch.nn.Module,
         config: Config,
-        engine: Engine,
-        controller: Controller,
-        *,
         optimizer_steps: OptimizerSteps,
+        *,
         decider: Decider | None,
+        global_batch: int,
+        epochs: int | None,
+        overlap: bool,
     ) -> None:
-        self.controller = controller
+        self._config, self._decider, self._optimizer_steps = config, decider, optimizer_steps
+        self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
+        self._network = network = GroupNetwork(process_group_of(module), device_of(module))
+        self.rank: int = network.rank
+        self.world_size: int = network.world_size
+        self._engine = Engine(
+            self.layers, seed=config.seed, world_size=network.world_size, rank=network.rank
+        )
+        self._engine.measures_sent_share = POLICIES[config.policy].uses_sent_share
+        self.controller = Controller(config, self.layers)
         """Controller of this session, up to date on rank 0 only."""
-        self.decision: Decision = controller.decision
+        self.decision: Decision = self.controller.decision
         """Decision in force."""
-        self.steps = 0
-        """Number of steps since the start of the job, including skipped ones."""
-        self.skipped_steps = 0
-        """Number of steps that were skipped because a gradient was not finite."""
-        self.epoch = 0
-        """Current epoch."""
-        self.global_batch = 0
+        self.global_batch = global_batch
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
-        self._config, self._uses_costs = config, POLICIES[config.policy].uses_costs
-        self._engine = engine
-        engine.measures_sent_share = POLICIES[config.policy].uses_sent_share
-        self._optimizer_steps = optimizer_steps
-        self._decider = decider
         self._skipped_in_a_row = 0
-        self._watcher: RunWatcher | None = None
         self._requested: set[Signal] = set()
         self._in_flight: frozenset[Signal] = frozenset()
         self._overrides: tuple[Override, ...] = ()
         self._overrides_changed = False
         self._proposal: Proposal | None = None
-        self.name = ""
-        """Name of this session in saved files and metrics, for scripts with several sessions."""
-        self.on_boundary: Callable[[StepResult], None] | None = None
-        """Called on every rank with the result of each step boundary."""
-        self.receive_s_by_rank: tuple[float, ...] = ()
-        """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
-        measured.
-        """
-        self.lr: float | None = None
-        """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
-
-        None uses the optimizer's rate.
-        """
-
-    def register_hook(
-        self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool
-    ) -> None:
-        """Register the hook with a module; `attach` calls this."""
-        self.rank: int = network.rank
-        self.world_size: int = network.world_size
-        self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
-        self._device = device_of(module)
-        self._network = network
-        self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
+        self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
         # This comes before the hook creates its process group, in which workers with different
         # settings would block.
-        steps = self._optimizer_steps
         self._coordinator.require_equal(
-            (self._config, self.layers, {"overlap": overlap, "step": steps.mode})
+            (config, self.layers, {"overlap": overlap, "step": optimizer_steps.mode})
         )
+        self.hook = self._create_hook(module, overlap=overlap)
+        plans = self.controller.uniform_plans() if POLICIES[config.policy].uses_costs else {}
+        self._measured = MeasuredExchanges(self.hook, self._coordinator, plans=plans)
+        self._adopt_decision(self.decision)
+        self._measured.probe_link()
+        self._watcher = self._watch_run(epochs)
+
+    def _create_hook(self, module: torch.nn.Module, *, overlap: bool) -> Hook | SingleProcessHook:
+        steps = self._optimizer_steps
         if isinstance(module, DistributedDataParallel):
-            self.hook: Hook | SingleProcessHook = Hook(
+            return Hook(
                 module,
                 self._engine,
                 self._take_requested,
@@ -190,24 +193,24 @@ class Session:
                 overlap=overlap,
                 buckets_per_exchange=self._config.buckets_per_exchange,
             )
-        else:
-            self.hook = SingleProcessHook(
-                module,
-                self._engine,
-                self._take_requested,
-                loss_scale=steps.read_scale,
-                unscale=steps.unscale_gradients,
-            )
-        self._adopt_decision(self.decision)
-        self._probe_link()
+        return SingleProcessHook(
+            module,
+            self._engine,
+            self._take_requested,
+            loss_scale=steps.read_scale,
+            unscale=steps.unscale_gradients,
+        )
 
-    def watch_run(self, epochs: int | None) -> None:
-        """Watch the run on rank 0 for what does not behave as configured; `attach` calls this."""
+    def _watch_run(self, epochs: int | None) -> RunWatcher | None:
+        """Return rank 0's watcher for what does not behave as configured; None on other ranks, and
+        if decisions come from elsewhere.
+        """
         if self.rank != 0 or self._decider is not None:
-            return
-        self._watcher = RunWatcher(self._config, world_size=self.world_size, epochs=epochs)
+            return None
+        watcher = RunWatcher(self._config, world_size=self.world_size, epochs=epochs)
         if epochs is None:
-            weakref.finalize(self, self._watcher.end_run)
+            weakref.finalize(self, watcher.end_run)
+        return watcher
 
     @property
     def ledger(self) -> Ledger:
@@ -230,7 +233,14 @@ class Session:
     @property
     def link(self) -> Mapping[str, float]:
         """Measured link between the workers, as in `Report.link`."""
-        return {} if self.hook.link is None else self.hook.link.speed()
+        return {} if self._measured.link is None else self._measured.link.speed()
+
+    @property
+    def receive_s_by_rank(self) -> tuple[float, ...]:
+        """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
+        measured.
+        """
+        return self._measured.receive_s_by_rank
 
     def request(self, signal: Signal) -> None:
         """Raise a signal, which all workers see at the end of the next step that starts.
@@ -414,14 +424,13 @@ class Session:
         return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
-        self._probe_link()
+        self._measured.probe_link()
         # A window without a finite step stays open.
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
         kind = detector.statistic
         measured = self._coordinator.average_window(sums, self.layers, kind) if closes else {}
-        plans = self.controller.uniform_plans() if self._uses_costs else {}
         if epoch_end and kind == "paper":
             sums.clear()
         report = Report(
@@ -435,7 +444,7 @@ class Session:
             window_steps=steps,
             statistic_kind=kind,
             **measured,
-            **self.hook.report_fields(plans, self.layers),
+            **self._measured.report_fields(self.layers, in_force=self._engine.plan),
         )
         return self._apply_decision(lambda: self._decide_report(report))
 
@@ -444,7 +453,7 @@ class Session:
         return proposal if self._decider is None else self._decider(report, proposal)
 
     def _plan_exchanges(self) -> None:
-        if (proposal := self.hook.propose_plan()) is not None:
+        if (proposal := self._measured.propose_plan()) is not None:
             self._proposal = proposal
             self.request(Signal.DECISION)
 
@@ -478,19 +487,9 @@ class Session:
         own = Ack(rank=self.rank, step=self.steps, digest=digest)
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
-    def _probe_link(self) -> None:
-        """Measure the link for the planner; all ranks together."""
-        if not self.hook.can_plan:
-            return
-        latency_s, large = self._coordinator.probe_latency(), None
-        if self._uses_costs:
-            large = self._coordinator.probe_bandwidth(self.hook.waited_s, self.hook.gradient_bytes)
-        self.hook.set_probe(latency_s, large)
-        self.receive_s_by_rank = self._coordinator.probe_neighbors()
-
     def _adopt_decision(self, decision: Decision) -> None:
         if decision.level_by_layer != self._engine.plan:
-            self.hook.restart_window()
+            self._measured.restart_window()
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self.hook.exchange_plan = decision.exchange_plan
         self.global_batch = decision.global_batch or self.global_batch

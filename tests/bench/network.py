@@ -46,7 +46,7 @@ class LinkShape:
     """Link of both hosts."""
 
     rate: int
-    """Mbit/s, 0 for no limit."""
+    """Mbit/s; 0 for an unshaped link."""
     delay_ms: int = 0
     """From one host to the other."""
 

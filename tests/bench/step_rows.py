@@ -22,7 +22,7 @@ class Plan:
     """How the rows of one rate are measured."""
 
     rate: int
-    """Mbit/s, 0 for no limit."""
+    """Mbit/s; 0 for an unshaped link."""
     peers: Mapping[str, tuple[str, str]]
     """Ours and the peer, contestants by the end of the row's name."""
     steps: Mapping[str, int]

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import BucketsPerExchange, Config, DetectorConfig, LayerPlan, Window
-from accordion.hook.ddp_hook import named_layers
+from accordion.hook.layers import named_layers
 from accordion.session.optimizer_steps import StepMode
 from accordion.session.session import Session, attach
 from tests.distributed.small import SmallNet, batch

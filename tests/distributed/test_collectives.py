@@ -25,7 +25,7 @@ class _Counted:
 
     def __init__(self, session):
         self.made, self.allowed = 0, 0
-        self._network = session.hook._exchange_network
+        self._network = session.hook.network
         self._answer = self._network.answer_requests
         self._network.answer_requests = self._asked
         self._network.on_collective = self._count

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion.base.errors import HookError
 from accordion.base.messages import Decision
 from accordion.config import Config, DetectorConfig, Window
-from accordion.hook.ddp_hook import LONG_VECTOR
+from accordion.hook.layers import LONG_VECTOR
 from accordion.session.session import attach
 
 

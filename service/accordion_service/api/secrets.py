@@ -150,8 +150,8 @@ def create_box(
     creates its key.
 
     Raises:
-        Conflict: the key is gone, and other values can be decrypted with it only.
-        Forbidden: they are to be given up (`force`), which the caller may not do.
+        Conflict: the key is gone, only it decrypts other values, and `force` is not set.
+        Forbidden: `force` gives these values up, but the caller is not an admin.
         Unavailable: the key of the service cannot be read or written.
     """
     # Counted first: if another process makes the first key meanwhile, it is found below.
@@ -170,11 +170,12 @@ def create_box(
 
 
 def _check_new_key(state: AppState, caller: Caller, num_others: int, *, force: bool) -> None:
-    """Check that a new key is wanted, with which so many values cannot be decrypted.
+    """Check that the caller gives up the lost key, and with it the `num_others` values that only it
+    decrypts.
 
     Raises:
-        Conflict: it was not asked for.
-        Forbidden: the caller may not decide it.
+        Conflict: `force` is not set.
+        Forbidden: `force` is set by a caller who is not an admin.
     """
     if force and Scope.ADMIN not in caller.scopes:
         raise Forbidden(describe_missing_scope(caller, Scope.ADMIN))

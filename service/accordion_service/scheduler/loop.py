@@ -78,7 +78,7 @@ class Scheduler:
             runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
         )
         self._cluster = ClusterState()
-        orders = OrderDelivery(runtime, self._writes)
+        orders = OrderDelivery(runtime, self._repository, self._writes)
         writes = ReportWrites(database, clock, limits)
         self._reports = ReportDrain(
             runtime, settings.storage_of, writes, lease=self._lease, clock=clock

@@ -19,7 +19,7 @@ _LOGIN_IN_URL = re.compile(r"://.*@")
 _SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:key|pass|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _FIRST_SENTENCE = re.compile(r"(.*?)\.(?:\s|$)")
 _CACHE = f"{VARIABLE_PREFIX}CACHE"
-"""Start of settings, whereas other variables with this prefix have the paths of a job's data."""
+"""Prefix of the settings of the data cache; other `VARIABLE_PREFIX` variables are paths of data."""
 _OF_TESTS = re.compile(rf"{PREFIX}(CRASHES|DATA|REQUIRE|TEST_.*)")
 """Variables of the tests (CONTRIBUTING.md)."""
 
@@ -51,8 +51,8 @@ def list_settings(settings: Settings) -> Iterator[SettingLine]:
 
 
 def describe_unknown_variables(names: Iterable[str]) -> str:
-    """Return a sentence about the variables that begin like settings and are not known, with the
-    settings that are called most alike; empty if there are none.
+    """Return a sentence about unknown `ACCORDION_...` variables, with the most similar setting of
+    each; empty if there are none.
     """
     variables = [_list_variables_of(field) for field in Settings.model_fields]
     known = {name for names_of_one in variables for name in names_of_one}
@@ -70,7 +70,7 @@ def describe_unknown_variables(names: Iterable[str]) -> str:
 
 
 def log_unknown_variables() -> None:
-    """Write a warning about unknown variables of this environment, if it has some, to the log."""
+    """Log a warning if the environment has unknown `ACCORDION_...` variables."""
     import structlog
 
     unknown = describe_unknown_variables(list_variables())

@@ -470,7 +470,7 @@ class Settings(BaseSettings):
 
 
 def list_variables() -> list[str]:
-    """Return the names of the environment variables that begin like those of settings."""
+    """Return the names of the environment's `ACCORDION_...` variables."""
     return [name for name in os.environ if name.upper().startswith(PREFIX)]
 
 

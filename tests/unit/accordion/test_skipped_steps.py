@@ -80,7 +80,7 @@ def _kept(engine: Engine, layer: str) -> list[torch.Tensor]:
 def cluster(request) -> Cluster:
     """One worker after a step of PowerSGD."""
     cluster = Cluster(SHAPES, 1)
-    cluster.engines[0].keeps_old = True
+    cluster.engines[0].feedback.keeps_old = True
     cluster.switch(level_of("powersgd", {"rank": 2, "factors": request.param}, name="low"))
     cluster.step(draw_gradients(SHAPES, 1, seed=0))
     return cluster

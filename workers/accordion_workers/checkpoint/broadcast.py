@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.compress.feedback import memory_order_view
+from accordion.compress.layer_tensors import memory_order_view
 
 PIECE_BYTES = 1 << 26
 """Largest message in which a part of a tensor is sent."""

@@ -47,7 +47,7 @@ class DescribedModel(BaseModel):
 
 
 def read_docstrings(owner: type) -> list[tuple[str, str]]:
-    """Return the attributes with docstrings of a class at the top of its module, with these."""
+    """Return name and docstring of each documented attribute of a module's top-level class."""
     return _read_module(owner.__module__).get(owner.__qualname__, [])
 
 

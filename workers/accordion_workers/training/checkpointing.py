@@ -81,7 +81,7 @@ def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
 
     Returns as soon as the state is copied; a thread writes it. If the previous checkpoint is still
     being written after `SLOW_STORAGE_S`, this one is skipped, with a warning in the job's log. With
-    `wait` the checkpoint is complete on return: a failing storage is retried until it works or the
+    `wait` the checkpoint is complete on return: a failing save is retried until it succeeds or the
     job is cancelled. Running statistics are averaged over the workers.
 
     Returns:

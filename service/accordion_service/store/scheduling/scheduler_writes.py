@@ -6,47 +6,35 @@ either is outdated, nothing is written and the scheduler continues with its next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Literal
 
 import structlog
 from sqlalchemy.orm import Session
 
-from accordion.base.messages import Override
 from accordion_service.domain.capacity.waiting_message import WAITS_FOR_SCHEDULER
 from accordion_service.domain.jobs.actions import MarkLost
 from accordion_service.domain.jobs.status_table import ENDED, HELD
 from accordion_service.domain.jobs.statuses import Desired, Kind, Reason, Status
 from accordion_service.domain.overrides import transitions
-from accordion_service.domain.overrides.states import ORDERED
 from accordion_service.runtime.protocol import Node
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_end_event, append_event
 from accordion_service.store.ingest import record_ingest
 from accordion_service.store.reads import time_limits
-from accordion_service.store.reads.repository import Repository
 from accordion_service.store.scheduling.end_messages import describe_end, describe_pause
 from accordion_service.store.scheduling.guests import insert_guest, update_guest
-from accordion_service.store.tables.models import AttemptRow, ClusterRow, JobRow, OverrideRow
-from accordion_service.store.tables.stored_documents import is_override_readable
+from accordion_service.store.tables.models import AttemptRow, ClusterRow, JobRow
 from accordion_service.store.writes.history_limits import HistoryLimits, trim_history
 from accordion_service.store.writes.leases import is_newest_token
 from accordion_service.store.writes.status_changes import change_status
 from accordion_workers.common.plain_text import clean_text
-from accordion_workers.records.contract import DesiredState, Drained, EndRecord, Guest, Size
+from accordion_workers.records.contract import Drained, EndRecord, Guest
 
 Change = Callable[[Session, JobRow], None]
 _SAVES = "saving a checkpoint"
 _WAITING_FOR_WORKERS = frozenset({Status.STARTING, Status.RESIZING, Status.RECOVERING})
-_STOPS: Mapping[Status, Literal["cancel", "pause"]] = {
-    Status.STOPPING: "cancel",
-    Status.PAUSING: "pause",
-}
-"""Desired state of an attempt; an attempt that is resumed while it pauses still ends, and the next
-one continues.
-"""
 _AFTER_PAUSE = {
     Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it to continue from there"),
     Desired.RUN: (
@@ -76,7 +64,6 @@ class SchedulerWrites:
         self._database = database
         self._clock = clock
         self._limits = limits
-        self._repository = Repository(database)
 
     def admit(self, seen: JobRow, token: int, *, workers: int, timeout_s: float) -> bool:
         """Reserve capacity for the next attempt; its supervisor is started afterwards."""
@@ -401,18 +388,6 @@ class SchedulerWrites:
             session.add(row)
             return True
 
-    def orders_of(self, job: JobRow) -> DesiredState:
-        """Desired state of the job according to its row."""
-        rows = [row for row in self._repository.overrides(job.id) if row.state in ORDERED]
-        ordered = [_build_override(row) for row in rows if is_override_readable(row)]
-        return DesiredState(
-            version=job.orders_version,
-            overrides=tuple(ordered),
-            stop=_STOPS.get(Status(job.status)),
-            size=_group_size(job),
-            avoid=self._repository.unschedulable_nodes(),
-        )
-
     def _ingest(self, session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
         record_ingest.ingest_records(session, [(job, drained)], now=now)
         trim_history(session, [job], self._limits)
@@ -442,13 +417,6 @@ def _choose_reason(job: JobRow, *, waits: bool) -> Reason:
     if job.status != Status.STARTING:
         return Reason(job.reason)
     return Reason.WAITING_FOR_STORAGE if waits else Reason.ADMITTED
-
-
-def _group_size(job: JobRow) -> Size | None:
-    """Allocation and limits for the workers; a minimum above the allocation does not block
-    training.
-    """
-    return Size(min=min(job.min_workers, job.workers), target=job.workers) if job.workers else None
 
 
 def _find_user(job: JobRow, reason: Reason) -> str | None:
@@ -482,16 +450,3 @@ def _end_job(
     record_ingest.update_overrides(session, job, transitions.end, now=now)
     change_status(session, job, status, reason=reason, message=message, now=now, by=by)
     append_end_event(session, job, now, by=by)
-
-
-def _build_override(row: OverrideRow) -> Override:
-    return Override(
-        id=row.id,
-        level=row.level,
-        target=row.target,  # type: ignore[arg-type]
-        layers=tuple(row.layers),
-        apply_at=row.apply_at,
-        until=row.until,
-        reason=row.reason,
-        number=row.number,
-    )

@@ -1,0 +1,123 @@
+"""Measured exchanges of a session: its link, its exchange plan, and the costs of its levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from accordion.base.link_model import LinkModel
+from accordion.base.messages import LayerInfo, Level
+from accordion.compress.layer_stacks import Layer
+from accordion.hook.ddp_hook import Exchange, Hook
+from accordion.hook.exchange_plan import LevelCost
+from accordion.hook.exchange_planner import ExchangePlanner, Proposal
+from accordion.hook.level_costs import measure_levels, share_waits
+from accordion.hook.single_process import SingleProcessHook
+from accordion.session.coordination import Coordinator
+
+
+class MeasuredExchanges:
+    """Measures the exchanges of a hook that follows plans, and the link; for other hooks, nothing.
+
+    All ranks probe the link together. The planner is on rank 0.
+
+    Args:
+        hook: makes the exchanges.
+        coordinator: probes the link.
+        plans: plans of levels whose costs reports contain, by name; empty if the policy uses none.
+    """
+
+    def __init__(
+        self,
+        hook: Hook | SingleProcessHook,
+        coordinator: Coordinator,
+        *,
+        plans: Mapping[str, Mapping[str, Level]],
+    ) -> None:
+        self.receive_s_by_rank: tuple[float, ...] = ()
+        """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
+        measured.
+        """
+        self._coordinator = coordinator
+        self._plans = plans
+        self._hook = hook if isinstance(hook, Hook) and hook.can_plan else None
+        self._planner: ExchangePlanner | None = None
+        self._level_costs: dict[str, list[LevelCost]] | None = None
+        self._buckets: list[tuple[Layer, ...]] = []
+        """Layers of the running step's buckets, if there is a planner."""
+        self._last_buckets: list[tuple[Layer, ...]] = []
+        """Layers of the last step's buckets."""
+        if self._hook is not None and self._hook.network.rank == 0:
+            self._planner = ExchangePlanner(self._hook.network.world_size)
+            self._hook.network.on_collective = self._planner.add_collective
+            self._hook.on_exchange = partial(self._add_exchange, self._planner)
+
+    @property
+    def link(self) -> LinkModel | None:
+        """Measured network; None on ranks without a planner, and before it is measured."""
+        return None if self._planner is None else self._planner.link
+
+    def probe_link(self) -> None:
+        """Measure the link between two steps; all ranks call this together."""
+        if self._hook is None:
+            return
+        latency_s, large = self._coordinator.probe_latency(), None
+        if self._plans:
+            large = self._coordinator.probe_bandwidth(
+                self._hook.waited_s, self._hook.gradient_bytes
+            )
+        if self._planner is not None:
+            self._planner.set_probe(latency_s, large)
+        self.receive_s_by_rank = self._coordinator.probe_neighbors()
+
+    def restart_window(self) -> None:
+        """Drop the measurements of earlier levels; called between steps."""
+        if self._planner is not None:
+            self._planner.restart_window()
+
+    def propose_plan(self) -> Proposal | None:
+        """Return a better exchange plan, if the planner found one; called once after each step."""
+        return None if self._planner is None else self._planner.end_step()
+
+    def report_fields(
+        self, layers: Sequence[LayerInfo], *, in_force: Mapping[str, Level]
+    ) -> dict[str, Any]:
+        """Return the fields of a report that this rank measured; empty like `link`.
+
+        `in_force` has the levels of the last window. If there are plans, the first call that finds
+        a measured link takes up to `level_costs.MAX_SECONDS`.
+        """
+        planner = self._planner
+        if planner is None or planner.link is None:
+            return {}
+        waits = self._predict_waits(planner, planner.link, in_force) if self._plans else {}
+        return {
+            "cost_s_by_layer": share_waits(waits, layers),
+            "exchange_wait_s": planner.wait_s,
+            "step_s": planner.step_s,
+            "beside_s": planner.beside_s,
+            "link": planner.link.speed(),
+        }
+
+    def _predict_waits(
+        self, planner: ExchangePlanner, link: LinkModel, in_force: Mapping[str, Level]
+    ) -> dict[str, float]:
+        """Return the seconds for which a step would wait for exchanges at each plan of levels."""
+        if self._level_costs is None:
+            self._level_costs = measure_levels(
+                self._last_buckets, self._plans, world_size=link.world_size
+            )
+        names = (name for name, plan in self._plans.items() if plan == in_force)
+        return planner.predict_waits(self._level_costs, in_force=next(names, None))
+
+    def _add_exchange(self, planner: ExchangePlanner, exchange: Exchange) -> None:
+        self._buckets += [bucket.layers for bucket in exchange.buckets]
+        if exchange.is_last:
+            self._last_buckets, self._buckets = self._buckets, []
+        planner.add_exchange(
+            exchange.ready_s,
+            [bucket.buffer.numel() for bucket in exchange.buckets],
+            started_s=exchange.started_s,
+            ended_s=exchange.ended_s,
+        )
