@@ -384,8 +384,8 @@ def _merge_patch(document: Any, patch: Any) -> Any:
 
 
 def _check_spec(state: AppState, caller: Caller, spec: JobSpec, *, place: str = "") -> None:
-    """Check what a new job needs besides a valid spec. Do not call this for a repeated request: its
-    job exists, and the code or secrets that it needed may have been deleted since.
+    """Check what a new job needs besides a valid spec. A repeated request need not pass this
+    check: what the first one needed may have been deleted since.
     """
     _refuse_guest(spec, f"{place}/task/name")
     check_code(state, spec, place=place)
