@@ -38,6 +38,7 @@ LONG = {"training": {"epochs": 400}}
 REFUSALS = {
     "other": "is not a backup",
     "newer": "made by a newer version",
+    "unreleased": "made before the first release: start with a new home .* 'accordion submit'",
 }
 
 
@@ -239,7 +240,9 @@ def test_a_file_that_exists_is_not_overwritten(world: World, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.glob("*backup*")) == ["backup.tar.gz"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other", "newer", "no database", "missing"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "other", "newer", "unreleased", "no database", "missing"]
+)
 def test_what_is_no_backup_is_refused_and_leaves_nothing(
     world: World, tmp_path: Path, new_settings: Settings, damage: str
 ) -> None:
@@ -272,9 +275,9 @@ def change_backup(file: Path, damage: str) -> None:
         case "no database":
             members = read_members(file)
             rewrite(file, {"contents.json": members["contents.json"]})
-        case "newer":
-            members = read_members(file)
-            contents = json.loads(members["contents.json"]) | {"revision": "r9999"}
+        case "newer" | "unreleased":
+            members, revision = read_members(file), {"newer": "r9999", "unreleased": "0032"}[damage]
+            contents = json.loads(members["contents.json"]) | {"revision": revision}
             rewrite(file, {**members, "contents.json": json.dumps(contents).encode()})
 
 

@@ -23,6 +23,7 @@ from accordion_service.store.engine.database import Database
 from accordion_service.store.migrations import alembic_config, current, head, upgrade
 from accordion_service.store.tables.models import Base, JobRow
 from accordion_service.store.writes import jobs as job_submission
+from accordion_service.store.writes.copying import check_target
 from accordion_service.store.writes.idempotency import Idempotency, find_replay
 from accordion_service.store.writes.jobs import JobSubmission
 from accordion_service.store.writes.leases import Lease, is_newest_token
@@ -244,6 +245,25 @@ def test_an_older_version_does_not_start_on_the_tables_of_a_newer_one(empty_url:
     with pytest.raises(StartError, match=rf"version r9999; this one knows {head()} and older"):
         upgrade(empty_url)
     assert current(database) == "r9999"
+    database.close()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0032"])
+def test_a_database_from_before_the_first_release_is_refused_and_stays_as_it_is(
+    empty_url: str, revision: str
+) -> None:
+    upgrade(empty_url)
+    database = Database(empty_url)
+    with database.connect_writer() as connection:
+        connection.execute(text("DROP TABLE installation"))
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+    before = describe_tables(database)
+    refused = r"made before the first release: start with a new home \(ACCORDION_HOME=\.\.\.\)"
+    with pytest.raises(StartError, match=refused):
+        upgrade(empty_url)
+    with pytest.raises(StartError, match=refused):
+        check_target(empty_url, 0.0)
+    assert (current(database), describe_tables(database)) == (revision, before)
     database.close()
 
 
