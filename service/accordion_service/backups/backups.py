@@ -62,7 +62,7 @@ class BackupContents(BaseModel):
     created_at: datetime
     storage: str
     """Where the checkpoints were at that time, as the job shows that started last; empty if none
-    shows it. In backups by earlier versions, the setting of the process that made them.
+    shows it.
     """
     rows: dict[str, int]
     """Number of rows by table."""
