@@ -128,21 +128,16 @@ class Ledger:
             for name, table in tables.items()
         }
 
-    def parse_tables(self, state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
+    @staticmethod
+    def parse_tables(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
         """Return the tables of a saved state, for `restore`.
-
-        Earlier versions did not count `dense_wire`: it is that of a group of this size.
 
         Raises:
             KeyError, TypeError: the state is not one of `state_dict`.
         """
         return {
             name: defaultdict(
-                ByteCount,
-                {
-                    key: ByteCount(**{"dense_wire": self._dense_wire(count["dense"]), **count})
-                    for key, count in state[name].items()
-                },
+                ByteCount, {key: ByteCount(**count) for key, count in state[name].items()}
             )
             for name in ("layers", "collectives")
         }

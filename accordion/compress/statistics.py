@@ -38,10 +38,10 @@ whole number of tiles.
 _SQUARES, _OWED, _LEFT = range(3)
 """Columns of the energies: of the gradients, and of what a layer owed before and after compression.
 """
-_STATE_VERSION = 2
+_STATE_VERSION = 1
 """Version of the signs and columns; a window of another version cannot be continued."""
-_SAVED_SHAPES = (torch.Size([SKETCH_SIZE + 3]), torch.Size([SKETCH_SIZE + 1]))
-"""Shapes of a saved layer: now, and in releases that kept the squares alone."""
+_SAVED_SHAPE = torch.Size([SKETCH_SIZE + 3])
+"""Shape of a saved layer: its sketch and its energies."""
 
 
 class GradientSums:
@@ -139,18 +139,18 @@ class GradientSums:
         """
         steps = int(state["steps"])
         for layer, total in state["sums"].items():
-            if layer not in self._rows or total.shape not in _SAVED_SHAPES:
+            if layer not in self._rows or total.shape != _SAVED_SHAPE:
                 raise StateError(
                     f"saved window: layer {layer!r} with {total.numel()} values is not in this"
                     " model"
                 )
         self.clear()
-        if state.get("version") != _STATE_VERSION:
+        if state["version"] != _STATE_VERSION:
             return
         for layer, saved in state["sums"].items():
             row, total = self._rows[layer], saved.to(self._sums)
             self._sums[row] += total[:SKETCH_SIZE]
-            self._energies[row, : total.numel() - SKETCH_SIZE] += total[SKETCH_SIZE:]
+            self._energies[row] += total[SKETCH_SIZE:]
         self.steps = steps
 
     def _move_to(self, device: torch.device) -> None:

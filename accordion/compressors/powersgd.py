@@ -30,8 +30,7 @@ from accordion.compressors.linalg import (
 def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
     """Send a rank-R approximation; layers that are no larger than their factors are sent dense."""
     warm_BRX = context.warm
-    # Plans that were saved before the option existed lack it.
-    refresh_every = int(context.options.get("refresh_every", 0))
+    refresh_every = int(context.options["refresh_every"])
     if warm_BRX is None or not _is_smaller(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
         yield from _send_dense(owed_BNM, context)
     elif refresh_every and context.step % refresh_every == 0:

@@ -63,17 +63,6 @@ _MEASURED = {
     "link",
 }
 """Fields of a report whose numbers are floats."""
-_LATER_FIELDS: Mapping[str, object] = {
-    "statistic_kind": "mean",
-    "rms_by_layer": None,
-    "sent_share_by_layer": {},
-    "cost_s_by_layer": {},
-    "exchange_wait_s": None,
-    "step_s": None,
-    "beside_s": None,
-    "link": {},
-}
-"""Fields that older releases did not have; at these values they do not change a report's digest."""
 
 
 class Decider(Protocol):
@@ -121,7 +110,6 @@ class Controller:
         self._config = config
         self._policy_options = check_policy(config.policy, config.policy_options)
         self._layers = tuple(layer.name for layer in layers)
-        self._vectors = {layer.name for layer in layers if len(layer.shape) == 1}
         self._sizes = {layer.name: math.prod(layer.shape) for layer in layers}
         self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
@@ -249,8 +237,6 @@ class Controller:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the saved state of a controller with the same settings and layers.
 
-        States of older releases have no one-dimensional layers; missing ones start critical.
-
         Raises:
             StateError: the state belongs to another model or cannot be read; nothing is changed.
         """
@@ -260,9 +246,7 @@ class Controller:
             resolved = self._resolve_overrides(saved.overrides, saved.starts)
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
-        regimes = {
-            layer: saved.detector.regime_by_layer.get(layer, "critical") for layer in self._layers
-        }
+        regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}
         before = self._detector, self._policy_state
         self._detector = replace(saved.detector, regime_by_layer=regimes)
         # The state of another policy does not apply to this one, which starts from the beginning.
@@ -302,7 +286,7 @@ class Controller:
 
     def _check_layers(self, detector: DetectorState) -> None:
         saved, ours = set(detector.regime_by_layer), set(self._layers)
-        if saved - ours or ours - saved - self._vectors:
+        if saved != ours:
             raise StateError(
                 f"saved controller state is of another model: missing {sorted(ours - saved)}, "
                 f"unexpected {sorted(saved - ours)}; load it into the model it was saved from"
@@ -413,7 +397,7 @@ class _Saved:
     number: int
     detector: DetectorState
     batch: BatchState
-    policy: str | None
+    policy: str
     policy_state: Mapping[str, Any]
     overrides: tuple[Override, ...]
     starts: Mapping[str, int]
@@ -428,9 +412,9 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
         return _Saved(
             number=int(state["number"]),
             detector=DetectorState(**state["detector"]),
-            batch=_parse_batch_state(state["batch"]) if "batch" in state else init_batch(),
-            policy=state["policy"]["name"] if "policy" in state else None,
-            policy_state=dict(state["policy"]["state"]) if "policy" in state else {},
+            batch=_parse_batch_state(state["batch"]),
+            policy=state["policy"]["name"],
+            policy_state=dict(state["policy"]["state"]),
             overrides=tuple(_parse_override(item["override"]) for item in state["overrides"]),
             starts={item["override"]["id"]: int(item["start"]) for item in state["overrides"]},
             asked=_LastReport(**state["asked"]) if state["asked"] else None,
@@ -477,7 +461,6 @@ def _digest_report(report: Report) -> _LastReport:
     content = {
         name: _to_floats(value) if name in _MEASURED else value
         for name, value in asdict(report).items()
-        if name not in _LATER_FIELDS or value != _LATER_FIELDS[name]
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return _LastReport(

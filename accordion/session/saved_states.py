@@ -20,7 +20,10 @@ from accordion.compress.ledger import Ledger
 from accordion.decide.controller import Controller
 from accordion.session.coordination import Coordinator
 
-_KEYS = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
+_KEYS = {
+    *("rank", "world_size", "steps", "skipped_steps", "epoch", "lr"),
+    *("decision", "controller", "engine"),
+}
 """Keys of every saved state, in addition to `rank` and `world_size`."""
 _GATHERED = "states"
 _WAY_OUT = (
@@ -239,11 +242,6 @@ def _list_states(given: object) -> list[State]:
     for state in given:
         if not isinstance(state, Mapping) or _KEYS - state.keys():
             raise StateError(f"load_state_dict() got a value that is not a saved state; {_WAY_OUT}")
-        if not {"rank", "world_size"} <= state.keys():
-            raise StateError(
-                "load_state_dict() got a state of an older version, without its rank and world"
-                " size; set state['rank'] and state['world_size'] in the states of all workers"
-            )
         if not (isinstance(state["rank"], int) and isinstance(state["world_size"], int)):
             raise StateError(
                 f"load_state_dict() got a state of rank {state['rank']!r} and world_size "

@@ -35,6 +35,11 @@ from tests.postgres import Postgres
 
 PATIENCE_S = 30.0
 LONG = {"training": {"epochs": 400}}
+REFUSALS = {
+    "other": "is not a backup",
+    "newer": "made by a newer version",
+    "unreleased": "made before the first release: start with a new home .* 'accordion submit'",
+}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -235,7 +240,9 @@ def test_a_file_that_exists_is_not_overwritten(world: World, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.glob("*backup*")) == ["backup.tar.gz"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other", "newer", "no database", "missing"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "other", "newer", "unreleased", "no database", "missing"]
+)
 def test_what_is_no_backup_is_refused_and_leaves_nothing(
     world: World, tmp_path: Path, new_settings: Settings, damage: str
 ) -> None:
@@ -243,7 +250,7 @@ def test_what_is_no_backup_is_refused_and_leaves_nothing(
     write_backup(world.settings, file, time.time())
     change_backup(file, damage)
     before = count_rows(new_settings.database) if new_settings.database_url else {}
-    with pytest.raises(StartError, match=r"cannot be read|is not a backup|damaged|newer version"):
+    with pytest.raises(StartError, match=REFUSALS.get(damage, "cannot be read|damaged")):
         restore_backup(new_settings, file, time.time())
     assert list(new_settings.home.glob(".restore-*")) == []
     if before:
@@ -268,9 +275,9 @@ def change_backup(file: Path, damage: str) -> None:
         case "no database":
             members = read_members(file)
             rewrite(file, {"contents.json": members["contents.json"]})
-        case "newer":
-            members = read_members(file)
-            contents = json.loads(members["contents.json"]) | {"revision": "9999"}
+        case "newer" | "unreleased":
+            members, revision = read_members(file), {"newer": "r9999", "unreleased": "0032"}[damage]
+            contents = json.loads(members["contents.json"]) | {"revision": revision}
             rewrite(file, {**members, "contents.json": json.dumps(contents).encode()})
 
 

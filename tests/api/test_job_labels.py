@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +19,6 @@ from accordion_service.domain.jobs.statuses import Status
 from accordion_service.errors import Conflict
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.migrations import alembic_config
 from accordion_service.store.reads import jobs as job_list
 from accordion_service.store.reads.jobs import JobFilter
 from accordion_service.store.reads.repository import Repository
@@ -33,7 +28,6 @@ from accordion_service.store.writes.deletion import JobDeletion
 from accordion_service.store.writes.steering import ListingChange, accept_any
 from tests.api.label_law import check_labels, labels_of
 from tests.api.test_backups import new_settings as new_settings
-from tests.api.test_backups import read_members, rewrite
 from tests.api.world import World
 
 JOBS, ACTIONS = "/api/v1/jobs", "/api/v1/job-actions"
@@ -148,40 +142,6 @@ def test_labels_move_with_their_jobs(world: World, new_settings: Settings) -> No
     moved = Database(new_settings.database)
     assert len(check_labels(moved)) == 2
     moved.close()
-
-
-def test_labels_of_a_backup_without_their_table_are_restored(
-    world: World, tmp_path: Path, new_settings: Settings
-) -> None:
-    world.submit(labels=VISION)
-    file = tmp_path / "backup.tar.gz"
-    write_backup(world.settings, file, world.clock())
-    make_older(file, tmp_path, "0024")
-    assert restore_backup(new_settings, file, world.clock()).rows["job_labels"] == 2
-    restored = Database(new_settings.database)
-    assert check_labels(restored) == check_labels(world.database)
-    restored.close()
-
-
-def make_older(file: Path, folder: Path, revision: str) -> None:
-    """Make a backup one of an earlier version."""
-    members, path = read_members(file), folder / "older.db"
-    path.write_bytes(members["accordion.db"])
-    database = Database(f"sqlite:///{path}")
-    with database.connect_writer() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, revision)
-    database.close()
-    with closing(sqlite3.connect(path)) as opened:
-        opened.execute("PRAGMA journal_mode=DELETE")
-        tables = {name for (name,) in opened.execute("SELECT name FROM sqlite_master")}
-    contents = json.loads(members["contents.json"])
-    rows = {table: rows for table, rows in contents["rows"].items() if table in tables}
-    contents |= {"revision": revision, "rows": rows}
-    contents["sha256"]["accordion.db"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    packed = json.dumps(contents).encode()
-    rewrite(file, {"contents.json": packed, "accordion.db": path.read_bytes()})
 
 
 KEYS, VALUES = ("team", "sweep", "stage"), ("a", "b")

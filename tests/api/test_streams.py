@@ -12,7 +12,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from accordion_service.api.sse import EventReader
-from accordion_service.store.tables.models import EpochRow, EventRow
 from tests.api.conftest import Live, serve_live
 from tests.api.world import DIGITS, World
 
@@ -191,20 +190,3 @@ def test_a_stream_may_begin_with_the_newest_events(live: Live) -> None:
         whole = numbers(read(client, path))
         assert numbers(read(client, f"{path}?last=3")) == whole[-3:]
         assert numbers(read(client, f"{path}?last=9999")) == whole
-
-
-def test_an_epoch_of_an_earlier_version_streams_with_all_bytes(
-    client: TestClient, world: World
-) -> None:
-    job_id = world.submit()
-    world.finish(job_id)
-    old = {"payload": 10, "wire": 20, "dense": 100, "fp16": 50}
-    with world.database.write() as session:
-        for row in session.query(EventRow).filter_by(type="epoch"):
-            row.data = {**row.data, "bytes": old}
-        for epoch in session.query(EpochRow):
-            epoch.record = {**epoch.record, "bytes": old}
-    [listed, *_] = client.get(f"{JOBS}/{job_id}/epochs").json()["items"]
-    lines = iter(client.get(f"{JOBS}/{job_id}/events").text.split("\n"))
-    [sent, *_] = [json.loads(one["data"]) for one in frames(lines) if one["event"] == "epoch"]
-    assert sent["data"]["bytes"] == listed["bytes"]

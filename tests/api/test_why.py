@@ -135,21 +135,6 @@ def test_uneven_workers_are_balanced_if_the_spec_leaves_that_out(
     assert "workers.balance true" in why(client, job_id)["change"]["text"]
 
 
-def test_progress_of_an_older_version_gives_no_cause(
-    client: TestClient, world: World, job_id: str
-) -> None:
-    older = {
-        name: value
-        for name, value in world.job(job_id).progress.items()
-        if name not in {"step_s_by_phase", "link", "wait_s_by_level"}
-    }
-    with world.database.write() as session:
-        session.get(JobRow, job_id).progress = older
-    answer = why(client, job_id)
-    assert answer["cause"] is None
-    assert answer["sentence"].startswith("The job has trained too few steps to tell")
-
-
 def test_on_gpus_exchanges_are_not_told_apart(
     client: TestClient, world: World, job_id: str
 ) -> None:

@@ -18,7 +18,6 @@ SHARED = "shared_database_url"
 SQLITE_FILE = '"sqlite:///'
 NAMES_A_FILE = {
     "tests/api/test_foreign_jobs.py": "copies the database of either kind",
-    "tests/api/test_job_labels.py": "changes the file in a backup",
     "tests/api/test_logger_servers.py": "the file of a server of MLflow",
     "tests/unit/service/test_cli_backups.py": "moves the file of a home to another file",
     "tests/unit/service/test_cli_json.py": "moves the file of a home to another file",

@@ -113,11 +113,11 @@ def test_sets_that_are_unordered_torn_or_doubled_are_refused_by_all_workers(run_
 
 
 def test_a_state_without_rank_and_group_size_is_refused(run_group, two):
-    old = [
+    states = [
         {k: v for k, v in _read(own[0]).items() if k not in {"rank", "world_size"}} for own in two
     ]
-    (text,), _ = _refusals(run_group, 2, old)
-    assert "state['rank'] and state['world_size']" in text
+    (text,), _ = _refusals(run_group, 2, states)
+    assert "got a value that is not a saved state; pass a list of the states of all" in text
 
 
 def test_states_that_cannot_be_combined_are_refused(run_group, two):

@@ -44,7 +44,7 @@ class GuestState:
     step: int = 0
     """Last step that was recorded."""
     stepped_at: float = 0.0
-    """Time of that step, in seconds since 1970; 0 in states of older versions."""
+    """Time of that step, in seconds since 1970; 0 before the first."""
     failed: bool = False
     """Whether the last worker group recorded its failure."""
     fit: str = ""

@@ -42,10 +42,6 @@ def check_installations(found: Sequence[str]) -> None:
         raise AttachError(_describe_choice(found))
 
 
-class ActorOutdatedError(ActorTimeoutError):
-    """The Accordion actor is of a version that does not have the method."""
-
-
 class RunningActor:
     """Calls the Accordion actor of an installation if it runs. Implements `ActorClient`.
 
@@ -62,7 +58,6 @@ class RunningActor:
         """Call a method of the actor and return its result.
 
         Raises:
-            ActorOutdatedError: the actor has no such method.
             ActorTimeoutError: there is no such actor, or it did not answer in time.
         """
         import ray
@@ -72,9 +67,6 @@ class RunningActor:
             self._actor = self._actor or ray.get_actor(self._name, namespace=NAMESPACE)
             call = getattr(self._actor, method).remote(*arguments, **named)
             return ray.get(call, timeout=timeout_s)
-        except AttributeError as error:
-            self._actor = None
-            raise ActorOutdatedError(f"the Accordion actor has no method {method}") from error
         except (ray.exceptions.RayError, OSError, ValueError) as error:
             self._actor = None
             raise ActorTimeoutError(
@@ -166,10 +158,7 @@ class ServiceConnection:
         if installation is None:
             return None
         actor = self._connect(installation)
-        try:
-            protocol, version = actor("guest_protocol", timeout_s=ENLIST_TIMEOUT_S)
-        except ActorOutdatedError:
-            protocol, version = 0, "of an older release"
+        protocol, version = actor("guest_protocol", timeout_s=ENLIST_TIMEOUT_S)
         if protocol != GUEST_PROTOCOL:
             self._log_once(
                 f"the guest run {self.guest.name!r} is not registered with Accordion, since their"

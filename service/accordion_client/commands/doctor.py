@@ -78,6 +78,7 @@ def run_checks(url: str) -> Iterator[Finding]:
     )
     yield from _check_variables()
     yield from _check_permissions(settings)
+    yield from _check_tables(settings)
     yield from _check_secrets(settings)
     yield from _check_resources(settings.home)
     yield from _check_service(settings, url)
@@ -213,6 +214,21 @@ def _check_permissions(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             name="permissions", state="ok", message="home and token files are the owner's only"
         )
+
+
+def _check_tables(settings: Settings) -> Iterator[Finding]:
+    """Check that this version can use the tables, if this machine can read the database."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from accordion_service.errors import StartError
+    from accordion_service.store.migrations import check_tables
+
+    try:
+        check_tables(settings.database)
+    except StartError as error:
+        yield Finding(name="database", state="bad", message=str(error))
+    except (OSError, SQLAlchemyError):
+        return
 
 
 def _check_secrets(settings: Settings) -> Iterator[Finding]:

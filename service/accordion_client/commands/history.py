@@ -36,7 +36,7 @@ from accordion_service.schemas.format import (
     format_workers,
     list_metric_names,
     name_override,
-    replace_override_ids,
+    replace_override_numbers,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     if decisions.items:
         newest = decisions.items[0].decision
         names = {one.id: name_override(one.number, one.requested_by) for one in overrides}
-        reason = replace_override_ids(newest.reason, names)
+        reason = replace_override_numbers(newest.reason, names.values())
         out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
     for table in (
         _schedule_table(schedule, numbers),

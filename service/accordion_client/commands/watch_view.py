@@ -28,11 +28,11 @@ from accordion_service.schemas.format import (
     format_user,
     format_worker_event,
     name_override,
-    replace_override_ids,
+    replace_override_numbers,
 )
 from accordion_service.schemas.history import GapView
 from accordion_service.schemas.jobs import ProgressView
-from accordion_workers.spec.public_records import Bytes, add_dense_wire
+from accordion_workers.spec.public_records import Bytes
 
 _COLOUR_BY_TONE: Mapping[Tone, str] = {
     "good": "green",
@@ -79,7 +79,7 @@ def describe_event(state: WatchState, event: StreamItem) -> Iterator[str]:
 def describe_epoch(state: WatchState) -> str:
     """Describe a finished epoch in one line."""
     epoch = state.epoch
-    sent = Bytes.model_validate(add_dense_wire(epoch["bytes"], epoch["world_size"]))
+    sent = Bytes.model_validate(epoch["bytes"])
     parts = [
         f"epoch {epoch['epoch']:>3}{'' if state.epochs is None else f' of 0-{state.epochs - 1}'}",
         f"loss {format_number(epoch['loss']):<8}",
@@ -128,7 +128,7 @@ def _decision_reason(state: WatchState, decision: Mapping[str, Any]) -> str:
         override_id: name_override(row["number"], row.get("requested_by"))
         for override_id, row in state.overrides.items()
     }
-    return replace_override_ids(decision["reason"], names)
+    return replace_override_numbers(decision["reason"], names.values())
 
 
 def _is_status_told(data: Mapping[str, Any]) -> bool:

@@ -58,11 +58,13 @@ def up(settings: Settings, say: Say) -> None:
     """Run everything until SIGINT, SIGTERM or, unless it is ignored, SIGHUP.
 
     Raises:
-        StartError: another one runs on this home directory, the port is taken, or a part does not
-            become ready.
+        StartError: another one runs on this home directory, the database cannot be used, the port
+            is taken, or a part does not become ready.
         SettingsError: a setting is wrong, or the service would be reachable from other machines
             without a token.
     """
+    from accordion_service.store.migrations import upgrade
+
     started_at = time.monotonic()
     settings = _with_token(settings)
     if settings.no_auth:
@@ -72,6 +74,7 @@ def up(settings: Settings, say: Say) -> None:
     with home.locked(), _catch_signals() as signals, ExitStack() as at_end:
         home.make_secrets()
         access_of(settings)
+        upgrade(settings.database)
         _clean_up(home)
         instance = _describe_instance(settings, home, at_end)
         manager = ProcessManager()

@@ -33,7 +33,7 @@ from accordion_service.process.temp_folders import private_folder, remove_abando
 from accordion_service.settings.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.migrations import head, upgrade
+from accordion_service.store.migrations import head, refuse_unreleased, upgrade
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.copying import check_target, copy_database, count_rows
 
@@ -62,7 +62,7 @@ class BackupContents(BaseModel):
     created_at: datetime
     storage: str
     """Where the checkpoints were at that time, as the job shows that started last; empty if none
-    shows it. In backups by earlier versions, the setting of the process that made them.
+    shows it.
     """
     rows: dict[str, int]
     """Number of rows by table."""
@@ -281,6 +281,7 @@ def _read_contents(archive: tarfile.TarFile, file: Path) -> BackupContents:
         raise StartError(
             f"{file} is damaged, or was made by another version: {_CONTENTS} cannot be read"
         ) from error
+    refuse_unreleased(contents.revision, str(file))
     if contents.format != FORMAT or contents.revision > head():
         raise StartError(
             f"{file} was made by a newer version (format {contents.format}, tables"

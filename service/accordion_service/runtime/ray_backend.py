@@ -176,9 +176,7 @@ class RayBackend:
         with self._connected():
             try:
                 return list(self._ask("guests", timeout_s=CALL_TIMEOUT_S))
-            except (ActorTimeoutError, AttributeError):
-                # An actor that an older version started knows no guests, and lives until its
-                # cluster ends.
+            except ActorTimeoutError:
                 return []
 
     def forget_guest(self, job_id: str) -> None:
@@ -332,12 +330,11 @@ def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, flo
 
 def _read_state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """Return the supervisor's reported state; None if it ended for good."""
-    nodes: list[tuple[str, ...]] = []
     try:
-        # Supervisors of older versions do not send the third item, or the fourth one.
-        phase, message, *nodes = ray.get(call, timeout=0)
+        phase, message, placed, avoided = ray.get(call, timeout=0)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
         phase, message = "starting", "Ray starts its supervisor"
+        placed, avoided = None, ()
     except ray.exceptions.ActorDiedError:
         return None
     return SupervisorState(
@@ -345,8 +342,8 @@ def _read_state(name: SupervisorName, call: Any) -> SupervisorState | None:
         attempt=name.attempt,
         phase=phase,
         message=message,
-        placed=nodes[0] if nodes else None,
-        avoided=nodes[1] if len(nodes) > 1 else (),
+        placed=placed,
+        avoided=avoided,
     )
 
 

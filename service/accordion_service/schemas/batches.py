@@ -105,7 +105,7 @@ class BatchItem(Answer):
     name: str
     """Name of the job."""
     owner: str | None
-    """User who submitted it; null for a job submitted before users existed."""
+    """User who submitted it; null for a guest run."""
     status: Status
     """State of the job afterwards; before, if it was deleted, with an error and in a dry run."""
     error: str | None

@@ -57,7 +57,7 @@ class QueueEntry(Answer):
     name: str | None
     """Name of the job; null if you may not see the job."""
     owner: str | None
-    """User who submitted it; null if it was submitted before users existed."""
+    """User who submitted it; null for a guest run."""
     priority: int
     """Priority, 0 to 100; larger starts first."""
     reason: Reason

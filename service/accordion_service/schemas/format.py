@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS_SHOWN = 6
 """Maximum number of layers to list; more are counted."""
-_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27}|\d+\b)")
+_OVERRIDE = re.compile(r"override (\d+)\b")
 
 
 def format_duration(seconds: float | None) -> str:
@@ -104,21 +104,10 @@ def format_layers(
     return "  ".join(f"{count} x {word}" for word, count in Counter(words.values()).most_common())
 
 
-def replace_override_ids(text: str, names: Mapping[str, str]) -> str:
-    """Replace numbers of overrides in a text by their names; reasons of earlier versions have the
-    first characters of ids.
-    """
-
-    def show_name(found: re.Match[str]) -> str:
-        fitting = [
-            name
-            for override_id, name in names.items()
-            if name.split()[0] == f"#{found[1]}"
-            or ("-" in found[1] and override_id.startswith(found[1]))
-        ]
-        return f"override {fitting[0]}" if fitting else found[0]
-
-    return _OVERRIDE_ID.sub(show_name, text)
+def replace_override_numbers(text: str, names: Iterable[str]) -> str:
+    """Replace numbers of overrides in a text by their names."""
+    by_number = {name.split()[0].removeprefix("#"): name for name in names}
+    return _OVERRIDE.sub(lambda found: f"override {by_number.get(found[1], found[1])}", text)
 
 
 def name_override(number: int, user: str | None) -> str:

@@ -27,7 +27,7 @@ class NodeFailureView(Answer):
     job_id: str
     """ID of the job, which may have been deleted."""
     owner: str | None
-    """User who submitted the job; null if it was deleted, or submitted before users existed."""
+    """User who submitted the job; null if it was deleted."""
     attempt: int
     """Attempt of the job."""
     reason: str | None

@@ -100,7 +100,7 @@ class OverrideView(Answer):
     reason: str
     """Why, as given in the request."""
     requested_by: str | None
-    """User who requested it; null if it was requested before users existed."""
+    """User who requested it; null if unknown."""
     state: OverrideState
     """`PENDING`: stored. `DELIVERED`: sent to the job. `APPLIED`: every rank runs it. `REJECTED`:
     the job cannot apply it. `SUPERSEDED`: newer overrides replaced it. `EXPIRED`: `until` was

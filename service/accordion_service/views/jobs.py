@@ -60,7 +60,6 @@ from accordion_service.store.tables.stored_spec import (
     stored_spec,
 )
 from accordion_workers.records.contract import JobSpec
-from accordion_workers.spec.public_records import add_dense_wire, complete_bytes
 
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""
@@ -109,21 +108,21 @@ def progress_view(row: JobRow) -> ProgressView | None:
 
 
 def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
-    steps = now.get("steps") or now["steps_per_epoch"] * now["epochs"] or None
+    steps = now["steps"] or now["steps_per_epoch"] * now["epochs"] or None
     default_batch = 0 if row.kind == Kind.GUEST else 1
-    batch = now.get("global_batch") or spec_value(row, "training.global_batch", default_batch)
+    batch = now["global_batch"] or spec_value(row, "training.global_batch", default_batch)
     is_training = row.status == Status.RUNNING
     # Means over 10 s and an epoch: the newest speed may be that of a few steps or an evaluation.
-    step_s = is_training and sum((now.get("step_s_by_phase") or {}).values())
+    step_s = is_training and sum(now["step_s_by_phase"].values())
     speed = batch / step_s if step_s else now["samples_per_s"] * is_training
     return ProgressView.model_validate(
         {
             **{name: now[name] for name in ("epoch", "step", "loss", "lr")},
-            "bytes": add_dense_wire(now["bytes"], now.get("world_size", 0)),
+            "bytes": now["bytes"],
             "epochs": now["epochs"] or None,
             "samples_per_s": speed if batch else None,
-            "compute_s_by_rank": now.get("compute_s_by_rank", ()),
-            "micro_batches_by_rank": now.get("micro_batches_by_rank", ()),
+            "compute_s_by_rank": now["compute_s_by_rank"],
+            "micro_batches_by_rank": now["micro_batches_by_rank"],
             "steps": steps,
             "eta_s": max(0, steps - now["step"]) * step_s if steps and step_s else None,
             "updated_at": now["time"],
@@ -196,7 +195,7 @@ def _decision_of(row: DecisionRow) -> Decision | None:
 def event_document(row: EventRow) -> dict[str, Any]:
     """Build the JSON of one event; as stored if this version does not know its type."""
     fields = {name: getattr(row, name) for name in EventView.model_fields}
-    fields["data"] = complete_bytes(row.data)
+    fields["data"] = row.data
     try:
         return EventView.model_validate(fields).model_dump(mode="json")
     except ValidationError as error:

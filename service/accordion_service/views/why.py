@@ -61,8 +61,8 @@ def why_view(
         seconds_by_cause=dict(found.seconds_by_cause),
         rank=found.rank,
         change=None if change is None else ChangeView.model_validate(change),
-        wait_s_by_level=job.progress.get("wait_s_by_level") or {},
-        exchange_wait_s=job.progress.get("exchange_wait_s"),
+        wait_s_by_level=job.progress["wait_s_by_level"],
+        exchange_wait_s=job.progress["exchange_wait_s"],
         updated_at=updated_at,
     )
 
@@ -76,23 +76,23 @@ def _at_the_end(sentence: str) -> str:
 
 
 def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | None) -> StepProfile:
-    """Read what `Progress` reports; older versions reported less."""
-    link = now.get("link") or {}
+    """Read what `Progress` reports."""
+    link = now["link"]
     layers = schedule_view(job, newest).layers
     return StepProfile(
-        step_s_by_phase=now.get("step_s_by_phase") or {},
-        num_workers=now.get("world_size", 0),
-        num_hosts=_count_hosts(job, now.get("world_size", 0)),
-        compute_s_by_rank=now.get("compute_s_by_rank") or (),
-        receive_s_by_rank=now.get("receive_s_by_rank") or (),
+        step_s_by_phase=now["step_s_by_phase"],
+        num_workers=now["world_size"],
+        num_hosts=_count_hosts(job, now["world_size"]),
+        compute_s_by_rank=now["compute_s_by_rank"],
+        receive_s_by_rank=now["receive_s_by_rank"],
         link_text=(
             format_link(link["latency_s"], link.get("bytes_per_s", math.inf))
             if "latency_s" in link
             else ""
         ),
-        wait_s_by_level=now.get("wait_s_by_level") or {},
-        uncompressed_s=_uncompressed_s(layers, link, now.get("world_size", 1)),
-        shares_by_rank=now.get("micro_batches_by_rank") or (),
+        wait_s_by_level=now["wait_s_by_level"],
+        uncompressed_s=_uncompressed_s(layers, link, now["world_size"]),
+        shares_by_rank=now["micro_batches_by_rank"],
         levels=frozenset(layer.level for layer in layers),
         methods=frozenset(layer.method for layer in layers),
         is_overridden=any(layer.said_by != "policy" for layer in layers),

@@ -18,75 +18,8 @@ from accordion.decide.controller import Controller
 from tests.unit.accordion.reports import NAMES, controller, histories, report
 
 OVERRIDE = Override(id="o1", level="low", layers=("fc*",), apply_at="next_epoch", until=4)
-OLD_STATE = """
-{
- "number": 2,
- "answer": null,
- "overrides": [],
- "detector": {
-  "regime_by_layer": {
-   "fc1.weight": "stable",
-   "fc2.weight": "critical",
-   "head.weight": "stable"
-  },
-  "statistic_by_layer": {
-   "fc1.weight": 1.0,
-   "fc2.weight": 3.0,
-   "head.weight": 1.0
-  },
-  "lr": 0.1,
-  "global_batch": 64,
-  "world_size": 2,
-  "skip_window": false
- },
- "asked": {
-  "epoch": 1,
-  "step": 20,
-  "epoch_end": true,
-  "digest": "4364a1a57ab280615cfc4754148cd27c083fcc0477c35b16688be87400e2225f"
- },
- "decision": {
-  "epoch": 2,
-  "step": 20,
-  "cause": "window",
-  "reason": "",
-  "override_by_layer": {},
-  "regime_by_layer": {
-   "fc1.weight": "stable",
-   "fc2.weight": "critical",
-   "head.weight": "stable"
-  },
-  "level_by_layer": {
-   "fc1.weight": {
-    "name": "high",
-    "method": "powersgd",
-    "options": {
-     "rank": 1
-    }
-   },
-   "fc2.weight": {
-    "name": "low",
-    "method": "powersgd",
-    "options": {
-     "rank": 4
-    }
-   },
-   "head.weight": {
-    "name": "high",
-    "method": "powersgd",
-    "options": {
-     "rank": 1
-    }
-   }
-  },
-  "change_by_layer": {
-   "fc1.weight": 0.0,
-   "fc2.weight": 2.0,
-   "head.weight": 0.0
-  }
- }
-}
-"""
+
+
 """State of a release in which policies had no state and the batch no level."""
 
 
@@ -222,17 +155,6 @@ def test_a_saved_override_that_this_job_cannot_apply_is_refused() -> None:
     other.override([Override(id="o1", level={"rank": 2})], epoch=0, step=0)
     with pytest.raises(StateError, match="does not fit this job: override o1"):
         controller(method="topk").load_state_dict(other.state_dict())
-
-
-def test_a_state_saved_before_policies_and_batches_had_one_goes_on() -> None:
-    ours = controller(batch=BatchConfig(low=64, high=512))
-    ours.load_state_dict(json.loads(OLD_STATE))
-    assert levels(ours.decision) == ["high", "low", "high"]
-    last = report(1, {"fc1.weight": 1.0, "fc2.weight": 3.0, "head.weight": 1.0})
-    assert ours.decide(last) == ours.decision
-    assert ours.number == 2
-    ours.decide(report(2, last.statistic_by_layer))
-    assert ours.decide(report(3, last.statistic_by_layer)).batch_level == "high"
 
 
 def test_a_state_of_a_batch_that_cannot_be_read_is_refused_and_changes_nothing() -> None:

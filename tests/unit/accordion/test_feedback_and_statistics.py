@@ -290,7 +290,7 @@ def test_a_skipped_step_leaves_the_share_as_it_was():
     assert _sent_share(cluster) == before
 
 
-def test_a_window_saved_without_energies_continues_and_one_with_them_keeps_them():
+def test_a_saved_window_keeps_its_energies():
     sums = _sums((2, 2), [torch.ones(2, 2)])
     sums.add_owed(["w"], torch.ones(1, 2, 2))
     sums.add_left(["w"], torch.full((1, 2, 2), 0.5))
@@ -299,15 +299,13 @@ def test_a_window_saved_without_energies_continues_and_one_with_them_keeps_them(
     again = _sums((2, 2), [])
     again.load_state_dict(saved)
     assert sent_shares(["w"], again.summary(CPU)) == {"w": pytest.approx(0.75)}
-    again.load_state_dict({**saved, "sums": {"w": saved["sums"]["w"][: SKETCH_SIZE + 1]}})
-    assert (again.steps, sent_shares(["w"], again.summary(CPU))) == (2, {})
     assert _norm(again) == pytest.approx(_norm(sums))
 
 
-def test_a_window_that_an_older_sketch_left_open_starts_again():
+def test_a_window_that_another_sketch_left_open_starts_again():
     saved = _sums((60, 50), [torch.ones(60, 50)]).state_dict()
     sums = _sums((60, 50), [])
-    sums.load_state_dict({name: saved[name] for name in ("steps", "sums")})
+    sums.load_state_dict(saved | {"version": saved["version"] + 1})
     assert (sums.steps, _norm(sums)) == (0, 0.0)
 
 

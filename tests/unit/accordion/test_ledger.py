@@ -57,13 +57,3 @@ def test_dense_wire_bytes_are_those_that_an_uncompressed_layer_sends(workers):
     ledger.count_dense("w", gradient)
     ledger.count_dense_equivalent("w", gradient.numel())
     assert ledger.total.wire == ledger.total.dense_wire == 2 * (workers - 1) * 4800 // workers
-
-
-def test_a_state_from_before_dense_wire_bytes_were_counted_continues_with_them():
-    older = Ledger(3)
-    older.count_dense_equivalent("w", 300)
-    state = older.state_dict()
-    del state["layers"]["w"]["dense_wire"]
-    newer = Ledger(3)
-    newer.restore(newer.parse_tables(state))
-    assert newer.total.dense_wire == older.total.dense_wire == 1600

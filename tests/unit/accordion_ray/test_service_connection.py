@@ -11,7 +11,6 @@ import ray
 
 from accordion_ray.errors import AttachError
 from accordion_ray.service_connection import (
-    ActorOutdatedError,
     ServiceConnection,
     check_installations,
     find_installations,
@@ -198,17 +197,6 @@ def test_a_service_of_another_version_is_told_once(world: World, caplog, monkeyp
     [warning] = [record.getMessage() for record in caplog.records]
     assert "the service's actor 9.9.0 (protocol 99)" in warning
     assert "enlist" not in world.cluster.calls
-
-
-def test_an_actor_of_an_older_release_is_told(world: World, caplog) -> None:
-    def call(method: str, *_: object, timeout_s: float) -> object:
-        raise ActorOutdatedError(f"the Accordion actor has no method {method}")
-
-    connection = ServiceConnection(
-        guest(), installation=None, find=lambda: ["ab"], connect=lambda _: call
-    )
-    connection.refresh()
-    assert "the service's actor of an older release (protocol 0)" in caplog.text
 
 
 class OldActor:

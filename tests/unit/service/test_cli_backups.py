@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,22 @@ def test_secrets_that_cannot_be_decrypted_are_told_after_a_restore_and_by_the_do
     assert (way_out in restored.err) == bool(reason)
     messages = [item["message"] for item in found if item["name"] == "secrets"]
     assert [message.startswith(told) for message in messages] == [True] * bool(reason)
+
+
+def test_a_home_from_before_the_first_release_is_refused_with_the_way_out(
+    alone: Accordion, home: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(home / "accordion.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '0032'")
+    refusal = f"the database sqlite:///{home}/accordion.db was made before the first release: "
+    findings = alone("doctor", "--json").json()["findings"]
+    [found] = [one for one in findings if one["name"] == "database"]
+    assert (found["state"], found["message"][: len(refusal)]) == ("bad", refusal)
+    target = f"sqlite:///{tmp_path}/new.db"
+    for command in (("backup", tmp_path / "backup.tar.gz"), ("move-database", target)):
+        said = alone(*command)
+        assert (said.code, said.err) == (2, f"accordion: {found['message']}\n")
+    assert not (tmp_path / "backup.tar.gz").exists()
 
 
 @pytest.mark.parametrize(

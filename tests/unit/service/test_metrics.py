@@ -277,16 +277,6 @@ def test_the_speed_and_the_time_left_fit_each_other():
     assert (shown.samples_per_s, shown.eta_s) == (pytest.approx(32 / 0.25), pytest.approx(100.0))
 
 
-def test_dense_bytes_on_the_wire_of_earlier_versions_follow_from_the_workers(database):
-    earlier = progress(world_size=3)
-    del earlier["bytes"]["dense_wire"]
-    row = job_row(progress=earlier)
-    shown = progress_view(row)
-    assert value(scrape(database, row), "accordion_job_bytes_total", kind="dense_wire") == 133
-    assert shown is not None
-    assert (shown.bytes.dense, shown.bytes.dense_wire) == (100, 133)
-
-
 def test_changes_of_workers_are_counted_by_cause_from_the_start(database):
     text = scrape(database, *everything(), job_row("new", tally={}))
     assert value(text, "accordion_job_resizes_total", job_id="j", cause="joined") == 2

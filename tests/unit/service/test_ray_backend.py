@@ -70,15 +70,6 @@ def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str
     assert (state.placed, state.avoided) == (("n1",), ("n2",))
 
 
-@pytest.mark.parametrize("known", [(), (("n1",),)], ids=["no nodes", "where they are"])
-def test_supervisors_of_older_versions_tell_less(
-    answers: dict[str, Any], known: tuple[tuple[str, ...], ...]
-) -> None:
-    answers["job-a.2"] = ("running", "it trains", *known)
-    [state] = RayBackend(address=None).supervisors()
-    assert (state.placed, state.avoided) == (known[0] if known else None, ())
-
-
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the actors that were killed."""
@@ -92,7 +83,7 @@ def test_supervisors_of_other_installations_are_counted_and_never_asked(
     answers: dict[str, Any],
 ) -> None:
     answers |= {
-        "accordion-ab-job-a.1": ("running", ""),
+        "accordion-ab-job-a.1": ("running", "", None, ()),
         "accordion-cd-job-b.1": RuntimeError("was asked"),
     }
     backend = RayBackend(address=None, installation="ab")
@@ -109,7 +100,7 @@ def test_removing_a_job_leaves_the_same_job_of_another_installation_alone(
         "accordion-cd-job-a.1",
         "accordion-ab-job-b.1",
     ]
-    answers |= dict.fromkeys(names, ("running", ""))
+    answers |= dict.fromkeys(names, ("running", "", None, ()))
     RayBackend(address=None, installation="ab").remove("a")
     assert killed == ["accordion-ab-job-a.1", "accordion-ab-job-a.2"]
 
@@ -121,7 +112,10 @@ def test_jobs_are_drained_from_the_actor_of_the_installation(answers, monkeypatc
         "__call__",
         lambda ask, *call, **_: asked.append((ask.installation, *call)) or {},
     )
-    answers |= {"job-old.1": ("running", ""), "accordion-ab-job-new.1": ("running", "")}
+    answers |= {
+        "job-old.1": ("running", "", None, ()),
+        "accordion-ab-job-new.1": ("running", "", None, ()),
+    }
     backend = RayBackend(address=None, installation="ab")
     assert {state.job_id for state in backend.supervisors()} == {"old", "new"}
     cursors = {"old": Cursor(), "new": Cursor()}
@@ -139,7 +133,7 @@ def test_a_silent_supervisor_is_starting_and_one_whose_end_is_final_is_gone(
 
 
 def test_a_supervisor_that_ends_while_it_is_looked_up_is_left_out(answers: dict[str, Any]) -> None:
-    answers |= {"job-a.1": LookupError, "job-b.1": ("running", "")}
+    answers |= {"job-a.1": LookupError, "job-b.1": ("running", "", None, ())}
     assert [state.job_id for state in RayBackend(address=None).supervisors()] == ["b"]
 
 

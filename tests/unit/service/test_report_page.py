@@ -318,7 +318,7 @@ def test_numbers_that_are_not_finite_do_not_break_the_charts() -> None:
 def test_overrides_and_decisions_have_who_and_why() -> None:
     override = make_override(1)
     held = dict.fromkeys(LAYERS, override.id)
-    decision = make_decision(1, reason=f"override {override.id[:13]} holds", override_by_layer=held)
+    decision = make_decision(1, reason="override 1 holds", override_by_layer=held)
     source = make_source(2, overrides=[override], decisions=[make_decision(0), decision])
     [row] = cells_of(source, "overrides")
     assert {"bob", "the loss jumped", "1 to end", "APPLIED"} <= set(row)

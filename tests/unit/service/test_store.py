@@ -15,23 +15,19 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Integer, MetaData, column, inspect, select, table, text
+from sqlalchemy import Integer, column, inspect, select, table, text
 
-from accordion_service.domain.access import FULL_ACCESS, SCOPES_OF_ROLE, Caller, Role
+from accordion_service.domain.access import FULL_ACCESS
 from accordion_service.errors import StartError
 from accordion_service.store.engine.database import Database
 from accordion_service.store.migrations import alembic_config, current, head, upgrade
-from accordion_service.store.reads.repository import Repository
 from accordion_service.store.tables.models import Base, JobRow
 from accordion_service.store.writes import jobs as job_submission
-from accordion_service.store.writes.accounts import AccountStore
+from accordion_service.store.writes.copying import check_target
 from accordion_service.store.writes.idempotency import Idempotency, find_replay
 from accordion_service.store.writes.jobs import JobSubmission
 from accordion_service.store.writes.leases import Lease, is_newest_token
-from accordion_service.store.writes.login_links import use_login_link
-from accordion_service.store.writes.plans import PlanStore
 from accordion_workers.records.contract import JobSpec
-from tests.api.label_law import check_labels, listed_labels
 
 
 @pytest.fixture
@@ -44,60 +40,18 @@ def database(database_url: str) -> Iterator[Database]:
 
 def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database) -> None:
     with database.engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
         assert compare_metadata(context, Base.metadata) == []
     assert current(database) == head()
 
 
-def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(
-    empty_url: str,
-) -> None:
-    old = Database(empty_url)
-    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 4}})
-    with old.connect_writer() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        tables = MetaData()
-        tables.reflect(connection)
-        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
-        texts = {"id": "j", "name": "n", "status": "RUNNING", "labels": {}, "metrics": {}}
-        spec_json = spec.model_dump(mode="json")
-        connection.execute(tables.tables["jobs"].insert(), {**job, **texts, "spec": spec_json})
-        event = {"job_id": "j", "seq": 1, "type": "status", "time": 0.0, "data": {}}
-        connection.execute(tables.tables["events"].insert(), event)
-    upgrade(empty_url)
-    repository = Repository(old)
-    [row] = repository.unfinished()
-    assert (row.min_workers, row.max_workers, row.tally) == (2, 4, {})
-    assert (row.task, row.method, row.policy) == ("digits-mlp", "powersgd", "two_level")
-    assert len(repository.events("j", after=0)) == 1
-
-
-def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: str) -> None:
-    database, repository = Database(empty_url), Repository(Database(empty_url))
-    upgrade(empty_url)
-    columns = {"spec": {}, "labels": {}, "priority": 0, "min_workers": 1, "max_workers": 1}
-    texts = {"name": "n", "desired": "RUN", "reason": "TRAINING", "created_at": 5.0}
-    with database.write() as session:
-        rows = [("a", "guest", "RUNNING"), ("b", "guest", "LOST"), ("c", "job", "RUNNING")]
-        session.add_all(
-            JobRow(id=job_id, kind=kind, status=status, **texts, **columns)
-            for job_id, kind, status in rows
-        )
-    with database.connect_writer() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0008")
-    upgrade(empty_url)
-    assert [job.id for job in repository.unfinished()] == ["c"]
-    ended = [repository.job("a"), repository.job("b")]
-    assert [(job.status, job.ended_at) for job in ended] == [("FAILED", 5.0)] * 2
-
-
 def migrate_database(database: Database, step: Callable[..., None], revision: str) -> None:
     with database.connect_writer() as connection:
-        migrate(connection, revision, step)
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        step(config, revision)
 
 
 def describe_tables(database: Database) -> dict[str, Any]:
@@ -136,90 +90,6 @@ def test_every_migration_can_be_undone_and_done_again(empty_url: str) -> None:
     database.close()
 
 
-def test_what_was_there_before_users_existed_belongs_to_nobody(empty_url: str) -> None:
-    old = Database(empty_url)
-    with old.connect_writer() as connection:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0011")
-        tables = MetaData()
-        tables.reflect(connection)
-        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
-        texts = {"id": "j", "name": "n", "status": "RUNNING", "kind": "job", "spec": {}}
-        documents = {"labels": {}, "metrics": {}, "tally": {}}
-        connection.execute(tables.tables["jobs"].insert(), {**job, **texts, **documents})
-        plan = {"id": "p", "status": "QUEUED", "request": {}, "message": "", "created_at": 0.0}
-        connection.execute(tables.tables["plans"].insert(), plan)
-        link = {"digest": "d", "expires_at": 100.0}
-        connection.execute(tables.tables["login_links"].insert(), link)
-    upgrade(empty_url)
-    editor = Caller(user="ada", scopes=SCOPES_OF_ROLE[Role.EDITOR])
-    owner = Repository(old).unfinished()[0].owner
-    assert (owner, editor.may_see(owner), editor.may_change(owner)) == (None, True, True)
-    assert PlanStore(old, lambda: 0.0).get(editor, "p").id == "p"
-    assert use_login_link(old, "d", 0.0) == "", "a session of the admin token"
-    assert [user.name for user in AccountStore(old, lambda: 0.0).users()] == ["admin"]
-
-
-def test_labels_of_the_jobs_that_are_there_fill_their_table(empty_url: str) -> None:
-    database, portion = Database(empty_url), 2000
-    documents: list[Any] = [{"run": str(n), "team": "ab"[n % 2]} for n in range(portion + 5)]
-    documents += [{}, [], {"run": "1", "other": [None]}, {"caf\udce9": "\0"}]
-    with database.connect_writer() as connection:
-        migrate(connection, "0024")
-        tables = MetaData()
-        tables.reflect(connection)
-        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
-        job |= {"status": "FAILED", "kind": "job", "tally": {}, "metrics": {}, "spec": {}}
-        rows = [
-            {"id": f"{n:04}", "name": f"n{n % 7}", "owner": "ada", "archived": n % 2 == 0}
-            for n in range(len(documents))
-        ]
-        jobs = [
-            {**job, **row, "labels": labels} for row, labels in zip(rows, documents, strict=True)
-        ]
-        connection.execute(tables.tables["jobs"].insert(), jobs)
-    upgrade(empty_url)
-    found = check_labels(database)
-    assert len(found) == 2 * (portion + 5) + 1
-    assert ("2008", "caf\ufffd", "\ufffd", True, 0.0, "job", "ada", "n6") in found
-    with database.connect_writer() as connection:
-        migrate(connection, "0024", command.downgrade)
-        assert not connection.dialect.has_table(connection, "job_labels")
-    upgrade(empty_url)
-    assert check_labels(database) == found
-    database.close()
-
-
-@pytest.mark.parametrize(
-    ("spec", "copied"),
-    [
-        ({"task": {"name": "t"}, "compression": {"method": "m"}}, ("t", "m", None)),
-        ({"task": {"name": 7}, "policy": {"name": "p"}}, (None, None, "p")),
-        ({"task": "t", "compression": [], "policy": None}, (None, None, None)),
-        ([], (None, None, None)),
-    ],
-    ids=str,
-)
-def test_values_of_old_specs_fill_their_columns_as_far_as_there_are_any(
-    empty_url: str, spec: Any, copied: tuple[str | None, ...]
-) -> None:
-    database = Database(empty_url)
-    with database.connect_writer() as connection:
-        migrate(connection, "0026")
-        tables = MetaData()
-        tables.reflect(connection)
-        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
-        job |= {"id": "j", "status": "FAILED", "kind": "job", "spec": spec}
-        documents = {"labels": {}, "tally": {}, "metrics": {}}
-        connection.execute(tables.tables["jobs"].insert(), {**job, **documents})
-    upgrade(empty_url)
-    with database.engine.connect() as connection:
-        [row] = connection.execute(text("SELECT task, method, policy FROM jobs"))
-    assert tuple(row) == copied
-    database.close()
-
-
 def test_the_scripts_are_found_below_a_folder_with_a_percent_sign(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,31 +97,6 @@ def test_the_scripts_are_found_below_a_folder_with_a_percent_sign(
         "accordion_service.store.migrations.__file__", "/opt/50%off/migrations/__init__.py"
     )
     assert alembic_config().get_main_option("script_location") == "/opt/50%off/migrations"
-
-
-def migrate(
-    connection: Connection, revision: str, direction: Callable[..., None] = command.upgrade
-) -> None:
-    config = alembic_config()
-    config.attributes["connection"] = connection
-    direction(config, revision)
-
-
-def test_documents_that_are_not_json_do_not_stop_the_migration(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/damaged.db"
-    database = Database(url)
-    with database.connect_writer() as connection:
-        migrate(connection, "0024")
-        tables = MetaData()
-        tables.reflect(connection)
-        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
-        connection.execute(tables.tables["jobs"].insert(), {**job, "id": "j"})
-        connection.execute(text("UPDATE jobs SET labels = '{\"team\": ', spec = '{'"))
-    upgrade(url)
-    assert listed_labels(database) == set()
-    with database.engine.connect() as connection:
-        assert connection.execute(text("SELECT task FROM jobs")).scalar_one() is None
-    database.close()
 
 
 def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
@@ -396,10 +241,29 @@ def test_an_older_version_does_not_start_on_the_tables_of_a_newer_one(empty_url:
     upgrade(empty_url)
     database = Database(empty_url)
     with database.connect_writer() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(StartError, match=rf"version 9999; this one knows {head()} and older"):
+        connection.execute(text("UPDATE alembic_version SET version_num = 'r9999'"))
+    with pytest.raises(StartError, match=rf"version r9999; this one knows {head()} and older"):
         upgrade(empty_url)
-    assert current(database) == "9999"
+    assert current(database) == "r9999"
+    database.close()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0032"])
+def test_a_database_from_before_the_first_release_is_refused_and_stays_as_it_is(
+    empty_url: str, revision: str
+) -> None:
+    upgrade(empty_url)
+    database = Database(empty_url)
+    with database.connect_writer() as connection:
+        connection.execute(text("DROP TABLE installation"))
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+    before = describe_tables(database)
+    refused = r"made before the first release: start with a new home \(ACCORDION_HOME=\.\.\.\)"
+    with pytest.raises(StartError, match=refused):
+        upgrade(empty_url)
+    with pytest.raises(StartError, match=refused):
+        check_target(empty_url, 0.0)
+    assert (current(database), describe_tables(database)) == (revision, before)
     database.close()
 
 

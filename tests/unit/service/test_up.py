@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,6 +25,7 @@ from accordion_service.errors import SettingsError, StartError
 from accordion_service.process.child_processes import Program
 from accordion_service.settings.home import Home, Running
 from accordion_service.settings.settings import Settings, load_settings
+from accordion_service.store.migrations import upgrade
 
 RECORD = Running(
     pid=7, url="http://127.0.0.1:9", ray_address="127.0.0.1:8", ray_dir="/tmp/none", pids={"api": 3}
@@ -90,6 +93,16 @@ def test_a_taken_port_is_told_with_the_way_out(tmp_path: Path) -> None:
         with pytest.raises(StartError, match=rf"port {port} on 127.0.0.1 cannot be used .*--port"):
             up(Settings(home=tmp_path / "home", port=port), print)
     assert not list(tmp_path.glob("home/logs/*"))
+
+
+def test_a_database_that_cannot_be_used_is_told_before_anything_starts(home: Home) -> None:
+    settings = Settings(home=home.path, port=0)
+    upgrade(settings.database)
+    with closing(sqlite3.connect(home.path / "accordion.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '0032'")
+    with pytest.raises(StartError, match="made before the first release"):
+        up(settings, print)
+    assert not list(home.logs.glob("*"))
 
 
 def test_a_bind_beyond_this_machine_needs_a_token(tmp_path: Path) -> None:

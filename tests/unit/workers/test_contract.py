@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from accordion.config import BatchConfig, WarmUp
 from accordion_workers.records.contract import EndRecord, EpochRecord, JobSpec, Record
-from accordion_workers.spec.public_records import add_dense_wire
 from accordion_workers.spec.workers import WorkersSpec
 from accordion_workers.training.sampler import micro_batches
 
@@ -179,9 +178,7 @@ def test_a_spec_gives_the_librarys_settings():
     assert config.detector.statistic == "paper"
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [(None, "all"), ("all", "all"), ("auto", "auto"), (3, 3)]
-)
+@pytest.mark.parametrize(("given", "expected"), [("all", "all"), ("auto", "auto"), (3, 3)])
 def test_a_spec_gives_the_librarys_buckets_per_exchange(given, expected):
     spec = JobSpec.model_validate({**DIGITS, "compression": {"buckets_per_exchange": given}})
     assert spec.config().buckets_per_exchange == expected
@@ -285,11 +282,3 @@ def test_the_schema_of_memory_has_the_bounds_that_are_checked() -> None:
     assert "'minimum': 300000000" in memory
     assert f"'maximum': {2**50}" in memory
     assert "'ge'" not in memory
-
-
-@pytest.mark.parametrize(("size", "wire", "dense_wire"), [(4, 15, 150), (1, 15, 150), (1, 0, 0)])
-def test_old_bytes_compare_also_if_only_one_worker_is_left(
-    size: int, wire: int, dense_wire: int
-) -> None:
-    old = {"payload": 10, "wire": wire, "dense": 100, "fp16": 50}
-    assert add_dense_wire(old, size)["dense_wire"] == dense_wire

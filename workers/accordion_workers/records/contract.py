@@ -29,7 +29,6 @@ from accordion_workers.spec.public_records import EpochRecord as EpochRecord
 from accordion_workers.spec.public_records import Package as Package
 from accordion_workers.spec.public_records import Reported as Reported
 from accordion_workers.spec.public_records import StorageUse as StorageUse
-from accordion_workers.spec.public_records import WithBytes
 from accordion_workers.spec.requirements import PackagesRecord as PackagesRecord
 from accordion_workers.spec.requirements import PipIndex as PipIndex
 from accordion_workers.spec.types import Label, Strict
@@ -85,9 +84,9 @@ class Started(Reported):
     steps_rolled_back: int = 0
     """Steps of the previous group after the checkpoint, which are trained again."""
     storage: StorageUse | None = None
-    """Storage of the checkpoints; None in records of older versions."""
+    """Storage of the checkpoints; None in a guest run."""
     engine: Literal["ray-train", "actors"] | None = None
-    """Engine of the worker processes; None in records of older versions and outside of a job."""
+    """Engine of the worker processes; None in a guest run and outside of a job."""
 
 
 class ResizeRecord(Reported):
@@ -240,7 +239,7 @@ class Record(Strict):
     payload: Payload
 
 
-class Progress(WithBytes):
+class Progress(Strict):
     """Current progress of a job; only the newest is kept, and one may be lost."""
 
     attempt: int

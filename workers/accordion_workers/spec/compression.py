@@ -16,9 +16,7 @@ _LIBRARY = Config()
 
 
 def _check_buckets(value: object) -> object:
-    """Check `buckets_per_exchange`; null, which an earlier version took, means `all`."""
-    if value is None:
-        return "all"
+    """Check `buckets_per_exchange`."""
     is_whole = isinstance(value, int | float) and value >= 1 and value % 1 == 0
     if (not is_whole or value is True) and value not in ("all", "auto"):
         raise ValueError(f"{value!r} is not a number of buckets; give 1 or more, 'all' or 'auto'")

@@ -5,7 +5,6 @@ Loads pydantic, but neither ray, torch nor the specification of a job: the comma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -48,36 +47,7 @@ class Bytes(Strict):
         return Bytes(**{name: value - getattr(before, name) for name, value in self})
 
 
-def add_dense_wire(counts: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """Return counts of `Bytes` with those that records of earlier versions lack: `dense_wire` is
-    that of a group of this size. A single worker sends nothing: there it is as much larger than
-    `dense` as `wire`, which an earlier group sent, than `payload`.
-    """
-    payload, wire, dense = (counts.get(name, 0) for name in ("payload", "wire", "dense"))
-    if world_size > 1:
-        dense_wire = 2 * (world_size - 1) * dense // world_size
-    else:
-        dense_wire = wire * dense // payload if payload else 0
-    return {"dense_wire": dense_wire, "control_wire": 0, **counts}
-
-
-def complete_bytes(record: Any) -> Any:
-    """Return the document of a record with the bytes that those of earlier versions lack."""
-    if not isinstance(record, dict) or not isinstance(record.get("bytes"), dict):
-        return record
-    return {**record, "bytes": add_dense_wire(record["bytes"], record.get("world_size", 0))}
-
-
-class WithBytes(Strict):
-    """Base of records with bytes; those of earlier versions are completed."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete_bytes(cls, data: Any) -> Any:
-        return complete_bytes(data)
-
-
-class EpochRecord(WithBytes, Reported):
+class EpochRecord(Reported):
     """One finished epoch."""
 
     kind: Literal["epoch"] = "epoch"

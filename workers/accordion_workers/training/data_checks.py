@@ -50,15 +50,14 @@ def check_equal_on_ranks(state: TrainState) -> None:
         )
 
 
-def check_equal_to_saved(state: TrainState, saved: Sequence[int] | None) -> None:
-    """Check that the job has as many samples as when its checkpoint was saved; `saved` is None in
-    checkpoints of older versions.
+def check_equal_to_saved(state: TrainState, saved: Sequence[int]) -> None:
+    """Check that the job has as many samples as when its checkpoint was saved.
 
     Raises:
         TaskRaised: it has another number.
     """
     counts = count_samples(state)
-    if saved is not None and tuple(saved) != counts:
+    if tuple(saved) != counts:
         raise TaskRaised(
             state.session.steps,
             state.position.epoch,

@@ -24,13 +24,12 @@ def read_generators(device: str) -> dict[str, Any]:
 
 
 def restore_generators(saved: Mapping[str, Any], device: str) -> None:
-    """Restore saved states; older checkpoints hold those of torch alone."""
+    """Restore saved states."""
     torch.set_rng_state(saved["rng"])
     if saved["cuda_rng"] is not None and device.startswith("cuda"):
         torch.cuda.set_rng_state(saved["cuda_rng"], device)
-    if saved.get("python_rng") is not None:
-        random.setstate(saved["python_rng"])
-    if saved.get("numpy_rng") is not None:
+    random.setstate(saved["python_rng"])
+    if saved["numpy_rng"] is not None:
         np.random.set_state(
             _with_key(saved["numpy_rng"], lambda key: key.numpy().astype(np.uint32))
         )

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from accordion.session.saved_states import MeanState
 from accordion_workers.records.contract import Bytes, Position
-from accordion_workers.spec.public_records import add_dense_wire
 from accordion_workers.training.data_checks import check_equal_to_saved, count_samples
 from accordion_workers.training.generators import read_generators, restore_generators
 from accordion_workers.training.objective import ObjectiveProgress
@@ -37,14 +36,14 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
     state.overrides = None
     state.skipped_in_a_row = shared["skipped_in_a_row"]
     state.batch_change = BatchChange(**shared["batch_change"])
-    state.objective = ObjectiveProgress(**shared.get("objective", {}))
-    if state.scaler is not None and shared.get("scaler"):
+    state.objective = ObjectiveProgress(**shared["objective"])
+    if state.scaler is not None and shared["scaler"]:
         state.scaler.load_state_dict(shared["scaler"])
-    # older checkpoints hold neither rank nor size, and merged parts serve every rank.
+    # Merged parts serve every rank.
     ranks = {"rank": state.context.rank, "world_size": state.context.world_size}
     state.session.load_state_dict({**own["session"], **ranks, "controller": shared["controller"]})
     _restore_own(state, own)
-    check_equal_to_saved(state, shared.get("num_samples"))
+    check_equal_to_saved(state, shared["num_samples"])
 
 
 class MergedParts:
@@ -116,11 +115,8 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
     state.epoch_loss.samples += own["loss"]["samples"]
     state.phases.seconds.update(own["seconds"])
     mark = own["mark"]
-    # Earlier versions counted neither of these in their marks.
-    counts = add_dense_wire(mark["bytes"], state.context.world_size)
-    counts = {"control_wire": state.session.ledger.control_wire, **counts}
     state.epoch_baseline = EpochBaseline(
-        bytes=Bytes(**counts),
+        bytes=Bytes(**mark["bytes"]),
         seconds=mark["seconds"],
         skipped_steps=mark["skipped_steps"],
     )

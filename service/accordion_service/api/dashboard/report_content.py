@@ -34,7 +34,7 @@ from accordion_service.schemas.format import (
     format_worker_event,
     format_workers,
     name_override,
-    replace_override_ids,
+    replace_override_numbers,
 )
 from accordion_service.schemas.jobs import (
     AttemptView,
@@ -289,7 +289,7 @@ def _tabulate_decisions(source: ReportSource, names: Mapping[str, str]) -> Repor
             str(decision.epoch),
             str(decision.step),
             decision.cause.replace("_", " "),
-            replace_override_ids(decision.reason, names),
+            replace_override_numbers(decision.reason, names.values()),
             f"{regimes.count('critical')} of {len(regimes)}",
             ", ".join(f"{name} {count}x" for name, count in levels.most_common()),
             format_number(max(changes), 3) if changes else "-",

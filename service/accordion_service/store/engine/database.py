@@ -51,6 +51,12 @@ def hide_password(url: str) -> str:
     return parsed.set(query=query).render_as_string(hide_password=True)
 
 
+def lacks_file(url: str) -> bool:
+    """Whether a database is a SQLite file that does not exist; opening it would create it."""
+    parsed = make_url(url)
+    return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file()
+
+
 class Database:
     """Database of one process, shared by its threads. `limits` apply to PostgreSQL."""
 

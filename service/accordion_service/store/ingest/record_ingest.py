@@ -410,7 +410,7 @@ def mark_training(session: Session, job: JobRow, *, now: float) -> None:
 
 
 def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
-    """Return what runs the worker group in Ray; records of older versions lack the engine."""
+    """Return what runs the worker group in Ray; the record of a guest run names no engine."""
     name = spec_value(job, "name", "") or None
     train_run = train_run_name(name, job.id, attempt) if started.engine == "ray-train" else None
     return asdict(RayRun(engine=started.engine, train_run=train_run))

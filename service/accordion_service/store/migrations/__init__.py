@@ -16,12 +16,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from accordion_service.errors import StartError
-from accordion_service.store.engine.database import Database, hide_password
+from accordion_service.store.engine.database import Database, hide_password, lacks_file
 from accordion_service.store.engine.file_guard import is_damage
 from accordion_service.store.engine.postgres import find_encoding
 
 _PG_LOCK = 0x4143_434F
 """Any number that nobody else uses for an advisory lock in this database."""
+
+_FIRST = "r0001"
+"""Revision of the first release; those of the development before it sort below."""
 
 
 def upgrade(url: str) -> None:
@@ -30,7 +33,7 @@ def upgrade(url: str) -> None:
 
     Raises:
         StartError: the database does not answer, its file cannot be made, its driver is not
-            installed, its encoding is not UTF8, or a newer version has migrated it.
+            installed, its encoding is not UTF8, or this version cannot use its tables.
     """
     parsed = make_url(url)
     try:
@@ -72,18 +75,53 @@ def _upgrade(url: str) -> None:
             found = MigrationContext.configure(connection).get_current_revision()
             if found == head():
                 return
-            if found is not None and found > head():
-                raise StartError(
-                    f"a newer version of Accordion has migrated the database {hide_password(url)}"
-                    f" (tables of version {found}; this one knows {head()} and older): start the"
-                    " newer version, or restore a backup from before the upgrade into an empty"
-                    " database ('accordion restore')"
-                )
+            _check_revision(found, url)
             config = alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:
         database.close()
+
+
+def check_tables(url: str) -> None:
+    """Check that this version can use the tables of a database, if it has any.
+
+    Raises:
+        StartError: they are of a newer version, or from before the first release.
+    """
+    if lacks_file(url):
+        return
+    database = Database(url)
+    try:
+        _check_revision(current(database), url)
+    finally:
+        database.close()
+
+
+def _check_revision(found: str | None, url: str) -> None:
+    refuse_unreleased(found, f"the database {hide_password(url)}")
+    if found is not None and found > head():
+        raise StartError(
+            f"a newer version of Accordion has migrated the database {hide_password(url)}"
+            f" (tables of version {found}; this one knows {head()} and older): start the"
+            " newer version, or restore a backup from before the upgrade into an empty"
+            " database ('accordion restore')"
+        )
+
+
+def refuse_unreleased(revision: str | None, owner: str) -> None:
+    """Refuse tables from before the first release; `owner` is what has them, such as a backup.
+
+    Raises:
+        StartError: they are such tables.
+    """
+    if revision is not None and revision < _FIRST:
+        raise StartError(
+            f"{owner} was made before the first release: start with a new home"
+            " (ACCORDION_HOME=...) or database; to take jobs along, 'accordion list --json' and"
+            " 'accordion show NAME --json' of the old version have their specs, which 'accordion"
+            " submit' takes"
+        )
 
 
 def _check_encoding(encoding: str, url: str) -> None:

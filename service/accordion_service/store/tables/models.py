@@ -65,7 +65,7 @@ class JobRow(Base):
     name: Mapped[str] = mapped_column(_NAME)
     kind: Mapped[str] = mapped_column(PlainText(8), default=Kind.JOB.value)
     owner: Mapped[str | None] = mapped_column(_USER)
-    """User who submitted it; None for a guest run, and for a job submitted before users existed."""
+    """User who submitted it; None for a guest run."""
     cloned_from: Mapped[str | None] = mapped_column(_ID)
     """Job whose spec it was made from."""
     version: Mapped[int] = mapped_column(default=0)
@@ -77,7 +77,7 @@ class JobRow(Base):
     status: Mapped[str] = mapped_column(PlainText(16))
     desired: Mapped[str] = mapped_column(PlainText(16))
     desired_by: Mapped[str | None] = mapped_column(_USER)
-    """User who last set `desired`; None for a guest run, and if an earlier version set it."""
+    """User who last set `desired`; None for a guest run."""
     reason: Mapped[str] = mapped_column(PlainText(32))
     message: Mapped[str] = mapped_column(_TEXT, default="")
     spec: Mapped[dict[str, Any]]
@@ -110,7 +110,7 @@ class JobRow(Base):
     """When the job is queued, if its spec names a time."""
     queued_at: Mapped[float | None]
     """When users last had it queued: by submitting, resuming or retrying it, or at `start_at`; None
-    for a job of an earlier version.
+    for a guest run.
     """
     trained_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds of training in the attempts that have ended."""
@@ -223,7 +223,7 @@ class OverrideRow(Base):
     until: Mapped[int | None]
     reason: Mapped[str] = mapped_column(_TEXT, default="")
     requested_by: Mapped[str | None] = mapped_column(_USER)
-    """User who requested it; None if it was requested before users existed."""
+    """User who requested it."""
     orders_version: Mapped[int]
     """First version of the job's orders that holds it."""
     state: Mapped[str] = mapped_column(PlainText(16))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from sqlalchemy import Connection, Table, func, inspect, select, text
 from sqlalchemy.engine import make_url
@@ -12,9 +11,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from accordion_service.errors import StartError
-from accordion_service.store.engine.database import Database, hide_password
+from accordion_service.store.engine.database import Database, hide_password, lacks_file
 from accordion_service.store.engine.postgres import lift_limits
-from accordion_service.store.migrations import current, head, upgrade
+from accordion_service.store.migrations import (
+    check_tables,
+    current,
+    head,
+    refuse_unreleased,
+    upgrade,
+)
 from accordion_service.store.tables.models import Base, LeaseRow
 
 _ROWS_AT_ONCE = 200
@@ -83,14 +88,15 @@ def check_target(url: str, now: float) -> None:
     """Check, without changing anything, that rows may be copied to a database.
 
     Raises:
-        StartError: it belongs to another program, has been used, or a scheduler works on it.
+        StartError: it belongs to another version or program, has been used, or a scheduler works on
+            it.
     """
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+    if lacks_file(url):
         return
     database = Database(url)
     try:
         with _translated_errors(), database.engine.connect() as connection:
+            check_tables(url)
             found = set(inspect(connection).get_table_names())
             if found and _MARK not in found:
                 raise StartError(
@@ -109,11 +115,10 @@ def check_file(url: str) -> None:
     Raises:
         StartError: it does not.
     """
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+    if lacks_file(url):
         raise StartError(
-            f"there is no database {parsed.database}; are ACCORDION_HOME and ACCORDION_DATABASE_URL"
-            " right?"
+            f"there is no database {make_url(url).database}; are ACCORDION_HOME and"
+            " ACCORDION_DATABASE_URL right?"
         )
 
 
@@ -157,6 +162,7 @@ def _check_revision(database: Database) -> None:
         StartError: it does not.
     """
     found = current(database)
+    refuse_unreleased(found, f"the database {hide_password(database.url)}")
     if found != head():
         raise StartError(
             f"the database {hide_password(database.url)} has tables of version {found}, and this"
