@@ -37,7 +37,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format openapi bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -48,7 +48,6 @@ help:
 	@echo "make docs    build the book of docs/ into build/docs; a warning or a dead link fails it"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
-	@echo "make openapi  write the schema of the REST API to service/accordion_service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
 	@echo "make bench-gpu      time encode and decode, the statistic and a step on one card, 2 minutes"
 	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
@@ -114,9 +113,6 @@ lint: $(TEST_STAMP)
 format: $(TEST_STAMP)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
-
-openapi: $(TEST_STAMP)
-	$(BIN)/python -m accordion_service.api.openapi
 
 bench-library: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from docutils import nodes
@@ -17,14 +17,15 @@ from sphinxcontrib.autodoc_pydantic.inspection import FieldInspector
 from accordion.base.options import Option
 from accordion.compressors import COMPRESSORS
 from accordion.policies import POLICIES
+from accordion_service.api.app import create_app
 from accordion_service.api.process_metrics import PROCESS_FAMILIES
+from accordion_service.schemas.queries import AuditQuery, JobQuery
 from accordion_service.settings.setting_list import list_settings
-from accordion_service.settings.settings import Settings
+from accordion_service.settings.settings import Settings, load_settings
 from accordion_service.views.metrics import FAMILIES
 from accordion_workers.common.described_models import read_docstrings
 from accordion_workers.spec.job import JobSpec
 
-SCHEMA = Path(__file__).parents[1] / "service" / "accordion_service" / "api" / "openapi.json"
 SOURCE = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 """A paper, which becomes a link."""
 
@@ -109,9 +110,9 @@ def write_metrics() -> str:
 
 
 def write_routes() -> str:
-    """Return the routes of the REST API by tag, from its committed schema."""
+    """Return the routes of the REST API by tag, from its schema."""
     by_tag: dict[str, list[tuple[str, str, str]]] = {}
-    for path, methods in json.loads(SCHEMA.read_text())["paths"].items():
+    for path, methods in _read_schema()["paths"].items():
         for method, route in methods.items():
             tag = next(iter(route.get("tags", ())), "other")
             by_tag.setdefault(tag, []).append(
@@ -122,6 +123,13 @@ def write_routes() -> str:
     )
 
 
+def _read_schema() -> dict[str, Any]:
+    with TemporaryDirectory() as home:
+        app = create_app(load_settings(home=Path(home), no_auth=True))
+        app.state.accordion.database.close()
+        return app.openapi()
+
+
 def _write_routes_of(rows: Iterable[tuple[str, str, str]]) -> str:
     cells = ((method, f"`{path}`", text) for method, path, text in rows)
     return write_table(("method", "path", "what it does"), cells)
@@ -130,6 +138,20 @@ def _write_routes_of(rows: Iterable[tuple[str, str, str]]) -> str:
 def _first(route: Mapping[str, Any]) -> str:
     """Return the first paragraph of a route's description."""
     return (route.get("description") or route.get("summary", "")).split("\n\n")[0]
+
+
+def write_filters() -> str:
+    """Return the filters of the lists of `Client.jobs` and `Client.audit`."""
+    queries: Mapping[str, type[BaseModel]] = {"jobs": JobQuery, "audit": AuditQuery}
+    return "\n\n".join(
+        f"## Filters of `{name}`\n\n{write_table(('filter', 'what it finds'), _describe(query))}"
+        for name, query in queries.items()
+    )
+
+
+def _describe(query: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    for name, field in query.model_fields.items():
+        yield f"`{name}`", field.description or ""
 
 
 def write_commands() -> str:
@@ -205,6 +227,7 @@ def write_literals(*given: Any) -> None:
 DIRECTIVES: Mapping[str, Callable[[], str]] = {
     "command-line": write_commands,
     "job-file-parts": write_parts,
+    "list-filters": write_filters,
     "methods-table": write_methods,
     "metrics-table": write_metrics,
     "policies-table": write_policies,

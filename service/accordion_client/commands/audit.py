@@ -19,9 +19,8 @@ from accordion_client.commands.completion import (
     complete_job,
     complete_token,
     complete_user,
-    complete_words,
 )
-from accordion_client.commands.filters import describe_unknown_user, refuse_empty
+from accordion_client.commands.filters import FilterOption, FilterOptions, describe_unknown_user
 from accordion_client.commands.paging import (
     CURSOR_HELP,
     LimitOption,
@@ -30,10 +29,9 @@ from accordion_client.commands.paging import (
     report_more,
 )
 from accordion_client.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
-from accordion_client.commands.time_options import create_time_option, parse_times
 from accordion_client.commands.token_ids import find_token_id
-from accordion_service.domain.audit import AuditAction
 from accordion_service.schemas.format import format_time
+from accordion_service.schemas.queries import AuditQuery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,26 +53,23 @@ _PARTS = {
 """Filters whose values may be mistyped, and how they are called."""
 
 
+_FILTERS = FilterOptions(
+    AuditQuery,
+    user=FilterOption(metavar="NAME", complete=complete_user),
+    subject=FilterOption(metavar="ID"),
+    token_id=FilterOption(
+        name="--token",
+        metavar="ID",
+        help="only changes with this token: its ID, or the token, of which only the ID is sent",
+        complete=complete_token,
+    ),
+    request_id=FilterOption(name="--request", metavar="ID"),
+)
+
+
+@_FILTERS.add_to
 def audit(
     *,
-    user: Annotated[
-        str | None,
-        typer.Option(
-            "--user",
-            metavar="NAME",
-            help="only changes by this user",
-            autocompletion=complete_user,
-        ),
-    ] = None,
-    subject: Annotated[
-        str | None,
-        typer.Option(
-            "--subject",
-            metavar="ID",
-            help="only changes of this job, plan, token, user, secret, webhook, node or upload, or"
-            " of a quota, such as 'user ada' or 'label team:vision'",
-        ),
-    ] = None,
     job: Annotated[
         str | None,
         typer.Option(
@@ -84,42 +79,13 @@ def audit(
             autocompletion=complete_job,
         ),
     ] = None,
-    action: Annotated[
-        str | None,
-        typer.Option(
-            "--action",
-            metavar="ACTION",
-            help="only this one, such as job.cancelled",
-            autocompletion=complete_words(*AuditAction),
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            metavar="ID",
-            help="only changes with this token: its ID, or the token, of which only the ID is sent",
-            autocompletion=complete_token,
-        ),
-    ] = None,
-    request: Annotated[
-        str | None,
-        typer.Option(
-            "--request", metavar="ID", help="only changes by the request with this ID, as in logs"
-        ),
-    ] = None,
-    time_after: Annotated[
-        str | None, create_time_option("--time-after", "only changes made at this time or later")
-    ] = None,
-    time_before: Annotated[
-        str | None, create_time_option("--time-before", "only changes made before this time")
-    ] = None,
     limit: LimitOption = 50,
     cursor: Annotated[
         int | None, typer.Option("--cursor", metavar="CURSOR", help=CURSOR_HELP)
     ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
+    **filters: Any,
 ) -> None:
     """List the changes that users made, newest first, that match all filters.
 
@@ -127,19 +93,11 @@ def audit(
 
     Example: accordion audit --user ada --time-after 2027-01-31
     """
-    if job is not None and subject is not None:
+    if job is not None and filters["subject"] is not None:
         raise typer.BadParameter("give either --job or --subject")
-    chosen: dict[str, Any] = {
-        "user": user,
-        "subject": subject,
-        "action": action,
-        "token_id": token and find_token_id(token),
-        "request_id": request,
-        **parse_times({"time_after": time_after, "time_before": time_before}),
-    }
-    refuse_empty(
-        chosen, {"token_id": "token", "request_id": "request"}, without="to list all changes"
-    )
+    chosen = _FILTERS.parse(filters, without="to list all changes")
+    if "token_id" in chosen:
+        chosen["token_id"] = find_token_id(chosen["token_id"])
     with connect_client(url) as client:
         if job is not None:
             chosen["subject"] = find_to_read(client, job).id
@@ -159,7 +117,7 @@ def _print_entries(
 ) -> None:
     entries = list(found)
     if not entries:
-        unknown = describe_unknown_user(client, chosen["user"])
+        unknown = describe_unknown_user(client, chosen.get("user"))
         typer.echo(
             f"no change matches{unknown or _describe_unknown(client, chosen, by_job=by_job)}"
         )
@@ -173,7 +131,7 @@ def _describe_unknown(client: Client, chosen: Mapping[str, Any], *, by_job: bool
     """Return which of the values that were asked for the audit log does not have at all, to follow
     that nothing matches.
     """
-    asked = {name: text for name, text in _PARTS.items() if chosen[name] is not None}
+    asked = {name: text for name, text in _PARTS.items() if name in chosen}
     missing = {
         name: text.format(chosen[name])
         for name, text in asked.items()

@@ -17,9 +17,8 @@ from accordion_client.commands.completion import (
     complete_job,
     complete_label,
     complete_user,
-    complete_words,
 )
-from accordion_client.commands.filters import describe_unknown_user, refuse_empty
+from accordion_client.commands.filters import FilterOption, FilterOptions, describe_unknown_user
 from accordion_client.commands.paging import (
     CursorOption,
     LimitOption,
@@ -28,8 +27,7 @@ from accordion_client.commands.paging import (
     report_more,
 )
 from accordion_client.commands.table_columns import MIN_WRAPPED_WIDTH, drop_columns
-from accordion_client.commands.time_options import create_time_option, parse_times
-from accordion_service.domain.jobs.statuses import Desired, Kind, Reason, Status
+from accordion_service.schemas.queries import JobQuery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,127 +48,25 @@ _COLUMNS = (
 _WRAPPED = "WHY"
 
 
-def _time_option(name: str, what: str) -> Any:
-    return create_time_option(name, f"only jobs that {what}")
+_FILTERS = FilterOptions(
+    JobQuery,
+    name=FilterOption(name="--exact-name"),
+    id_prefix=FilterOption(name="--id", metavar="START"),
+    label=FilterOption(metavar="KEY:VALUE", complete=complete_label),
+    owner=FilterOption(metavar="USER", complete=complete_user),
+    name_prefix=FilterOption(name="--name", metavar="START", complete=complete_job),
+    desired=FilterOption(metavar="STATE"),
+    cloned_from=FilterOption(
+        metavar="JOB",
+        help="only clones of this job; once it is deleted, give its whole id",
+        complete=complete_job,
+    ),
+)
 
 
+@_FILTERS.add_to
 def list_jobs(
     *,
-    status: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            help="only jobs with this status, such as RUNNING; may be repeated",
-            autocompletion=complete_words(*Status),
-        ),
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label",
-            metavar="KEY:VALUE",
-            help="only jobs with this label; may be repeated",
-            autocompletion=complete_label,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="START",
-            help="only jobs whose name starts with this",
-            autocompletion=complete_job,
-        ),
-    ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option(
-            "--owner",
-            metavar="USER",
-            help="only jobs of this user",
-            autocompletion=complete_user,
-        ),
-    ] = None,
-    exact_name: Annotated[
-        str | None, typer.Option("--exact-name", metavar="NAME", help="only jobs of this name")
-    ] = None,
-    id_: Annotated[
-        str | None,
-        typer.Option("--id", metavar="START", help="only jobs whose id starts with this"),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--kind",
-            metavar="KIND",
-            help="only submitted jobs (job), or only guest runs (guest)",
-            autocompletion=complete_words(*Kind),
-        ),
-    ] = None,
-    reason: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reason",
-            metavar="REASON",
-            help="only jobs with this reason, such as NEVER_FITS; may be repeated",
-            autocompletion=complete_words(*Reason),
-        ),
-    ] = None,
-    desired: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--desired",
-            metavar="STATE",
-            help="only jobs that users want to RUN, PAUSE or CANCEL; may be repeated",
-            autocompletion=complete_words(*Desired),
-        ),
-    ] = None,
-    priority: Annotated[
-        int | None,
-        typer.Option("--priority", metavar="NUMBER", help="only jobs with this priority"),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="NUMBER", help="only jobs that hold this many workers"),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="only jobs with this task")
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", metavar="NAME", help="only jobs with this compression method"),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", metavar="NAME", help="only jobs with this policy")
-    ] = None,
-    cloned_from: Annotated[
-        str | None,
-        typer.Option(
-            "--cloned-from",
-            metavar="JOB",
-            help="only clones of this job; once it is deleted, give its whole id",
-            autocompletion=complete_job,
-        ),
-    ] = None,
-    created_after: Annotated[
-        str | None, _time_option("--created-after", "were submitted at this time or later")
-    ] = None,
-    created_before: Annotated[
-        str | None, _time_option("--created-before", "were submitted before this time")
-    ] = None,
-    started_after: Annotated[
-        str | None, _time_option("--started-after", "started at this time or later")
-    ] = None,
-    started_before: Annotated[
-        str | None, _time_option("--started-before", "started before this time")
-    ] = None,
-    ended_after: Annotated[
-        str | None, _time_option("--ended-after", "ended at this time or later")
-    ] = None,
-    ended_before: Annotated[
-        str | None, _time_option("--ended-before", "ended before this time")
-    ] = None,
     archived: Annotated[
         bool, typer.Option("--archived", help="only archived jobs, which are left out otherwise")
     ] = False,
@@ -179,6 +75,7 @@ def list_jobs(
     cursor: CursorOption = None,
     url: UrlOption = "",
     json: JsonOption = False,
+    **filters: Any,
 ) -> None:
     """List jobs, newest first, that match all filters.
 
@@ -186,38 +83,11 @@ def list_jobs(
     """
     if archived and all_:
         raise typer.BadParameter("give either --archived or --all")
-    times = {
-        "created_after": created_after,
-        "created_before": created_before,
-        "started_after": started_after,
-        "started_before": started_before,
-        "ended_after": ended_after,
-        "ended_before": ended_before,
-    }
-    chosen: dict[str, Any] = {
-        "status": _upper(status),
-        "name": exact_name,
-        "name_prefix": name,
-        "id_prefix": id_,
-        "label": label or [],
-        "owner": owner,
-        "kind": kind,
-        "reason": _upper(reason),
-        "desired": _upper(desired),
-        "priority": priority,
-        "workers": workers,
-        "task": task,
-        "method": method,
-        "policy": policy,
-        "archived": None if all_ else archived,
-        "cloned_from": cloned_from,
-        **parse_times(times),
-    }
-    options = {"name": "exact-name", "name_prefix": "name", "id_prefix": "id"}
-    refuse_empty(chosen, options, without="to list all jobs")
+    chosen = _FILTERS.parse(filters, without="to list all jobs")
+    chosen["archived"] = None if all_ else archived
     with connect_client(url) as client:
-        if cloned_from is not None:
-            chosen["cloned_from"] = find_job_id(client, cloned_from)
+        if "cloned_from" in chosen:
+            chosen["cloned_from"] = find_job_id(client, chosen["cloned_from"])
         found = PagedItems(
             lambda size, after: client.jobs(**chosen, limit=size, cursor=after),
             limit=limit,
@@ -234,7 +104,7 @@ def _print_jobs(
         return
     jobs = list(found)
     if not jobs:
-        unknown = describe_unknown_user(client, chosen["owner"])
+        unknown = describe_unknown_user(client, chosen.get("owner"))
         typer.echo(f"no job matches{unknown or _describe_archived(client, chosen)}")
         return
     out = create_console()
@@ -248,10 +118,6 @@ def _describe_archived(client: Client, chosen: Mapping[str, Any]) -> str:
         return ""
     hidden = client.jobs(**{**chosen, "archived": True}, limit=1).items
     return "; archived ones do: give --archived" if hidden else ""
-
-
-def _upper(words: list[str] | None) -> list[str]:
-    return [word.upper() for word in words or []]
 
 
 def _job_table(jobs: Sequence[JobView], width: int) -> Table:

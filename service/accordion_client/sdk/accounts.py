@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from accordion_client.sdk.answers import raise_for_status, translate_errors
-from accordion_client.sdk.query_params import format_params
+from accordion_client.sdk.query_params import format_filters, format_params
 from accordion_client.sdk.request_sender import RequestSender
 from accordion_client.sdk.shared_methods import shared_method
 
@@ -195,42 +194,22 @@ class AccountRequests(RequestSender):
 
     @shared_method
     async def audit(
-        self,
-        *,
-        user: str | None = None,
-        subject: str | None = None,
-        action: str | None = None,
-        token_id: str | None = None,
-        request_id: str | None = None,
-        time_after: datetime | None = None,
-        time_before: datetime | None = None,
-        limit: int = 50,
-        cursor: int | None = None,
+        self, /, *, limit: int = 50, cursor: int | None = None, **filters: Any
     ) -> AuditPage:
         """Get one page of the changes that users made, newest first, that match all given filters.
 
         Args:
-            user: user who made them.
-            subject: job, plan, token, user, secret, webhook, node, upload or quota.
-            action: what was done, such as `job.cancelled`; one of `AuditAction`.
-            token_id: ID of the token.
-            request_id: ID of the request, as in the service's log.
-            time_after: earliest time, with a time zone.
-            time_before: time before which they were made, with a time zone.
             limit: most entries of the page.
             cursor: `next_cursor` of the previous page.
+            filters: fields of `AuditQuery`, such as `user="ada"`, `action="job.cancelled"` or
+                `time_after`, a time with a time zone.
+
+        Raises:
+            TypeError: there is no such filter.
         """
         from accordion_service.schemas.accounts import AuditPage
+        from accordion_service.schemas.queries import AuditQuery
 
-        params = {
-            "user": user,
-            "subject": subject,
-            "action": action,
-            "token_id": token_id,
-            "request_id": request_id,
-            "time_after": time_after,
-            "time_before": time_before,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return await self._request(AuditPage, "GET", "/audit", params=format_params(params))
+        params = format_params({"limit": limit, "cursor": cursor})
+        params |= format_filters(AuditQuery, filters)
+        return await self._request(AuditPage, "GET", "/audit", params=params)

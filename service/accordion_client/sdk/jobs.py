@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from accordion_client.sdk.errors import AmbiguousJob, NotFound
-from accordion_client.sdk.query_params import format_params
+from accordion_client.sdk.query_params import format_filters, format_params
 from accordion_client.sdk.request_sender import RequestSender
 from accordion_client.sdk.shared_methods import shared_iterator, shared_method
 from accordion_service.domain.jobs.status_table import UNFINISHED
@@ -79,88 +78,31 @@ class JobRequests(RequestSender):
     @shared_method
     async def jobs(
         self,
+        /,
         *,
-        status: Sequence[str] = (),
-        name: str | None = None,
-        name_prefix: str | None = None,
-        id_prefix: str | None = None,
-        label: Sequence[str] = (),
-        owner: str | None = None,
-        kind: str | None = None,
-        reason: Sequence[str] = (),
-        desired: Sequence[str] = (),
-        priority: int | None = None,
-        workers: int | None = None,
-        task: str | None = None,
-        method: str | None = None,
-        policy: str | None = None,
-        cloned_from: str | None = None,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-        started_after: datetime | None = None,
-        started_before: datetime | None = None,
-        ended_after: datetime | None = None,
-        ended_before: datetime | None = None,
         archived: bool | None = False,
         limit: int = 50,
         cursor: str | None = None,
+        **filters: Any,
     ) -> JobPage:
         """Get one page of jobs, newest first, that match all given filters.
 
         Args:
-            status: states, of which a job must have one.
-            name: whole name.
-            name_prefix: start of the name.
-            id_prefix: start of the ID.
-            label: labels of the form `key:value`, all of which a job must have.
-            owner: user who submitted it.
-            kind: `job` or `guest`.
-            reason: reasons of the state, of which a job must have one.
-            desired: states that users want, of which a job must have one.
-            priority: priority.
-            workers: number of workers that it holds now.
-            task: name of the task.
-            method: compression method.
-            policy: policy.
-            cloned_from: ID of the job that it is a clone of.
-            created_after: earliest time of its submission, with a time zone, as all times here.
-            created_before: time before which it was submitted.
-            started_after: earliest time of its start.
-            started_before: time before which it started.
-            ended_after: earliest time of its end.
-            ended_before: time before which it ended.
             archived: True for only archived jobs, False for only jobs that are not archived, None
                 for all.
             limit: most jobs of the page.
             cursor: `next_cursor` of the previous page.
+            filters: fields of `JobQuery`, such as `status=["RUNNING"]`, `owner="ada"` or
+                `created_after`, a time with a time zone.
+
+        Raises:
+            TypeError: there is no such filter.
         """
-        params: dict[str, Any] = {
-            "status": list(status),
-            "name": name,
-            "name_prefix": name_prefix,
-            "id": id_prefix,
-            "label": list(label),
-            "owner": owner,
-            "kind": kind,
-            "reason": list(reason),
-            "desired": list(desired),
-            "priority": priority,
-            "workers": workers,
-            "task": task,
-            "method": method,
-            "policy": policy,
-            "cloned_from": cloned_from,
-            "created_after": created_after,
-            "created_before": created_before,
-            "started_after": started_after,
-            "started_before": started_before,
-            "ended_after": ended_after,
-            "ended_before": ended_before,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        given = {**format_params(params), **_ARCHIVED[archived]}
-        return await self._request(JobPage, "GET", "/jobs", params=given)
+        from accordion_service.schemas.queries import JobQuery
+
+        params = {"limit": limit, **format_params({"cursor": cursor}), **_ARCHIVED[archived]}
+        params |= format_filters(JobQuery, filters)
+        return await self._request(JobPage, "GET", "/jobs", params=params)
 
     @shared_iterator
     async def all_jobs(self, *, archived: bool | None = False) -> AsyncGenerator[JobView, None]:

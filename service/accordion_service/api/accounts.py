@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from accordion_service.api.callers import CallerDep, require_scope
 from accordion_service.api.deps import (
     NO_QUERY,
     WRITES_ROWS,
-    QueryParams,
-    QueryTime,
     StateDep,
-    to_seconds,
 )
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import USER_NAME, Caller, Scope, describe_missing_scope
-from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.tokens import DAY_S, TOKEN_ID, new_token
 from accordion_service.errors import Forbidden
 from accordion_service.schemas.accounts import (
@@ -35,8 +30,8 @@ from accordion_service.schemas.accounts import (
     UserRequest,
     UserView,
 )
-from accordion_service.schemas.jobs import PLAIN
-from accordion_service.store.reads.audit import AuditFilter, read_audit
+from accordion_service.schemas.queries import AuditQuery, QueryParams
+from accordion_service.store.reads.audit import read_audit
 from accordion_service.store.reads.audit_subjects import read_subject_names
 from accordion_service.store.writes.accounts import AccountStore, RequestedToken
 
@@ -58,51 +53,9 @@ class _TokenQuery(QueryParams):
     )
 
 
-def _check_action(given: Any) -> Any:
-    """Reject an unknown action with the most similar one, or all of them."""
-    if given in set(AuditAction):
-        return given
-    known = [action.value for action in AuditAction]
-    similar = get_close_matches(str(given), known, n=1)
-    way_out = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known)}"
-    raise ValueError(f"the audit log has no action {str(given)[:64]!r}; {way_out}")
-
-
-_KnownAction = Annotated[AuditAction, BeforeValidator(_check_action)]
-
-
-class AuditQuery(QueryParams):
+class _AuditPageQuery(AuditQuery):
     """Query parameters of the audit log."""
 
-    user: str | None = Field(
-        default=None, max_length=63, pattern=PLAIN, description="only changes by this user"
-    )
-    subject: str | None = Field(
-        default=None,
-        max_length=192,
-        pattern=PLAIN,
-        description="only changes of this job, plan, token, user, secret, webhook, node, upload or"
-        " quota",
-    )
-    action: _KnownAction | None = Field(default=None, description="only changes of this kind")
-    token_id: str | None = Field(
-        default=None,
-        max_length=16,
-        pattern=PLAIN,
-        description="only changes with the token that has this ID",
-    )
-    request_id: str | None = Field(
-        default=None,
-        max_length=64,
-        pattern=PLAIN,
-        description="only changes by the request with this ID, as in the service's log",
-    )
-    time_after: QueryTime | None = Field(
-        default=None, description="only changes made at this time or later, with a time zone"
-    )
-    time_before: QueryTime | None = Field(
-        default=None, description="only changes made before this time, with a time zone"
-    )
     limit: int = Field(default=50, ge=1, le=200, description="entries per page (default 50)")
     cursor: int | None = Field(
         default=None, ge=1, lt=2**63, description="`next_cursor` of the previous page"
@@ -208,22 +161,11 @@ def change_user(
 
 
 @router.get("/audit", dependencies=[require_scope(Scope.AUDIT)])
-def get_audit(query: Annotated[AuditQuery, Query()], state: StateDep) -> AuditPage:
+def get_audit(query: Annotated[_AuditPageQuery, Query()], state: StateDep) -> AuditPage:
     """List the changes that users made and that match all filters, newest first, in pages. Pass
     `next_cursor` as `cursor` to get the next page.
     """
-    wanted = AuditFilter(
-        user=query.user,
-        subject=query.subject,
-        action=query.action,
-        token_id=query.token_id,
-        request_id=query.request_id,
-        time_after=to_seconds(query.time_after),
-        time_before=to_seconds(query.time_before),
-        before_id=query.cursor,
-        limit=query.limit + 1,
-    )
-    rows = read_audit(state.database, wanted)
+    rows = read_audit(state.database, query, limit=query.limit + 1, before_id=query.cursor)
     page = rows[: query.limit]
     names = read_subject_names(state.database, page)
     entries = [AuditEntry.model_validate(row) for row in page]

@@ -28,6 +28,7 @@ from accordion_service.schemas.batches import (
     BatchView,
     JobAction,
 )
+from accordion_service.schemas.queries import Archived
 from accordion_service.store.reads.jobs import JobFilter, ListingState
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_documents import stored_labels
@@ -46,8 +47,7 @@ class _Changeable:
     statuses: Collection[Status]
     desired: tuple[Desired, ...] = ()
     """Requested states; empty for all."""
-    archived: bool | None = False
-    """Only archived jobs, or only others; None for both."""
+    archived: Archived = Archived.FALSE
 
 
 _CHANGEABLE: Mapping[JobAction, _Changeable] = {
@@ -55,11 +55,11 @@ _CHANGEABLE: Mapping[JobAction, _Changeable] = {
     JobAction.PAUSE: _Changeable(statuses=UNFINISHED, desired=(Desired.RUN,)),
     JobAction.RESUME: _Changeable(statuses=UNFINISHED, desired=(Desired.PAUSE,)),
     JobAction.ARCHIVE: _Changeable(statuses=ENDED),
-    JobAction.UNARCHIVE: _Changeable(statuses=ENDED, archived=True),
+    JobAction.UNARCHIVE: _Changeable(statuses=ENDED, archived=Archived.TRUE),
     JobAction.RETRY: _Changeable(statuses=(Status.FAILED, Status.CANCELLED)),
     JobAction.RESIZE: _Changeable(statuses=UNFINISHED, desired=(Desired.RUN, Desired.PAUSE)),
     JobAction.CHANGE: _Changeable(statuses=()),
-    JobAction.DELETE: _Changeable(statuses=ENDED, archived=None),
+    JobAction.DELETE: _Changeable(statuses=ENDED, archived=Archived.ANY),
 }
 
 
@@ -94,12 +94,12 @@ def _build_filter(body: BatchRequest, caller: Caller) -> JobFilter:
     changeable = _CHANGEABLE[body.action]
     has_all = {Scope.READ_ALL, Scope.WRITE_ALL} <= caller.scopes
     return JobFilter(
-        statuses=[status.value for status in changeable.statuses],
-        desired=[desired.value for desired in changeable.desired],
+        status=list(changeable.statuses),
+        desired=list(changeable.desired),
         archived=changeable.archived,
-        labels=list(body.labels.items()),
+        label=[f"{key}:{value}" for key, value in body.labels.items()],
         owner=body.owner,
-        kind=Kind.JOB.value,
+        kind=Kind.JOB,
         ids=body.ids,
         unlike=_build_state(body),
         before=parse_cursor(body.cursor, "/cursor"),
@@ -184,7 +184,7 @@ def _check_job(body: BatchRequest, job: JobRow) -> None:
         raise Conflict(f"job {job.id} no longer has the {named}, and is left as it is")
     if body.owner not in {None, job.owner}:
         raise Conflict(f"job {job.id} no longer belongs to {body.owner}, and is left as it is")
-    is_for_archived = _CHANGEABLE[body.action].archived is not False
+    is_for_archived = _CHANGEABLE[body.action].archived != Archived.FALSE
     if job.archived and not is_for_archived and body.action != JobAction.ARCHIVE:
         raise Conflict(
             f"job {job.id} was archived meanwhile, and is left as it is; unarchive it, and try"

@@ -6,40 +6,16 @@ Dependencies that do not block are `async`: a plain function would occupy a thre
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 
 from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import CallerDep
 from accordion_service.errors import NotFound, Unavailable
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.store.reads.repository import Repository
 from accordion_service.store.tables.models import JobRow
-
-
-def _refuse_number(given: Any) -> Any:
-    """Reject a number, which would count as seconds since 1970 although no schema says so."""
-    try:
-        float(given)
-    except (TypeError, ValueError):
-        return given
-    raise ValueError("give a time with a time zone, such as 2026-01-01T08:00:00Z")
-
-
-QueryTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number)]
-
-
-def to_seconds(time: datetime | None) -> float | None:
-    """Return a time in seconds since 1970."""
-    return None if time is None else time.timestamp()
-
-
-class QueryParams(BaseModel):
-    """Base of query parameters; unknown ones are rejected."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 async def _refuse_query(query: Annotated[QueryParams, Query()]) -> None:

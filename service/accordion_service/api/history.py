@@ -13,7 +13,7 @@ from pydantic import Field
 
 from accordion_service.api.callers import require_scope
 from accordion_service.api.conditions import format_etag
-from accordion_service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
+from accordion_service.api.deps import NO_QUERY, JobDep, RepositoryDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.errors import Invalid
@@ -25,6 +25,7 @@ from accordion_service.schemas.history import (
 )
 from accordion_service.schemas.jobs import AttemptList, ScheduleView
 from accordion_service.schemas.loggers import LoggerList, LoggerView
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.schemas.why import WhyView
 from accordion_service.store.reads.repository import HistoryPage
 from accordion_service.store.tables.models import JobRow

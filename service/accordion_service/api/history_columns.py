@@ -9,11 +9,12 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from accordion_service.api.callers import require_scope
-from accordion_service.api.deps import JobDep, QueryParams, RepositoryDep
+from accordion_service.api.deps import JobDep, RepositoryDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.schemas.history_columns import DecisionColumns, EpochColumns, HistoryView
 from accordion_service.schemas.jobs import DecisionView, EpochView
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.store.reads.thinned_history import HistoryShare, thin_history
 from accordion_service.store.tables.stored_documents import layer_names
 from accordion_service.views.jobs import decision_views, epoch_views

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -18,11 +18,8 @@ from accordion_service.api.deps import (
     NO_QUERY,
     WRITES_ROWS,
     JobDep,
-    QueryParams,
-    QueryTime,
     RepositoryDep,
     StateDep,
-    to_seconds,
 )
 from accordion_service.api.loggers import check_loggers
 from accordion_service.api.priorities import check_priority
@@ -40,11 +37,12 @@ from accordion_service.domain.capacity.queue import PendingJob, plan_queue
 from accordion_service.domain.capacity.resources import ResourceRequest, sort_custom
 from accordion_service.domain.capacity.wait_causes import list_preempted
 from accordion_service.domain.capacity.waiting_message import format_start, format_waiting_message
-from accordion_service.domain.jobs.statuses import ID_PREFIX, Desired, Kind, Reason, Status
+from accordion_service.domain.jobs.statuses import Kind, Reason
 from accordion_service.errors import ApiError, Conflict, Invalid
 from accordion_service.job_inputs.pip_index import check_packages
 from accordion_service.job_inputs.queue import QueueReader
-from accordion_service.schemas.jobs import PLAIN, CloneRequest, JobPage, JobView
+from accordion_service.schemas.jobs import CloneRequest, JobPage, JobView
+from accordion_service.schemas.queries import JobQuery, QueryParams
 from accordion_service.schemas.specs import DryRun
 from accordion_service.store.reads.jobs import JobFilter
 from accordion_service.store.tables.models import JobRow
@@ -55,7 +53,6 @@ from accordion_service.store.writes.jobs import JobSubmission
 from accordion_service.views.jobs import job_view
 from accordion_workers.common.node_selectors import read_selector
 from accordion_workers.records.contract import JobSpec
-from accordion_workers.spec.types import MAX_PRIORITY
 from accordion_workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -78,105 +75,9 @@ class SubmitQuery(QueryParams):
     )
 
 
-class Archived(StrEnum):
-    """Which jobs a list has."""
-
-    FALSE = "false"
-    TRUE = "true"
-    ANY = "any"
-
-
-_ARCHIVED = {Archived.FALSE: False, Archived.TRUE: True, Archived.ANY: None}
-
-
-class ListQuery(QueryParams):
+class _ListQuery(JobQuery):
     """Query parameters of the list of jobs."""
 
-    status: list[Status] = Field(
-        default=[], max_length=len(Status), description="only jobs in one of these states"
-    )
-    name: str | None = Field(
-        default=None, max_length=63, pattern=PLAIN, description="only jobs of this name"
-    )
-    id: str | None = Field(
-        default=None,
-        pattern=ID_PREFIX,
-        description="only jobs whose ID starts with this",
-    )
-    label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
-        default=[],
-        max_length=32,
-        description="only jobs with all of these labels, given as `key:value`",
-    )
-    owner: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=63,
-        pattern=PLAIN,
-        description="only jobs of this user",
-    )
-    name_prefix: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=63,
-        pattern=PLAIN,
-        description="only jobs whose name starts with this",
-    )
-    kind: Kind | None = Field(default=None, description="only submitted jobs, or only guest runs")
-    created_after: QueryTime | None = Field(
-        default=None, description="only jobs submitted at this time or later, with a time zone"
-    )
-    created_before: QueryTime | None = Field(
-        default=None, description="only jobs submitted before this time, with a time zone"
-    )
-    started_after: QueryTime | None = Field(
-        default=None, description="only jobs that started at this time or later"
-    )
-    started_before: QueryTime | None = Field(
-        default=None, description="only jobs that started before this time"
-    )
-    ended_after: QueryTime | None = Field(
-        default=None, description="only jobs that ended at this time or later"
-    )
-    ended_before: QueryTime | None = Field(
-        default=None, description="only jobs that ended before this time"
-    )
-    reason: list[Reason] = Field(
-        default=[], max_length=len(Reason), description="only jobs with one of these reasons"
-    )
-    desired: list[Desired] = Field(
-        default=[],
-        max_length=len(Desired),
-        description="only jobs of which users want one of these states",
-    )
-    priority: int | None = Field(
-        default=None, ge=0, le=MAX_PRIORITY, description="only jobs with this priority"
-    )
-    workers: int | None = Field(
-        default=None, ge=0, le=1024, description="only jobs that hold this many workers now"
-    )
-    task: str | None = Field(
-        default=None, max_length=200, pattern=PLAIN, description="only jobs with this task"
-    )
-    method: str | None = Field(
-        default=None,
-        max_length=63,
-        pattern=PLAIN,
-        description="only jobs with this compression method",
-    )
-    policy: str | None = Field(
-        default=None, max_length=63, pattern=PLAIN, description="only jobs with this policy"
-    )
-    cloned_from: str | None = Field(
-        default=None, pattern=r"^[0-9a-f-]{36}$", description="only clones of the job with this ID"
-    )
-    archived: Archived = Field(
-        default=Archived.FALSE,
-        description=(
-            "`true`: only archived jobs; `any`: all jobs; `false` (default): only jobs that are not"
-            " archived"
-        ),
-    )
     limit: int = Field(default=50, ge=1, le=200, description="jobs per page (default 50)")
     cursor: str | None = Field(
         default=None, max_length=200, description="`next_cursor` of the previous page"
@@ -272,39 +173,18 @@ def clone(
 
 
 @router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems())
-def get_list(query: Annotated[ListQuery, Query()], state: StateDep, caller: CallerDep) -> JobPage:
+def get_list(query: Annotated[_ListQuery, Query()], state: StateDep, caller: CallerDep) -> JobPage:
     """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page.
 
     Archived jobs are left out unless `archived` asks for them. Without the scope `read:all`, only
     your own jobs and guest runs are listed.
     """
-    labels = [_parse_label(text, index) for index, text in enumerate(query.label)]
+    _check_labels(query.label)
     wanted = JobFilter(
-        statuses=[status.value for status in query.status],
-        name=query.name,
-        id_prefix=query.id,
-        labels=labels,
-        owner=query.owner,
-        name_prefix=query.name_prefix,
-        kind=query.kind,
-        created_after=to_seconds(query.created_after),
-        created_before=to_seconds(query.created_before),
-        started_after=to_seconds(query.started_after),
-        started_before=to_seconds(query.started_before),
-        ended_after=to_seconds(query.ended_after),
-        ended_before=to_seconds(query.ended_before),
-        reasons=[reason.value for reason in query.reason],
-        desired=[desired.value for desired in query.desired],
-        priority=query.priority,
-        workers=query.workers,
-        task=query.task,
-        method=query.method,
-        policy=query.policy,
-        cloned_from=query.cloned_from,
-        archived=_ARCHIVED[query.archived],
+        **query.model_dump(exclude={"limit", "cursor"}),
+        limit=query.limit + 1,
         visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
         before=parse_cursor(query.cursor, "query/cursor"),
-        limit=query.limit + 1,
     )
     rows = state.repository.jobs(wanted)
     page = rows[: query.limit]
@@ -473,8 +353,7 @@ def _build_pending(reader: QueueReader, now: float, caller: Caller, *, spec: Job
     )
 
 
-def _parse_label(text: str, index: int) -> tuple[str, str]:
-    key, colon, value = text.partition(":")
-    if not (key and colon and value):
-        raise Invalid(f"label is {text!r}; give it as key:value", f"query/label/{index}")
-    return key, value
+def _check_labels(labels: Sequence[str]) -> None:
+    for index, text in enumerate(labels):
+        if not all(text.partition(":")):
+            raise Invalid(f"label is {text!r}; give it as key:value", f"query/label/{index}")

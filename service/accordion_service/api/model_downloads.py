@@ -13,7 +13,7 @@ from pydantic import Field
 
 from accordion_service.api.app_state import MAX_WAITING_EXPORTS, AppState, hold_place
 from accordion_service.api.callers import require_scope
-from accordion_service.api.deps import JobDep, QueryParams, StateDep
+from accordion_service.api.deps import JobDep, StateDep
 from accordion_service.api.model_files import export_model_file
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
@@ -23,6 +23,7 @@ from accordion_service.errors import Conflict, Unavailable
 from accordion_service.job_inputs.checkpoints import choose_checkpoints
 from accordion_service.process.child_processes import inherit_environment
 from accordion_service.schemas.jobs import PLAIN
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_spec import spec_of
 

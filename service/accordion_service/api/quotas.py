@@ -9,7 +9,7 @@ from pydantic import Field
 
 from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import CallerDep, require_scope
-from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
+from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.domain.capacity.quota_reservations import measure_usage
@@ -24,6 +24,7 @@ from accordion_service.domain.capacity.quotas import (
 )
 from accordion_service.errors import Invalid
 from accordion_service.job_inputs.queue import QueueReader
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.schemas.quotas import (
     LABEL,
     USER_OR_ANY,

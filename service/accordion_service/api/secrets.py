@@ -12,10 +12,11 @@ from pydantic import Field
 
 from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import CallerDep, require_scope
-from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
+from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Caller, Scope, describe_missing_scope
 from accordion_service.errors import Conflict, Forbidden, Invalid, SettingsError, Unavailable
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.schemas.secrets import SecretList, SecretRequest, SecretView
 from accordion_service.settings.secret_box import (
     MAKE_KEY_FIRST,

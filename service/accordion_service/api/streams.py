@@ -11,13 +11,14 @@ from starlette.responses import StreamingResponse
 
 from accordion_service.api.callers import CallerDep, require_scope
 from accordion_service.api.conditions import last_event_id
-from accordion_service.api.deps import JobDep, QueryParams, StateDep
+from accordion_service.api.deps import JobDep, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream_feed
 from accordion_service.domain.access import Scope
 from accordion_service.domain.jobs.status_table import ENDED
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.errors import Invalid
+from accordion_service.schemas.queries import QueryParams
 
 router = APIRouter(
     prefix="/jobs/{job_id}", tags=["streams"], dependencies=[require_scope(Scope.READ)]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import CallerDep, require_scope
-from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, QueryParams, StateDep
+from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.api.receiver_checks import check_receiver
 from accordion_service.api.secrets import create_box
@@ -19,6 +19,7 @@ from accordion_service.domain.access import Scope
 from accordion_service.domain.webhooks.retries import DeliveryState
 from accordion_service.domain.webhooks.signatures import new_signing_secret
 from accordion_service.domain.webhooks.targets import WebhookTarget
+from accordion_service.schemas.queries import QueryParams
 from accordion_service.schemas.webhooks import (
     WEBHOOK_NAME,
     DeliveryPage,

@@ -6,6 +6,7 @@ import itertools
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +428,21 @@ def test_a_list_asks_for_the_archive_only_if_it_is_wanted(client_of: ClientOf) -
         list(client.all_jobs(archived=archived))
     client.find("x")
     assert asked == [None, None, "true", "true", "any", "any", None]
+
+
+def test_a_list_sends_filters_under_the_names_of_the_api(client_of: ClientOf) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        asked.extend(request.url.params.multi_items())
+        return jobs_named("x")(request)
+
+    client, since = client_of(serve), datetime(2027, 1, 31, tzinfo=UTC)
+    client.jobs(id_prefix="a", status=("RUNNING", "QUEUED"), created_after=since, owner=None)
+    expected = {("id", "a"), ("status", "RUNNING"), ("status", "QUEUED"), ("limit", "50")}
+    assert set(asked) == expected | {("created_after", since.isoformat())}
+    with pytest.raises(TypeError, match="no filter 'stats'; there are status, name, "):
+        client.jobs(stats=["RUNNING"])
 
 
 def test_events_after_the_end_do_not_open_the_stream_again(client_of: ClientOf) -> None:

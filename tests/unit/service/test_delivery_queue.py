@@ -20,8 +20,9 @@ from accordion_service.domain.jobs.statuses import Reason, Status
 from accordion_service.domain.webhooks.retries import MAX_ATTEMPTS, RETRY_DELAYS_S, DeliveryState
 from accordion_service.errors import Forbidden
 from accordion_service.scheduler.retention import DEAD_RETENTION_S
+from accordion_service.schemas.queries import AuditQuery
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.audit import AuditFilter, read_audit
+from accordion_service.store.reads.audit import read_audit
 from accordion_service.store.reads.webhooks import ALL_USERS
 from accordion_service.store.tables.models import DeliveryRow, JobRow, UserRow, WebhookRow
 from accordion_service.store.writes import webhook_messages
@@ -313,7 +314,7 @@ def test_a_webhook_that_is_disabled_by_its_receiver_is_in_the_audit_log(queue: Q
     assert claimed is not None
     gone = AttemptOutcome(response_status=410, message="gone")
     queue.queue.record_failure(claimed, gone, random_fraction=0.0)
-    [entry] = read_audit(queue.database, AuditFilter(subject="hook", user=DELIVERY.user))
+    [entry] = read_audit(queue.database, AuditQuery(subject="hook", user=DELIVERY.user), limit=2)
     assert entry.action == "webhook.disabled"
     assert entry.after is not None
     assert entry.after["user"] == FULL_ACCESS.user

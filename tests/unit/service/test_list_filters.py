@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accordion_service.schemas.queries import Archived
 from accordion_service.store.engine.database import Database
 from accordion_service.store.reads import jobs as job_list
 from accordion_service.store.reads.jobs import JobFilter, ListingState
@@ -48,11 +49,12 @@ RARE: dict[str, tuple[int, Any]] = {
     "min_workers": (12, 2),
 }
 """Values that every so-manieth job has: no two of them are on the same jobs."""
+AT_90 = "1970-01-01T00:01:30Z"
 FILTERS: list[tuple[dict[str, Any], Callable[[JobRow], bool]]] = [
     ({"name": "needle-1"}, lambda job: job.name == "needle-1"),
     ({"name_prefix": "needle"}, lambda job: job.name.startswith("needle")),
-    ({"statuses": ["RUNNING"]}, lambda job: job.status == "RUNNING"),
-    ({"reasons": ["NO_STEPS", "LOST"]}, lambda job: job.reason == "NO_STEPS"),
+    ({"status": ["RUNNING"]}, lambda job: job.status == "RUNNING"),
+    ({"reason": ["NO_STEPS", "LOST"]}, lambda job: job.reason == "NO_STEPS"),
     ({"desired": ["PAUSE"]}, lambda job: job.desired == "PAUSE"),
     ({"priority": 99}, lambda job: job.priority == 99),
     ({"workers": 0}, lambda job: job.workers == 0),
@@ -63,15 +65,15 @@ FILTERS: list[tuple[dict[str, Any], Callable[[JobRow], bool]]] = [
     ({"owner": "ada"}, lambda job: job.owner == "ada"),
     ({"visible_to": "ada"}, lambda job: job.owner in {None, "ada"}),
     ({"kind": "guest"}, lambda job: job.kind == "guest"),
-    ({"labels": [("team", "a")]}, lambda job: job.labels["team"] == "a"),
+    ({"label": ["team:a"]}, lambda job: job.labels["team"] == "a"),
     ({"id_prefix": "0" * 34 + "1"}, lambda job: job.id.startswith("0" * 34 + "1")),
     ({"ids": [f"{n:036d}" for n in range(50)]}, lambda job: int(job.id) < 50),
-    ({"created_after": 90.0}, lambda job: job.created_at >= 90),
-    ({"created_before": 90.0}, lambda job: job.created_at < 90),
-    ({"started_after": 90.0}, lambda job: (job.started_at or 0) >= 90),
-    ({"started_before": 90.0}, lambda job: (job.started_at or 999) < 90),
-    ({"ended_after": 90.0}, lambda job: (job.ended_at or 0) >= 90),
-    ({"ended_before": 90.0}, lambda job: (job.ended_at or 999) < 90),
+    ({"created_after": AT_90}, lambda job: job.created_at >= 90),
+    ({"created_before": AT_90}, lambda job: job.created_at < 90),
+    ({"started_after": AT_90}, lambda job: (job.started_at or 0) >= 90),
+    ({"started_before": AT_90}, lambda job: (job.started_at or 999) < 90),
+    ({"ended_after": AT_90}, lambda job: (job.ended_at or 0) >= 90),
+    ({"ended_before": AT_90}, lambda job: (job.ended_at or 999) < 90),
     ({"unlike": ListingState(priority=50)}, lambda job: job.priority != 50),
     ({"unlike": ListingState(limits=(1, 2))}, lambda job: job.min_workers != 1),
     (
@@ -113,16 +115,16 @@ def make_job(number: int) -> JobRow:
 
 
 @pytest.mark.parametrize("max_rows", [0, job_list.MAX_ROWS])
-@pytest.mark.parametrize("archived", [False, None])
+@pytest.mark.parametrize("archived", [Archived.FALSE, Archived.ANY])
 def test_filters_find_the_newest_jobs_that_match_all_of_them(
     repository: Repository,
     monkeypatch: pytest.MonkeyPatch,
-    archived: bool | None,
+    archived: Archived,
     max_rows: int,
 ) -> None:
     monkeypatch.setattr(job_list, "MAX_ROWS", max_rows)
-    jobs = repository.jobs(JobFilter(archived=None, limit=NUM_JOBS))
-    jobs = [job for job in jobs if archived in {None, job.archived}]
+    jobs = repository.jobs(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
+    jobs = [job for job in jobs if archived == Archived.ANY or not job.archived]
     for (one, is_one), (other, is_other) in combinations(FILTERS, 2):
         if one.keys() != other.keys():
             expected = [job.id for job in jobs if is_one(job) and is_other(job)]
@@ -141,9 +143,14 @@ def test_no_other_filter_finds_the_same_jobs(
     assert found not in [{job.id for job in jobs if is_other(job)} for is_other in others]
 
 
+def test_every_filter_is_tried() -> None:
+    tried = {name for given, _ in FILTERS for name in given} | {"archived"}
+    assert tried == JobFilter.model_fields.keys() - {"before", "limit"}
+
+
 def test_a_filter_alone_finds_the_newest_jobs_that_match(repository: Repository) -> None:
-    jobs = repository.jobs(JobFilter(archived=None, limit=NUM_JOBS))
+    jobs = repository.jobs(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
     for given, matches in FILTERS:
         expected = [job.id for job in jobs if matches(job)]
-        found = repository.jobs(JobFilter(**given, archived=None, limit=LIMIT))
+        found = repository.jobs(JobFilter(**given, archived=Archived.ANY, limit=LIMIT))
         assert [job.id for job in found] == expected[:LIMIT], given

@@ -13,9 +13,10 @@ from sqlalchemy import Engine, event, insert, select
 
 from accordion_service.domain.access import FULL_ACCESS
 from accordion_service.scheduler import allocator
+from accordion_service.schemas.queries import Archived, AuditQuery
 from accordion_service.store.engine.database import Database
 from accordion_service.store.reads import jobs as job_list
-from accordion_service.store.reads.audit import AuditFilter, read_audit
+from accordion_service.store.reads.audit import read_audit
 from accordion_service.store.reads.jobs import JobFilter, ListingState
 from accordion_service.store.reads.repository import Repository
 from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
@@ -118,11 +119,11 @@ def test_a_submission_writes_each_of_its_rows_once(world: World) -> None:
     "read",
     [
         lambda repository: repository.jobs(JobFilter()),
-        lambda repository: repository.jobs(JobFilter(statuses=["RUNNING"])),
+        lambda repository: repository.jobs(JobFilter(status=["RUNNING"])),
         lambda repository: repository.jobs(JobFilter(name="n")),
         lambda repository: repository.jobs(JobFilter(id_prefix="01a2")),
         lambda repository: repository.jobs(JobFilter(before=(1.0, "j"))),
-        lambda repository: repository.jobs(JobFilter(archived=True)),
+        lambda repository: repository.jobs(JobFilter(archived=Archived.TRUE)),
         lambda repository: repository.shown(1.0),
         lambda repository: repository.count_by_status(),
         lambda repository: repository.count_listed(None),
@@ -166,27 +167,28 @@ def test_no_old_job_is_read_once_the_database_knows_its_statistics(
     assert full_scans(world, found) == []
 
 
+_AT_1, _AT_9 = "1970-01-01T00:00:01Z", "1970-01-01T00:00:09Z"
 _BY_AGE = "ix_jobs_list (archived=?"
 
 
-@pytest.mark.parametrize("archived", [False, True, None])
+@pytest.mark.parametrize("archived", list(Archived))
 @pytest.mark.parametrize(
     ("filters", "index"),
     [
         ({}, _BY_AGE),
         ({"before": (1.0, "j")}, f"{_BY_AGE} AND (created_at,id)<(?,?)"),
         (
-            {"statuses": ["FAILED"], "method": "topk"},
+            {"status": ["FAILED"], "method": "topk"},
             "ix_jobs_status_list (status=? AND archived=?",
         ),
         (
-            {"statuses": ["FAILED"], "name": "n", "owner": "ada"},
+            {"status": ["FAILED"], "name": "n", "owner": "ada"},
             "ix_jobs_status_list (status=? AND archived=?",
         ),
-        ({"statuses": ["FAILED"], "name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
-        ({"statuses": ["FAILED"], "owner": "ada"}, "ix_jobs_owner_list (owner=? AND archived=?"),
+        ({"status": ["FAILED"], "name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
+        ({"status": ["FAILED"], "owner": "ada"}, "ix_jobs_owner_list (owner=? AND archived=?"),
         (
-            {"statuses": ["FAILED"], "id_prefix": "01a2"},
+            {"status": ["FAILED"], "id_prefix": "01a2"},
             "sqlite_autoindex_jobs_1 (id>? AND id<?",
         ),
         ({"name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
@@ -196,7 +198,7 @@ _BY_AGE = "ix_jobs_list (archived=?"
     ],
 )
 def test_a_filter_is_served_by_an_index(
-    world: World, filters: dict[str, Any], index: str, archived: bool | None
+    world: World, filters: dict[str, Any], index: str, archived: Archived
 ) -> None:
     with selects(world) as found:
         world.repository.jobs(JobFilter(**filters, archived=archived))
@@ -205,7 +207,7 @@ def test_a_filter_is_served_by_an_index(
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
         steps = [step[3] for step in plan if " jobs " in step[3]]
     used = [step for step in steps if index in step]
-    is_merged = archived is None and "id_prefix" not in filters
+    is_merged = archived == Archived.ANY and "id_prefix" not in filters
     assert len(used) == (2 if is_merged else 1), steps
     assert all(step.startswith("SEARCH jobs USING ") for step in steps)
 
@@ -215,11 +217,17 @@ def test_a_filter_is_served_by_an_index(
     [
         ({}, "ix_audit_time_id"),
         ({"before_id": 1}, "ix_audit_time_id (time<?"),
-        ({"time_after": 1.0, "time_before": 2.0}, "ix_audit_time_id (time>? AND time<?"),
+        ({"time_after": _AT_1, "time_before": _AT_9}, "ix_audit_time_id (time>? AND time<?"),
         ({"user": "ada"}, "ix_audit_user_name_time_id (user_name=?"),
-        ({"subject": "j", "time_before": 2.0}, "ix_audit_subject_time_id (subject=? AND time<?"),
-        ({"action": "a", "before_id": 1}, "ix_audit_action_time_id (action=? AND time<?"),
-        ({"token_id": "t", "time_after": 1.0}, "ix_audit_token_id_time_id (token_id=? AND time>?"),
+        ({"subject": "j", "time_before": _AT_9}, "ix_audit_subject_time_id (subject=? AND time<?"),
+        (
+            {"action": "job.cancelled", "before_id": 1},
+            "ix_audit_action_time_id (action=? AND time<?",
+        ),
+        (
+            {"token_id": "t", "time_after": _AT_1},
+            "ix_audit_token_id_time_id (token_id=? AND time>?",
+        ),
         ({"request_id": "r"}, "ix_audit_request_id_time_id (request_id=?"),
     ],
     ids=str,
@@ -229,7 +237,9 @@ def test_a_page_of_the_audit_log_is_read_in_the_order_of_an_index(
 ) -> None:
     world.submit()
     with selects(world) as found:
-        read_audit(world.database, AuditFilter(**filters))
+        before_id = filters.get("before_id")
+        wanted = AuditQuery(**{name: filters[name] for name in filters.keys() - {"before_id"}})
+        read_audit(world.database, wanted, limit=50, before_id=before_id)
     statement, values = found[-1]
     with world.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
@@ -245,7 +255,7 @@ def test_old_histories_are_found_by_an_index_of_those_that_remain(world: World) 
 
 
 _LABEL = "job_labels USING COVERING INDEX ix_job_labels_list (key=? AND value=? AND archived=?"
-_TEAM, _RUN = ("team", "a"), ("run", "1")
+_TEAM, _RUN = "team:a", "run:1"
 
 
 def steps_of(world: World, statement: tuple[str, Any]) -> list[str]:
@@ -256,13 +266,13 @@ def steps_of(world: World, statement: tuple[str, Any]) -> list[str]:
         return [step[3] for step in plan if " job" in step[3]]
 
 
-@pytest.mark.parametrize("archived", [False, True, None])
+@pytest.mark.parametrize("archived", list(Archived))
 @pytest.mark.parametrize(
     "filters",
     [
         {},
         {"before": (1.0, "j")},
-        {"created_before": 1.0, "kind": "guest"},
+        {"created_before": _AT_1, "kind": "guest"},
         {"owner": "ada"},
         {"visible_to": "ada", "name": "n"},
         {"name_prefix": "n", "id_prefix": "01a2"},
@@ -270,22 +280,24 @@ def steps_of(world: World, statement: tuple[str, Any]) -> list[str]:
     ids=str,
 )
 def test_a_list_by_label_reads_the_index_of_labels_and_the_jobs_of_the_page(
-    world: World, filters: dict[str, Any], archived: bool | None
+    world: World, filters: dict[str, Any], archived: Archived
 ) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(labels=[_TEAM], archived=archived, **filters))
+        world.repository.jobs(JobFilter(label=[_TEAM], archived=archived, **filters))
     [statement] = found
     page, *steps = steps_of(world, statement)
     assert page == "SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"
-    assert len(steps) == (2 if archived is None else 1), "archived jobs and others are read apart"
+    assert len(steps) == (2 if archived == Archived.ANY else 1), (
+        "archived jobs and others are read apart"
+    )
     assert all(_LABEL in step for step in steps), steps
 
 
 def test_the_label_that_the_fewest_jobs_have_leads_a_list(world: World) -> None:
-    world.submit(labels=dict([_TEAM, _RUN]))
-    world.submit(labels=dict([_TEAM]))
+    world.submit(labels={"team": "a", "run": "1"})
+    world.submit(labels={"team": "a"})
     with selects(world) as found:
-        world.repository.jobs(JobFilter(labels=[_TEAM, _RUN]))
+        world.repository.jobs(JobFilter(label=[_TEAM, _RUN]))
     [first, *others] = steps_of(world, found[-1])[1:]
     assert _LABEL in first
     assert [step.partition(" USING ")[2] for step in others] == ["PRIMARY KEY (job_id=? AND key=?)"]
@@ -297,10 +309,10 @@ def test_the_label_that_the_fewest_jobs_have_leads_a_list(world: World) -> None:
 def test_a_label_that_many_jobs_have_is_looked_up_for_the_jobs_of_a_status(
     world: World, monkeypatch: pytest.MonkeyPatch, statuses: list[str]
 ) -> None:
-    world.submit(labels=dict([_TEAM]))
+    world.submit(labels={"team": "a"})
     monkeypatch.setattr(job_list, "MAX_ROWS", 0)
     with selects(world) as found:
-        world.repository.jobs(JobFilter(labels=[_TEAM], statuses=statuses))
+        world.repository.jobs(JobFilter(label=[_TEAM], status=statuses))
     steps = steps_of(world, found[-1])[1:]
     jobs = [step for step in steps if "ix_jobs_status_list (status=?" in step]
     assert len(jobs) == len(statuses)
@@ -309,11 +321,11 @@ def test_a_label_that_many_jobs_have_is_looked_up_for_the_jobs_of_a_status(
 
 
 def test_a_label_that_few_jobs_have_leads_a_list_of_a_status(world: World) -> None:
-    world.submit(labels=dict([_TEAM]))
+    world.submit(labels={"team": "a"})
     for _ in range(4):
         world.submit()
     with selects(world) as found:
-        world.repository.jobs(JobFilter(labels=[_TEAM], statuses=["QUEUED"]))
+        world.repository.jobs(JobFilter(label=[_TEAM], status=["QUEUED"]))
     label, job = steps_of(world, found[-1])[1:]
     assert _LABEL in label
     assert job == "SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"
@@ -325,15 +337,15 @@ def test_a_label_that_few_jobs_have_leads_a_list_of_a_status(world: World) -> No
         {},
         {"name": "n"},
         {"owner": "ada"},
-        {"statuses": ["FAILED"]},
-        {"statuses": ["FAILED", "RUNNING"]},
-        {"labels": [_TEAM]},
+        {"status": ["FAILED"]},
+        {"status": ["FAILED", "RUNNING"]},
+        {"label": [_TEAM]},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("archived", [False, True, None])
+@pytest.mark.parametrize("archived", list(Archived))
 def test_a_list_is_read_in_the_order_of_an_index(
-    world: World, filters: dict[str, Any], archived: bool | None
+    world: World, filters: dict[str, Any], archived: Archived
 ) -> None:
     with selects(world) as found:
         world.repository.jobs(JobFilter(**filters, archived=archived))
@@ -353,20 +365,20 @@ def test_a_list_is_read_in_the_order_of_an_index(
         {"owner": "ada"},
         {"priority": 99},
         {"task": "t", "method": "topk", "policy": "fixed"},
-        {"cloned_from": "c", "workers": 7},
-        {"reasons": ["LOST"], "desired": ["PAUSE"]},
-        {"started_after": 1.0, "ended_before": 9.0},
-        {"statuses": ["FAILED", "RUNNING"], "method": "topk", "priority": 99},
-        {"statuses": ["FAILED"], "ended_after": 1.0},
-        {"statuses": ["FAILED"], "name_prefix": "n", "kind": "job"},
-        {"statuses": ["FAILED"], "visible_to": "ada"},
-        {"statuses": ["FAILED"], "name": "n"},
-        {"statuses": ["FAILED"], "owner": "ada", "visible_to": "ada"},
-        {"statuses": ["FAILED"], "owner": "ada", "name": "n"},
-        {"statuses": ["FAILED"], "owner": "ada", "task": "t"},
-        {"labels": [_TEAM], "method": "topk", "priority": 99},
-        {"labels": [_TEAM], "ended_after": 1.0, "owner": "ada"},
-        {"labels": [_TEAM], "unlike": ListingState(priority=1)},
+        {"cloned_from": "c" * 36, "workers": 7},
+        {"reason": ["LOST"], "desired": ["PAUSE"]},
+        {"started_after": _AT_1, "ended_before": _AT_9},
+        {"status": ["FAILED", "RUNNING"], "method": "topk", "priority": 99},
+        {"status": ["FAILED"], "ended_after": _AT_1},
+        {"status": ["FAILED"], "name_prefix": "n", "kind": "job"},
+        {"status": ["FAILED"], "visible_to": "ada"},
+        {"status": ["FAILED"], "name": "n"},
+        {"status": ["FAILED"], "owner": "ada", "visible_to": "ada"},
+        {"status": ["FAILED"], "owner": "ada", "name": "n"},
+        {"status": ["FAILED"], "owner": "ada", "task": "t"},
+        {"label": [_TEAM], "method": "topk", "priority": 99},
+        {"label": [_TEAM], "ended_after": _AT_1, "owner": "ada"},
+        {"label": [_TEAM], "unlike": ListingState(priority=1)},
     ],
     ids=str,
 )

@@ -21,7 +21,6 @@ from accordion_service.api.callers import CallerDep, require_scope
 from accordion_service.api.dashboard.assets import list_assets
 from accordion_service.api.dashboard.pages import render_page
 from accordion_service.api.deps import RepositoryDep
-from accordion_service.api.jobs import ListQuery
 from accordion_service.domain.access import Scope, describe_missing_scope
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.ray_links import link_to_workers
@@ -30,6 +29,7 @@ from accordion_service.domain.performance.bottleneck import PART_NAMES
 from accordion_service.errors import NotFound
 from accordion_service.schemas.jobs import PLAIN
 from accordion_service.schemas.login import CHALLENGE
+from accordion_service.schemas.queries import JobQuery
 from accordion_service.store.tables.stored_documents import stored_ray_run
 from accordion_service.views.jobs import job_view
 
@@ -65,7 +65,7 @@ CHARTS = (
 def show_jobs(request: Request, caller: CallerDep) -> Response:
     """Show the list of jobs."""
     sees_all = Scope.READ_ALL in caller.scopes
-    filters = " ".join(sorted(ListQuery.model_fields.keys() - {"limit", "cursor"}))
+    filters = " ".join(field.alias or name for name, field in JobQuery.model_fields.items())
     return render_page(request, "jobs.html", page="jobs", sees_all=sees_all, filters=filters)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ConfigDict
 from sqlalchemy import (
     ColumnElement,
     ScalarSelect,
@@ -33,6 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
+from accordion_service.schemas.queries import Archived, JobQuery
 from accordion_service.store.tables.job_labels import JobLabelRow
 from accordion_service.store.tables.models import JobRow
 
@@ -46,6 +48,11 @@ _LOWEST_ID, _HIGHEST_ID = (
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",
 )
+_OF_ONE = frozenset(
+    {"status", "name", "label", "owner", "archived", "created_after", "created_before"}
+    | {"before", "limit"}
+)
+"""Filters whose columns the index of names has, and that of owners."""
 Label = tuple[str, str]
 """Key and value."""
 
@@ -61,48 +68,26 @@ class ListingState:
     """Fewest and most workers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
-    """Filter of a job list; None and empty match all."""
+class JobFilter(JobQuery):
+    """Filters of a job list, with those that requests do not name; None and empty match all."""
 
-    statuses: Sequence[str] = ()
-    desired: Sequence[str] = ()
-    """Requested states."""
-    name: str | None = None
-    id_prefix: str | None = None
-    """Prefix of the job id."""
+    model_config = ConfigDict(frozen=True, validate_by_name=True)
+
     ids: Sequence[str] = ()
     """Whole ids, of which a job must have one."""
-    labels: Sequence[Label] = ()
-    """Labels as key and value; a job must have all of them."""
-    owner: str | None = None
-    name_prefix: str | None = None
-    kind: str | None = None
-    created_after: float | None = None
-    """Earliest time of submission, in seconds since 1970."""
-    created_before: float | None = None
-    started_after: float | None = None
-    """Earliest time at which its first worker group started, in seconds since 1970."""
-    started_before: float | None = None
-    ended_after: float | None = None
-    ended_before: float | None = None
-    reasons: Sequence[str] = ()
-    priority: int | None = None
-    workers: int | None = None
-    """Number of workers allocated."""
-    task: str | None = None
-    method: str | None = None
-    policy: str | None = None
-    cloned_from: str | None = None
     unlike: ListingState | None = None
     """Only jobs of which at least one of these differs."""
-    archived: bool | None = False
-    """Only archived jobs, or only others; None for both."""
     visible_to: str | None = None
     """User whose jobs, and guest runs, are visible; None if all jobs are."""
     before: tuple[float, str] | None = None
     """Creation time and id of the last job of the previous page."""
     limit: int = 50
+
+    @property
+    def labels(self) -> list[Label]:
+        """Labels as key and value, each once; a job must have all of them."""
+        pairs = (text.partition(":") for text in dict.fromkeys(self.label))
+        return [(key, value) for key, _, value in pairs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +145,8 @@ def count_listed(session: Session, visible_to: str | None) -> dict[tuple[str, st
 
 def _choose_label(session: Session, wanted: JobFilter) -> Label | None:
     """Return the label by whose index to read a list; None to read it by an index of the jobs."""
-    labels = list(dict.fromkeys(wanted.labels))
-    if len(labels) <= 1 and not wanted.statuses:
+    labels = wanted.labels
+    if len(labels) <= 1 and not wanted.status:
         return labels[0] if labels else None
     times = _time_conditions(wanted, _ENTRIES)
     entries = {
@@ -172,7 +157,7 @@ def _choose_label(session: Session, wanted: JobFilter) -> Label | None:
     }
     counts = {label: _count_ids(session, entries[label], MAX_ROWS + 1) for label in labels}
     rarest = min(counts, key=lambda label: counts[label], default=None)
-    if rarest is None or not wanted.statuses:
+    if rarest is None or not wanted.status:
         return rarest
     listed = select(JobRow.id).where(*_time_conditions(wanted, _JOBS))
     num_listed = _count_ids(session, _split_by_status(listed, wanted), MAX_ROWS * ROW_COST)
@@ -203,7 +188,7 @@ def _same_job(wanted: JobFilter) -> list[ColumnElement[bool]]:
     entries are small, or by its row if the index lacks a column.
     """
     has_limits = wanted.unlike is not None and wanted.unlike.limits is not None
-    if wanted.statuses or has_limits:
+    if wanted.status or has_limits:
         return [JobRow.id == JobLabelRow.job_id]
     return [
         JobRow.archived == JobLabelRow.archived,
@@ -218,10 +203,11 @@ def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
     conditions = [*_index_conditions(wanted, _JOBS), *_job_conditions(wanted), *labels]
     if wanted.id_prefix is not None:
         query = select(JobRow.id).where(*conditions, *_hidden_status(wanted))
-        if wanted.archived is not None:
-            query = query.where(_hide(JobRow.archived) == _as_literal(wanted.archived))
+        if wanted.archived != Archived.ANY:
+            is_archived = _as_literal(wanted.archived == Archived.TRUE)
+            query = query.where(_hide(JobRow.archived) == is_archived)
         return [_take_page(query, wanted, _JOBS)]
-    if not wanted.statuses:
+    if not wanted.status:
         query = select(JobRow.id).where(*conditions)
         parts = _split_by_archived(query, wanted, _JOBS)
     elif _is_of_one(wanted):
@@ -240,19 +226,9 @@ def _is_of_one(wanted: JobFilter) -> bool:
     """Return whether a list with a filter by status is of one name, or of one owner, alone: the
     index of names, or that of owners, has all columns of the filter.
     """
-    alone = JobFilter(
-        statuses=wanted.statuses,
-        name=wanted.name,
-        labels=wanted.labels,
-        owner=wanted.owner,
-        created_after=wanted.created_after,
-        created_before=wanted.created_before,
-        archived=wanted.archived,
-        visible_to=wanted.visible_to if wanted.owner is not None else None,
-        before=wanted.before,
-        limit=wanted.limit,
-    )
-    return (wanted.name is None) != (wanted.owner is None) and wanted == alone
+    alone = {*_OF_ONE, *(["visible_to"] if wanted.owner is not None else [])}
+    has_more = wanted.model_dump(exclude=alone, exclude_defaults=True)
+    return (wanted.name is None) != (wanted.owner is None) and not has_more
 
 
 def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]:
@@ -261,13 +237,14 @@ def _split_by_status(query: Select[str], wanted: JobFilter) -> list[Select[str]]
     return [
         part.where(JobRow.status == status)
         for part in parts
-        for status in dict.fromkeys(wanted.statuses)
+        for status in dict.fromkeys(wanted.status)
     ]
 
 
 def _split_by_archived(query: Select[str], wanted: JobFilter, listed: _Listed) -> list[Select[str]]:
     """Split a query into one for archived jobs and one for others: indexes hold them apart."""
-    values = (False, True) if wanted.archived is None else (wanted.archived,)
+    both = (False, True)
+    values = both if wanted.archived == Archived.ANY else (wanted.archived == Archived.TRUE,)
     # A comparison with `=`, which an index serves on both databases.
     return [query.where(listed.archived == _as_literal(value)) for value in values]
 
@@ -298,34 +275,34 @@ def _time_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[b
     place = tuple_(listed.created_at, listed.id)
     return _conditions(
         (wanted.before, lambda last: place < last),
-        (wanted.created_after, lambda time: listed.created_at >= time),
-        (wanted.created_before, lambda time: listed.created_at < time),
+        (wanted.created_after, lambda time: listed.created_at >= time.timestamp()),
+        (wanted.created_before, lambda time: listed.created_at < time.timestamp()),
     )
 
 
 def _status_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    return _conditions((wanted.statuses or None, JobRow.status.in_))
+    return _conditions((wanted.status or None, JobRow.status.in_))
 
 
 def _hidden_status(wanted: JobFilter) -> list[ColumnElement[bool]]:
-    return _conditions((wanted.statuses or None, _hide(JobRow.status).in_))
+    return _conditions((wanted.status or None, _hide(JobRow.status).in_))
 
 
 def _job_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     """Return the conditions, except that of the status, whose columns only jobs have."""
     return _conditions(
         (wanted.desired or None, JobRow.desired.in_),
-        (wanted.reasons or None, JobRow.reason.in_),
+        (wanted.reason or None, JobRow.reason.in_),
         (wanted.priority, lambda priority: JobRow.priority == priority),
         (wanted.workers, lambda workers: JobRow.workers == workers),
         (wanted.task, lambda task: JobRow.task == task),
         (wanted.method, lambda method: JobRow.method == method),
         (wanted.policy, lambda policy: JobRow.policy == policy),
         (wanted.cloned_from, lambda job_id: JobRow.cloned_from == job_id),
-        (wanted.started_after, lambda time: JobRow.started_at >= time),
-        (wanted.started_before, lambda time: JobRow.started_at < time),
-        (wanted.ended_after, lambda time: JobRow.ended_at >= time),
-        (wanted.ended_before, lambda time: JobRow.ended_at < time),
+        (wanted.started_after, lambda time: JobRow.started_at >= time.timestamp()),
+        (wanted.started_before, lambda time: JobRow.started_at < time.timestamp()),
+        (wanted.ended_after, lambda time: JobRow.ended_at >= time.timestamp()),
+        (wanted.ended_before, lambda time: JobRow.ended_at < time.timestamp()),
         (wanted.unlike, _is_unlike),
     )
 
