@@ -26,7 +26,7 @@ model, with its fields.
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The schema, which is made without a query of a database."""
     app = create_app(load_settings(home=tmp_path_factory.mktemp("home"), no_auth=True))

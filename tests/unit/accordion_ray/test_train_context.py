@@ -62,7 +62,7 @@ def test_a_call_outside_of_ray_train_names_the_way_out() -> None:
 
 def test_a_call_in_a_job_of_the_service_names_the_way_out() -> None:
     with pytest.raises(
-        AttachError, match=r"in a job of the Accordion accordion_service.*workers\.session"
+        AttachError, match=r"in a job of the Accordion service.*session of accordion_workers"
     ):
         check_not_in_job(SimpleNamespace(get_synchronization_actor=lambda: None))
 

@@ -159,7 +159,7 @@ def test_an_export_that_cannot_run_is_reported(tmp_path: Path) -> None:
     ],
 )
 def test_the_advice_fits_the_crash(tmp_path: Path, module: str, advice: str) -> None:
-    package = tmp_path / "workers" / "checkpoint"
+    package = tmp_path / "accordion_workers" / "checkpoint"
     package.mkdir(parents=True)
     (package / "model_export.py").write_text(module)
     with pytest.raises(Unavailable, match=advice):
