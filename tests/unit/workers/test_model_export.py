@@ -161,6 +161,8 @@ def test_an_export_that_cannot_run_is_reported(tmp_path: Path) -> None:
 def test_the_advice_fits_the_crash(tmp_path: Path, module: str, advice: str) -> None:
     package = tmp_path / "accordion_workers" / "checkpoint"
     package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
     (package / "model_export.py").write_text(module)
     with pytest.raises(Unavailable, match=advice):
         export_model_file(request(tmp_path, "g1"), {**os.environ, "PYTHONPATH": str(tmp_path)})
