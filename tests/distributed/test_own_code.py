@@ -426,13 +426,13 @@ def logged_without_us(rank: int, file: str) -> str:
     """Run a script outside of a job; return what is logged with Python's default settings."""
     shown = io.StringIO()
     handler = logging.StreamHandler(shown)
-    logging.getLogger("workers").addHandler(handler)
+    logging.getLogger("accordion_workers").addHandler(handler)
     try:
         run_without_us(rank, file, [])
     except SupersededError as error:
         shown.write(f"raised {error}")
     finally:
-        logging.getLogger("workers").removeHandler(handler)
+        logging.getLogger("accordion_workers").removeHandler(handler)
     return shown.getvalue()
 
 

@@ -64,7 +64,7 @@ CONFIG = "__import__('accordion').Config(), optimizer, step='optimizer'"
 MISTAKES = {
     "an import by an old name": (
         change("for epoch in", "from workers.session import session as old\nfor epoch in"),
-        "there is no module 'workers'; what Accordion had there is now `from accordion_workers",
+        "what Accordion had there is now `from accordion_workers import session`",
     ),
     "an attach of the library": (
         attach_itself(f"{LIBRARY}(model, {CONFIG})"),

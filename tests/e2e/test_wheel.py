@@ -91,7 +91,7 @@ SDK = """
 from accordion_client import connect
 
 with connect() as client:
-    print("jobs:", *(job.name for job in client.jobs()))
+    print("jobs:", *(job.name for job in client.jobs().items))
 """
 JOB = {
     "name": "beside-strangers",
@@ -241,7 +241,7 @@ def test_a_script_of_a_job_runs_under_torchrun_beside_strangers(
 
 
 def test_a_script_runs_as_a_job_beside_strangers(installed: Installed) -> None:
-    assert "COMPLETED" in installed("submit", "job.yaml", "--follow")
+    assert "SUCCEEDED" in installed("submit", "job.yaml", "--follow")
     assert JOB["name"] in installed("list")
     assert JOB["name"] in installed.python("sdk.py")
 

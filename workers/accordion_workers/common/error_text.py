@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import accordion
 from accordion_workers.common.errors import WorkerError
 from accordion_workers.common.plain_text import clean_text, clean_texts
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _OURS = Path(__file__).parents[1]
+_LIBRARY = Path(accordion.__file__).parent
 
 
 def format_error(error: BaseException) -> str:
@@ -83,4 +85,4 @@ def is_user_code(filename: str) -> bool:
         return False
     if file.is_relative_to(_OURS):
         return file.relative_to(_OURS).parts[0] in {"tasks", "models", "data"}
-    return not file.is_relative_to(_OURS.parent / "accordion")
+    return not file.is_relative_to(_LIBRARY)

@@ -17,8 +17,8 @@ from accordion_workers.training.train_state import TrainState
 logger = logging.getLogger(__name__)
 
 OTHER_ATTACH = (
-    "attach() was called in a job of the Accordion service, which saves and records only what"
-    " accordion_workers.session trains; write `from accordion_workers import session` and"
+    "attach() was called in a job of the Accordion service, which saves and records only what its"
+    " own session trains; write `from accordion_workers import session` and"
     " session.attach(model, optimizer), with session.backward(loss) and session.step() in the loop,"
     " as docs/start/own_script.md shows, or start the script with torchrun, outside of a job; loops"
     " inside a Trainer (Transformers, Lightning) cannot be jobs"
