@@ -24,7 +24,7 @@ _KEYS = {
     *("rank", "world_size", "steps", "skipped_steps", "epoch", "lr"),
     *("decision", "controller", "engine"),
 }
-"""Keys of every saved state, in addition to `rank` and `world_size`."""
+"""Keys of every saved state."""
 _GATHERED = "states"
 _WAY_OUT = (
     "pass a list of the states of all workers in rank order, or the result of gather_state_dict()"

@@ -55,7 +55,8 @@ for _ in range(3):
     session.step()
     optimizer.zero_grad()
 switch = session.end_epoch(lr=0.1, next_lr=0.1)
-print("decided", switch.decision.epoch, flush=True)
+if dist.get_rank() == 0:
+    print("decided", switch.decision.epoch)
 dist.destroy_process_group()
 """
 GUEST = """
@@ -230,7 +231,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
 
 def test_the_library_runs_under_torchrun_beside_strangers(python: Path, strange: Path) -> None:
     torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    assert run([*torchrun, "library.py"], strange).count("decided 1") == 2
+    assert "decided 1" in run([*torchrun, "library.py"], strange)
 
 
 def test_a_script_of_a_job_runs_under_torchrun_beside_strangers(

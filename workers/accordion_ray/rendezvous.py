@@ -37,7 +37,7 @@ def wait_for_ranks(call: str, *, rank: int, world_size: int, timeout_s: float) -
     """
     if world_size == 1:
         return
-    store = PrefixStore(f"workers/accordion_ray/{call}", default_store())
+    store = PrefixStore(f"accordion_ray/{call}", default_store())
     number = int(store.add(f"calls of {rank}", 1))
     # All ranks have passed the call before the last one, so its keys are no longer needed.
     store.delete_key(f"{number - 2}/{rank}")

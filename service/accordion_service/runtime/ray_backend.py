@@ -6,9 +6,8 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -264,10 +263,11 @@ class RayBackend:
 
     def _connect(self) -> None:
         logs = {"log_to_driver": False, "configure_logging": False}
-        # Ray puts the present directory on the path of all workers, where a module of whoever
-        # started the service would hide one of a job's code.
-        with TemporaryDirectory() as empty, chdir(empty):
-            context = ray.init(address=self._address, namespace=NAMESPACE, **logs)
+        config = ray.job_config.JobConfig()
+        # Without a working directory, Ray would put the present one on the path of all workers,
+        # where a module of whoever started the service would hide one of a job's code.
+        config._runtime_env_has_working_dir = lambda: True
+        context = ray.init(address=self._address, namespace=NAMESPACE, job_config=config, **logs)
         self._dashboard = context.dashboard_url
         self._gcs = ray.get_runtime_context().gcs_address
         # Started before the first job needs it.
