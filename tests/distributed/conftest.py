@@ -7,6 +7,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,27 +52,45 @@ def _prepare_process() -> None:
     gc.freeze()  # torch's own objects, through which each later collection would go
 
 
+class _Processes:
+    """A pool that is replaced when one of its processes has crashed, so that one test fails for it
+    and not all that follow.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._pool = _create_pool()
+
+    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        store = Path(tempfile.mkdtemp(dir=self._folder)) / "store"
+        futures = [
+            self._pool.submit(_in_group, rank, world_size, str(store), function, arguments)
+            for rank in range(world_size)
+        ]
+        # where one has failed, the next group must not meet a process that still waits for it.
+        wait(futures, timeout=2 * PEER_TIMEOUT.total_seconds())
+        try:
+            return [future.result(timeout=0) for future in futures]
+        except BrokenProcessPool:
+            self.end()
+            self._pool = _create_pool()
+            raise
+
+    def end(self) -> None:
+        self._pool.shutdown()
+
+
+def _create_pool() -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(MOST_PROCESSES, mp_context=context, initializer=_prepare_process)
+
+
 @pytest.fixture(scope="session")
 def run_group() -> Iterator[RunGroup]:
     """`run_group(W, function, *arguments)` runs `function(rank, *arguments)` in W processes;
     results in rank order.
     """
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(
-            MOST_PROCESSES, mp_context=context, initializer=_prepare_process
-        ) as pool,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-
-        def run(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-            store = Path(tempfile.mkdtemp(dir=folder)) / "store"
-            futures = [
-                pool.submit(_in_group, rank, world_size, str(store), function, arguments)
-                for rank in range(world_size)
-            ]
-            # where one has failed, the next group must not meet a process that still waits for it.
-            wait(futures, timeout=2 * PEER_TIMEOUT.total_seconds())
-            return [future.result(timeout=0) for future in futures]
-
-        yield run
+    with tempfile.TemporaryDirectory() as folder:
+        processes = _Processes(folder)
+        yield processes.run
+        processes.end()

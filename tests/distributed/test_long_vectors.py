@@ -9,8 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.errors import HookError
-from accordion.base.messages import Decision
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import Config
 from accordion.hook.layers import LONG_VECTOR
 from accordion.session.session import attach
 
@@ -60,31 +59,3 @@ def test_a_parameter_with_the_conjugate_bit_is_refused_with_the_way_out():
     model.turned = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.complex64).conj())
     with pytest.raises(HookError, match=r"'turned'.*resolve_conj\(\)"):
         attach(model, Config())
-
-
-def _without(state: Any, layer: str) -> Any:
-    """Return a saved state as it was before this layer had a level."""
-    if not isinstance(state, dict):
-        return state
-    return {key: _without(value, layer) for key, value in state.items() if key != layer}
-
-
-def test_a_state_from_before_long_vectors_had_a_level_is_loaded():
-    model = Table()
-    model.matrix = torch.nn.Parameter(torch.zeros(8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = Config(detector=DetectorConfig(window=Window(epochs=1)))
-    session = attach(model, config, optimizer=optimizer)
-
-    def train_epoch() -> Decision:
-        (model(torch.arange(64).view(8, 8)) - 1 + model.matrix).square().mean().backward()
-        session.step()
-        return session.end_epoch(lr=0.1, next_lr=0.1).decision
-
-    for _ in range(2):
-        train_epoch()
-    session.load_state_dict(_without(session.state_dict(), "table"))
-    decision = train_epoch()
-    assert decision.level_by_layer.keys() == {"table", "matrix"}
-    assert decision.regime_by_layer["table"] == "critical"
-    assert None not in train_epoch().change_by_layer.values()
