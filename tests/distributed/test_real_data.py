@@ -51,12 +51,15 @@ def test_a_small_transformer_learns_to_spell_on_real_text(run_group, tmp_path, r
 
 def test_a_small_lstm_learns_which_words_are_frequent_on_real_text(run_group, tmp_path, require):
     options = {"vocabulary": 1000, "width": 32, "layers": 1, "samples": 1000, "eval_samples": 100}
-    training = {"epochs": 2, "global_batch": 32, "micro_batch": 8, "warmup": {"epochs": 1}}
+    training: dict[str, Any] = {"epochs": 2, "global_batch": 32, "micro_batch": 8}
+    training["warmup"] = {"epochs": 1}
+    # With the file's rate of 10, two epochs end between 50 and 170, as rounding has it.
+    training["optimizer"] = {"name": "sgd", "lr": 2.0, "momentum": 0.9, "nesterov": True}
     job = job_file("lm-lstm.yaml", require.data("wikitext2-valid-test"), options, training)
     result = run_group(2, run_job, tmp_path, job)[0]
     first, last = losses(result)
-    assert last < first - 0.3  # 6.9 knows nothing; measured 5.17 and 4.58
-    assert result.link.of("epoch")[-1].metrics["perplexity"] < 100  # measured 53 of 1,000 words
+    assert last < first - 0.3  # 6.9 knows nothing; measured 5.37 and 4.40
+    assert result.link.of("epoch")[-1].metrics["perplexity"] < 100  # measured 48 to 53 of 1,000 words
 
 
 @pytest.fixture

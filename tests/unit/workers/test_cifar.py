@@ -246,3 +246,17 @@ def test_augmentation_repeats_with_the_seed_and_leaves_the_data_alone(tmp_path):
 def test_resnet18_has_the_published_number_of_parameters_and_takes_other_widths():
     assert sum(parameter.numel() for parameter in ResNet18(10).parameters()) == PARAMETERS
     assert ResNet18(7, channels=4)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("channels", [4, 8])
+def test_gradients_do_not_depend_on_the_order_of_pixels_in_memory(channels):
+    """oneDNN's strided 1 x 1 convolutions write beyond their memory with so few channels."""
+    model = ResNet18(7, channels)
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        model.zero_grad()
+        model(images.to(memory_format=order)).logsumexp(1).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

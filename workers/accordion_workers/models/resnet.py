@@ -39,7 +39,12 @@ class ResNet18(nn.Sequential):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with a residual connection."""
+    """Two 3 x 3 convolutions with a residual connection.
+
+    Where the residual connection leaves pixels out, pooling over single ones does it. A 1 x 1
+    convolution with a stride would be the same, but for oneDNN, which with fewer than 16 channels
+    in memory order NHWC writes beyond its memory (its issue 6035; torch 2.13 has it).
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -54,7 +59,9 @@ class ResidualBlock(nn.Module):
             nn.Identity()
             if inputs == outputs and stride == 1
             else nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+                nn.MaxPool2d(1, stride),
+                nn.Conv2d(inputs, outputs, 1, bias=False),
+                nn.BatchNorm2d(outputs),
             )
         )
 
