@@ -23,6 +23,7 @@ import structlog
 from hypothesis import settings
 
 from accordion_service.store.migrations import upgrade
+from tests.crashed_processes import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.database_kinds import DATABASE_FIXTURES, check_exception, kinds_of, uses_postgresql
 from tests.pooled_databases import PooledDatabases
 from tests.postgres import Postgres, find_program, run_postgres

@@ -29,8 +29,26 @@ import sys, types
 def test_ok(): sys.modules["ray._raylet"] = types.ModuleType("ray._raylet")
 """
 
+CRASHES_AT = """
+import os, pytest
 
-def run_pytest(folder: Path, test: str, *, raising: str = "") -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("number", range({tests}))
+def test_many(number):
+    if number == {crashing}: os.abort()
+"""
+HANGS = """
+import time
+
+def test_hangs(): time.sleep(200)
+def test_ok(): pass
+"""
+
+OUR_SCHEDULER = ("--noconftest", "-p", "tests.crashed_processes", "--dist", "loadfile")
+
+
+def run_pytest(
+    folder: Path, test: str, *options: str, raising: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run a test file in a process of its own; `raising` names a hook of pytest that raises
     in it.
     """
@@ -45,6 +63,7 @@ def run_pytest(folder: Path, test: str, *, raising: str = "") -> subprocess.Comp
         "pyproject.toml",
         "-p",
         "no:cacheprovider",
+        *options,
         str(folder),
     ]
     env = {
@@ -86,4 +105,28 @@ def test_an_error_after_the_tests_is_no_success_where_ray_is_loaded(
 ) -> None:
     done = run_pytest(tmp_path, LOADS_RAY, raising=hook)
     assert "broken on purpose" in done.stderr
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    ("files", "tests", "crashing"), [(1, 1, 0), (2, 1, 0), (3, 3, 0), (6, 3, 2), (6, 3, None)]
+)
+def test_a_crash_fails_one_test_and_the_others_still_run(
+    tmp_path: Path, files: int, tests: int, crashing: int | None
+) -> None:
+    for number in range(files):
+        test = CRASHES_AT.format(tests=tests, crashing=crashing if number == files // 2 else None)
+        (tmp_path / f"test_{number}.py").write_text(test)
+    done = run_pytest(tmp_path, "", *OUR_SCHEDULER, "-n", "2")
+    crashes = int(crashing is not None)
+    passed = files * tests - crashes
+    counts = [f"{crashes} failed"] * crashes + [f"{passed} passed"] * (passed > 0)
+    assert ", ".join(counts) in done.stdout.splitlines()[-1]
+    assert done.returncode == crashes
+
+
+def test_a_test_that_hangs_in_native_code_ends_its_process(tmp_path: Path) -> None:
+    limits = ["-o", "timeout=0", "-o", "faulthandler_timeout=1"]
+    done = run_pytest(tmp_path, HANGS, *OUR_SCHEDULER, "-n", "1", *limits)
+    assert "1 failed, 1 passed" in done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

@@ -59,7 +59,8 @@ def test_a_small_lstm_learns_which_words_are_frequent_on_real_text(run_group, tm
     result = run_group(2, run_job, tmp_path, job)[0]
     first, last = losses(result)
     assert last < first - 0.3  # 6.9 knows nothing; measured 5.37 and 4.40
-    assert result.link.of("epoch")[-1].metrics["perplexity"] < 100  # measured 48 to 53 of 1,000 words
+    # measured 48 to 53 of 1,000 words
+    assert result.link.of("epoch")[-1].metrics["perplexity"] < 100
 
 
 @pytest.fixture
