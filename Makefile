@@ -23,6 +23,8 @@ BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Where images of containers turn bytecode off, every process of a test would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 # What the tests, the benches and the examples of other frameworks import besides.
 TEST_STAMP := $(VENV)/.installed-for-tests

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from lightning_fabric.strategies import SingleDeviceStrategy
-from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 from torch.distributed._composable.replicate import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_by_fsdp
@@ -203,6 +201,10 @@ def test_a_module_of_another_way_of_parallel_training_is_refused_by_its_name(wra
 
 @pytest.mark.parametrize("wrap", [nn.Module.train, DistributedDataParallel], ids=["bare", "DDP"])
 def test_the_module_inside_the_wrapper_of_fabric_is_attached(wrap):
+    # Here, because every process of a run collects this file, and Lightning takes seconds.
+    from lightning_fabric.strategies import SingleDeviceStrategy
+    from lightning_fabric.wrappers import _FabricModule
+
     model = nn.Linear(6, 6)
     fabric = _FabricModule(wrap(model), SingleDeviceStrategy(), original_module=model)
     session = attach(fabric, Config(), optimizer=torch.optim.SGD(fabric.parameters(), lr=0.1))
