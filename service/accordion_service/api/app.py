@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.routing import BaseRoute
 
 from accordion_service.access.authentication import Authenticator
 from accordion_service.access.guards import access_of
@@ -86,10 +87,9 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         description="Elastic training with gradient compression that adapts while the job runs.",
         static_url="/static/docs",
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
+        routes=_routes(),
     )
     app.state.accordion = state
-    _include_routers(app)
     install_problems(app)
     # The layer added last is the outermost.
     app.add_middleware(TimedRequests, times=state.request_times)
@@ -106,15 +106,21 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     return app
 
 
-def _include_routers(app: FastAPI) -> None:
+@cache
+def _routes() -> list[BaseRoute]:
+    """All routes of the api and the pages; FastAPI analyses each at its first request, whichever
+    application it comes to.
+    """
+    whole = APIRouter(generate_unique_id_function=lambda route: route.name, redirect_slashes=False)
     accounts_and_logins = (accounts, quotas, secrets, login_links, login_codes)
     jobs_and_history = (jobs, batches, steering, history, history_columns, overrides, streams)
     others = (plans, report_route, catalog, code, job_counts, model_downloads, nodes, webhooks)
     for module in (*jobs_and_history, *others, *accounts_and_logins):
-        app.include_router(module.router, prefix="/api/v1")
+        whole.include_router(module.router, prefix="/api/v1")
     login_pages = (login.router, login_codes.exchange_router, provider_login.router)
     for router in (health.router, *login_pages, pages):
-        app.include_router(router)
+        whole.include_router(router)
+    return whole.routes
 
 
 def _build_state(settings: Settings, clock: Clock) -> AppState:
