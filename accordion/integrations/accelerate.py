@@ -144,7 +144,7 @@ class _Checkpoints:
                 continue
             del self._sessions[name]
             if followed is not None:
-                followed.hook.remove()
+                followed.source.remove()
         return [alive for reference, _ in self._sessions.values() if (alive := reference())]
 
     def _list_prepared(self) -> list[Any]:

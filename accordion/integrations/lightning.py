@@ -101,7 +101,7 @@ class AccordionCallback(_Callback):
         """Pass the step boundary after the backward pass, before gradients are clipped."""
         if self.session is None:
             return
-        if self.session.hook.has_gradients:
+        if self.session.source.has_gradients:
             self.session.step()
         elif isinstance(trainer.strategy.model, DistributedDataParallel):
             raise HookError(
@@ -136,7 +136,7 @@ class AccordionCallback(_Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Detach from the model, so that a later `fit` can attach to it."""
         if self.session is not None:
-            self.session.hook.remove()
+            self.session.source.remove()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """Keep checkpoints that are saved after the exception from waiting for other workers."""
@@ -150,7 +150,7 @@ class AccordionCallback(_Callback):
         """Detach the session of an earlier `fit`; keep its state if this `fit` continues it."""
         if self.session is None:
             return
-        self.session.hook.remove()
+        self.session.source.remove()
         if self._saved is None and trainer.global_step > 0:
             self._saved = self.session.state_dict()
 

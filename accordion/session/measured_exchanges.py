@@ -9,28 +9,29 @@ from typing import Any
 from accordion.base.link_model import LinkModel
 from accordion.base.messages import LayerInfo, Level
 from accordion.compress.layer_stacks import Layer
-from accordion.hook.ddp_hook import Exchange, Hook
-from accordion.hook.exchange_plan import LevelCost
+from accordion.hook.exchange_plan import LevelCost, Plan
 from accordion.hook.exchange_planner import ExchangePlanner, Proposal
+from accordion.hook.exchange_scheduler import Exchange
+from accordion.hook.gradient_source import GradientSource
 from accordion.hook.level_costs import measure_levels, share_waits
-from accordion.hook.single_process import SingleProcessHook
 from accordion.session.coordination import Coordinator
 
 
 class MeasuredExchanges:
-    """Measures the exchanges of a hook that follows plans, and the link; for other hooks, nothing.
+    """Times the exchanges of a session; where they follow plans, it also measures the link and
+    proposes a plan.
 
     All ranks probe the link together. The planner is on rank 0.
 
     Args:
-        hook: makes the exchanges.
+        source: whose gradients are exchanged.
         coordinator: probes the link.
         plans: plans of levels whose costs reports contain, by name; empty if the policy uses none.
     """
 
     def __init__(
         self,
-        hook: Hook | SingleProcessHook,
+        source: GradientSource,
         coordinator: Coordinator,
         *,
         plans: Mapping[str, Mapping[str, Level]],
@@ -41,17 +42,42 @@ class MeasuredExchanges:
         """
         self._coordinator = coordinator
         self._plans = plans
-        self._hook = hook if isinstance(hook, Hook) and hook.can_plan else None
+        self._exchanges, self._gradient_bytes = source.exchanges, source.gradient_bytes
+        self.follows_plans = self._exchanges is not None and self._exchanges.can_plan
+        """Whether exchanges follow a plan, and the link is measured."""
         self._planner: ExchangePlanner | None = None
         self._level_costs: dict[str, list[LevelCost]] | None = None
         self._buckets: list[tuple[Layer, ...]] = []
         """Layers of the running step's buckets, if there is a planner."""
         self._last_buckets: list[tuple[Layer, ...]] = []
         """Layers of the last step's buckets."""
-        if self._hook is not None and self._hook.network.rank == 0:
-            self._planner = ExchangePlanner(self._hook.network.world_size)
-            self._hook.network.on_collective = self._planner.add_collective
-            self._hook.on_exchange = partial(self._add_exchange, self._planner)
+        exchanges = self._exchanges
+        if exchanges is not None and exchanges.can_plan and exchanges.network.rank == 0:
+            self._planner = ExchangePlanner(exchanges.network.world_size)
+            exchanges.network.on_collective = self._planner.add_collective
+            exchanges.on_exchange = partial(self._add_exchange, self._planner)
+
+    @property
+    def plan(self) -> Plan:
+        """Plan that the exchanges follow."""
+        return () if self._exchanges is None else self._exchanges.exchange_plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        if self._exchanges is not None:
+            self._exchanges.exchange_plan = plan
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which training waited for exchanges, encoding included; on GPUs, only the
+        host's time.
+        """
+        return 0.0 if self._exchanges is None else self._exchanges.waited_s
+
+    @property
+    def encoded_s(self) -> float:
+        """Part of `waited_s` in which gradients were encoded and decoded instead of sent."""
+        return 0.0 if self._exchanges is None else self._exchanges.encoded_s
 
     @property
     def link(self) -> LinkModel | None:
@@ -60,13 +86,11 @@ class MeasuredExchanges:
 
     def probe_link(self) -> None:
         """Measure the link between two steps; all ranks call this together."""
-        if self._hook is None:
+        if not self.follows_plans:
             return
         latency_s, large = self._coordinator.probe_latency(), None
         if self._plans:
-            large = self._coordinator.probe_bandwidth(
-                self._hook.waited_s, self._hook.gradient_bytes
-            )
+            large = self._coordinator.probe_bandwidth(self.waited_s, self._gradient_bytes)
         if self._planner is not None:
             self._planner.set_probe(latency_s, large)
         self.receive_s_by_rank = self._coordinator.probe_neighbors()

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.errors import OverrideError
 from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
@@ -32,8 +31,8 @@ from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
 from accordion.decide.detector import window_is_due, window_is_full
-from accordion.hook.ddp_hook import Hook
 from accordion.hook.exchange_planner import Proposal
+from accordion.hook.gradient_source import GradientSource
 from accordion.hook.layers import decided_layers
 from accordion.hook.module_checks import (
     check_attachable,
@@ -43,9 +42,9 @@ from accordion.hook.module_checks import (
     process_group_of,
     unwrap_module,
 )
-from accordion.hook.single_process import SingleProcessHook
 from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
+from accordion.session.create_source import create_source
 from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.session.saved_states import (
@@ -112,7 +111,9 @@ def attach(
         epochs=epochs,
         overlap=overlap,
     )
-    steps.follow_optimizers(session.pass_boundary, has_gradients=lambda: session.hook.has_gradients)
+    steps.follow_optimizers(
+        session.pass_boundary, has_gradients=lambda: session.source.has_gradients
+    )
     return session
 
 
@@ -168,37 +169,27 @@ class Session:
         self._overrides_changed = False
         self._proposal: Proposal | None = None
         self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
-        # This comes before the hook creates its process group, in which workers with different
-        # settings would block.
+        # This comes before the exchanges get a process group of their own, in which workers with
+        # different settings would block.
         self._coordinator.require_equal(
             (config, self.layers, {"overlap": overlap, "step": optimizer_steps.mode})
         )
-        self.hook = self._create_hook(module, overlap=overlap)
+        self.source = self._create_source(module, overlap=overlap)
         plans = self.controller.uniform_plans() if POLICIES[config.policy].uses_costs else {}
-        self._measured = MeasuredExchanges(self.hook, self._coordinator, plans=plans)
+        self._measured = MeasuredExchanges(self.source, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
         self._measured.probe_link()
         self._watcher = self._watch_run(epochs)
 
-    def _create_hook(self, module: torch.nn.Module, *, overlap: bool) -> Hook | SingleProcessHook:
-        steps = self._optimizer_steps
-        if isinstance(module, DistributedDataParallel):
-            return Hook(
-                module,
-                self._engine,
-                self._take_requested,
-                loss_scale=steps.read_scale,
-                step_call=steps.step_call,
-                pass_skipped_step=self._pass_skipped_step,
-                overlap=overlap,
-                buckets_per_exchange=self._config.buckets_per_exchange,
-            )
-        return SingleProcessHook(
+    def _create_source(self, module: torch.nn.Module, *, overlap: bool) -> GradientSource:
+        return create_source(
             module,
             self._engine,
-            self._take_requested,
-            loss_scale=steps.read_scale,
-            unscale=steps.unscale_gradients,
+            self._optimizer_steps,
+            raised=self._take_requested,
+            pass_skipped_step=self._pass_skipped_step,
+            overlap=overlap,
+            buckets_per_exchange=self._config.buckets_per_exchange,
         )
 
     def _watch_run(self, epochs: int | None) -> RunWatcher | None:
@@ -223,12 +214,12 @@ class Session:
 
         Exchanges in parallel with the backward pass are not included.
         """
-        return self.hook.waited_s + self._network.seconds
+        return self._measured.waited_s + self._network.seconds
 
     @property
     def encoded_s(self) -> float:
         """Part of `communicate_s` in which gradients were encoded and decoded instead of sent."""
-        return self.hook.encoded_s
+        return self._measured.encoded_s
 
     @property
     def link(self) -> Mapping[str, float]:
@@ -295,7 +286,7 @@ class Session:
         """
         self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
-        announced = raised_signals(self.hook.take_signals())
+        announced = raised_signals(self.source.take_signals())
         self._requested -= self._in_flight
         taken = Signal.NOT_FINITE not in announced
         self._finish_step(taken=taken)
@@ -380,7 +371,7 @@ class Session:
         self._proposal = None
         decision = parse_decision(loaded["decision"])
         self._adopt_decision(
-            decision if self.hook.can_plan else replace(decision, exchange_plan=())
+            decision if self._measured.follows_plans else replace(decision, exchange_plan=())
         )
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
@@ -402,7 +393,7 @@ class Session:
 
     def _finish_step(self, *, taken: bool) -> None:
         if taken:
-            self._engine.restore_unused(self.hook.unused_layers())
+            self._engine.restore_unused(self.source.unused_layers())
             self._engine.commit_step()
             self._skipped_in_a_row = 0
         else:
@@ -483,7 +474,7 @@ class Session:
         decision = self._coordinator.share_decision(decide_all)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None
-        digest = plan_digest(self._engine.plan, batch, self.hook.exchange_plan)
+        digest = plan_digest(self._engine.plan, batch, self._measured.plan)
         own = Ack(rank=self.rank, step=self.steps, digest=digest)
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
@@ -491,7 +482,7 @@ class Session:
         if decision.level_by_layer != self._engine.plan:
             self._measured.restart_window()
         self.decision, self._engine.plan = decision, decision.level_by_layer
-        self.hook.exchange_plan = decision.exchange_plan
+        self._measured.plan = decision.exchange_plan
         self.global_batch = decision.global_batch or self.global_batch
 
 

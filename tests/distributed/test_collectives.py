@@ -25,7 +25,7 @@ class _Counted:
 
     def __init__(self, session):
         self.made, self.allowed = 0, 0
-        self._network = session.hook.network
+        self._network = session.source.exchanges.network
         self._answer = self._network.answer_requests
         self._network.answer_requests = self._asked
         self._network.on_collective = self._count
@@ -53,14 +53,14 @@ def _counts(rank):
             worker = trial(rank, Way(ddp={"bucket_cap_mb": 0.02}), method, rung=level.name)
             worker.step(0)
             worker.step(1)
-            hook, buckets = worker.session.hook, []
-            inner = hook._exchange
-            hook._exchange = lambda *a, inner=inner, buckets=buckets, **k: (
+            exchanges, buckets = worker.session.source.exchanges, []
+            inner = exchanges._exchange
+            exchanges._exchange = lambda *a, inner=inner, buckets=buckets, **k: (
                 buckets.append(1),
                 inner(*a, **k),
             )[1]
-            in_place, dense = [], hook._engine._reduce_in_place
-            hook._engine._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
+            in_place, dense = [], exchanges._engine._reduce_in_place
+            exchanges._engine._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
                 in_place.append(1),
                 dense(*a),
             )[1]

@@ -177,7 +177,11 @@ def _saved_and_loaded(rank, buckets_per_exchange):
     again.session.load_state_dict(state)
     kept = again.session.decision.exchange_plan
     again.session.end_epoch(lr=0.1, next_lr=0.1)
-    return kept, again.session.hook.exchange_plan, asdict(again.session.decision)["exchange_plan"]
+    return (
+        kept,
+        again.session.source.exchanges.exchange_plan,
+        asdict(again.session.decision)["exchange_plan"],
+    )
 
 
 def test_a_plan_is_saved_with_the_state_and_kept_by_later_decisions(run_group):
@@ -188,7 +192,7 @@ def test_a_plan_is_saved_with_the_state_and_kept_by_later_decisions(run_group):
 def _never_planned(rank, way, settings, overlap):
     with _planted_plan((1,)):
         worker = trial(rank, way, "powersgd", overlap=overlap, **settings)
-        return _train(worker, range(PLANTED_AT + 3)), worker.session.hook.can_plan
+        return _train(worker, range(PLANTED_AT + 3)), worker.session.source.exchanges.can_plan
 
 
 @pytest.mark.parametrize(

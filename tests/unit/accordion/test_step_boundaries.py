@@ -40,7 +40,7 @@ def test_an_optimizer_without_a_rate_trains_and_steps_as_windows_name_what_to_se
         model(torch.ones(2, 4)).sum().backward()
         with nullcontext() if sentence is None else pytest.raises(ReportError, match=sentence):
             session.step()
-        session.hook.remove()
+        session.source.remove()
     assert optimizer.steps == 1
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from accordion.base.messages import LayerInfo
 from accordion.compress.layer_stacks import Bucket, Layer
-from accordion.hook.ddp_hook import Exchange, Hook
+from accordion.hook.exchange_scheduler import Exchange
 from accordion_workers.common.errors import CodeError
 from accordion_workers.planning.plan_checks import explain_refusal
 from accordion_workers.records.contract import JobSpec, Launch
@@ -106,9 +106,9 @@ def _take_step(state: TrainState) -> _TimedStep:
         buckets.extend(exchange.buckets)
         ready_s.extend(exchange.ready_s)
 
-    hook = state.session.hook
-    if isinstance(hook, Hook):  # it is, because the loop wraps the model
-        hook.on_exchange = observe
+    exchanges = state.session.source.exchanges
+    if exchanges is not None:  # it is not, because the loop wraps the model
+        exchanges.on_exchange = observe
     start_s = time.perf_counter()
     accumulate_gradients(state, order, batch)
     state.session.step()

@@ -1,4 +1,4 @@
-"""Hook for a module that is not wrapped in DistributedDataParallel, in a process without peers.
+"""Gradients of a module that is not wrapped in DistributedDataParallel, in a process without peers.
 
 Ray Train's `prepare_model` does not wrap a model if there is one worker. Nothing is exchanged, so
 gradients stay as they are; statistic, decisions and saved states work as in any session. Residuals
@@ -20,24 +20,21 @@ from accordion.compress.compression_engine import Engine
 from accordion.compress.layer_stacks import Layer
 from accordion.compress.step_signals import Signal
 from accordion.hook.ddp_buckets import as_real
-from accordion.hook.exchange_plan import Plan
 from accordion.hook.layers import named_layers
 from accordion.hook.module_checks import has_peers
 
 
-class SingleProcessHook:
+class UnwrappedSource:
     """Observes gradients as they accumulate in `parameter.grad`, before a script clips them.
 
-    It has the methods of `accordion.hook.ddp_hook.Hook`. `unscale` divides the gradients by the
-    loss scale.
+    Nothing is exchanged. `unscale` divides the gradients by the loss scale.
 
     Raises:
         HookError: another session is attached to the module.
     """
 
-    waited_s = encoded_s = 0.0
-    can_plan = False
-    exchange_plan: Plan = ()
+    exchanges = None
+    gradient_bytes = 0
 
     def __init__(
         self,
@@ -116,8 +113,8 @@ class SingleProcessHook:
         return []
 
 
-def _observe_gradient(hook: weakref.ref[SingleProcessHook], name: str, parameter: Tensor) -> None:
-    followed = hook()
+def _observe_gradient(source: weakref.ref[UnwrappedSource], name: str, parameter: Tensor) -> None:
+    followed = source()
     if followed is not None:
         followed.observe_gradient(name, parameter)
 

@@ -1,0 +1,51 @@
+"""Where the gradients of a step come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from accordion.hook.exchange_scheduler import ExchangeScheduler
+
+
+class GradientSource(Protocol):
+    """Observes the gradients of a module in every step, and hands them over to be exchanged."""
+
+    @property
+    def remove(self) -> Callable[[], Any]:
+        """Function that lets go of the module, so that another session can attach to it; not to a
+        DDP module, which keeps its hook for good.
+        """
+
+    @property
+    def exchanges(self) -> ExchangeScheduler | None:
+        """Exchanges the gradients; None if the process has no peers."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that a step exchanges, uncompressed."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients since the last step boundary.
+
+        Raises:
+            Exception: their exchange failed.
+        """
+
+    def take_signals(self) -> Tensor:
+        """Return the step's signals, averaged over the workers, (7,), and begin the next step.
+
+        Raises:
+            HookError: there are no gradients since the last call.
+            Exception: their exchange failed.
+        """
+
+    def unused_layers(self) -> list[str]:
+        """Return the layers that no worker used in this step and whose gradients were left alone.
+
+        Raises:
+            HookError: other parameters are exchanged than were trainable at `attach`.
+        """
