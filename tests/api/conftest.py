@@ -24,7 +24,7 @@ from accordion_service.scheduler.loop import run_scheduler
 from accordion_service.settings.settings import load_settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.postgres import SessionLimits
-from accordion_service.store.reads.repository import SCHEDULER_LEASE
+from accordion_service.store.reads.cluster import SCHEDULER_LEASE
 from accordion_service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team

@@ -12,6 +12,7 @@ from accordion_service.domain.jobs.loggers import LoggerState
 from accordion_service.loggers.address_guard import AddressGuard
 from accordion_service.loggers.process import LoggerProcess
 from accordion_service.loggers.turns import LoggerTurns
+from accordion_service.store.reads.loggers import read_loggers
 from accordion_service.store.tables.models import LoggerRow
 from tests.api.world import World
 
@@ -47,7 +48,7 @@ class LoggerWorld(World):
         return self.logger(job_id, number)
 
     def logger(self, job_id: str, number: int = 0) -> LoggerRow:
-        return self.repository.loggers(job_id)[number]
+        return read_loggers(self.database, job_id)[number]
 
     def state(self, job_id: str, number: int = 0) -> LoggerState:
         return LoggerState(self.logger(job_id, number).state)

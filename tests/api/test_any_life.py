@@ -78,7 +78,7 @@ def happen(world: World, job_id: str, what: str) -> None:
 
 def command(world: World, job_id: str, what: str) -> None:
     """Send a request of a user, which may be refused as too late."""
-    overrides = world.repository.overrides(job_id)
+    overrides = world.overrides.list_all(job_id)
     try:
         if what == "override":
             world.override(
@@ -91,7 +91,7 @@ def command(world: World, job_id: str, what: str) -> None:
         elif what == "resume":
             world.resume(job_id)
         elif overrides:
-            world.overrides.cancel_override(job_id, overrides[-1].id, lambda _: None)
+            world.cancel_override(job_id, overrides[-1].id)
     except Conflict:
         pass
 
@@ -123,7 +123,7 @@ def check_end(world: World, job_id: str, *, cancelled_at: float | None) -> None:
     assert world.job(job_id).status == Status.SUCCEEDED
     assert world.epochs(job_id) == list(range(EPOCHS))
     if cancelled_at is not None:
-        assert came_in_last_epoch(cancelled_at, world.repository.epochs(job_id))
+        assert came_in_last_epoch(cancelled_at, world.history.epochs(job_id))
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -152,5 +152,5 @@ def test_rows_stay_true_whatever_happens(
         world.turn_until(lambda: world.has_ended(job_id), limit=2000)
         check_rows(world, job_id)
         check_end(world, job_id, cancelled_at=cancelled_at)
-        assert all(row.state not in LIVE for row in world.repository.overrides(job_id))
+        assert all(row.state not in LIVE for row in world.overrides.list_all(job_id))
         world.close()

@@ -188,8 +188,8 @@ def test_archived_jobs_are_deleted_by_age_and_not_by_number(forgetful: World) ->
         jobs.archive(job_id, lambda _: None)
     others = [ended(forgetful, training={"epochs": 1}) for _ in range(3)]
     forgetful.clock.now += 60
-    forgetful.turn_until(lambda: forgetful.repository.job(others[1]) is None)
-    kept = [one for one in archived + others if forgetful.repository.job(one) is not None]
+    forgetful.turn_until(lambda: forgetful.jobs.get(others[1]) is None)
+    kept = [one for one in archived + others if forgetful.jobs.get(one) is not None]
     assert kept == [*archived, others[2]]
     forgetful.clock.now += 3600
-    forgetful.turn_until(lambda: forgetful.repository.known(archived) == set())
+    forgetful.turn_until(lambda: forgetful.jobs.known(archived) == set())

@@ -186,7 +186,7 @@ def test_what_happens_after_a_backup_is_not_in_it(
 ) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id)
-    written = world.repository.events(job_id, after=0, limit=10_000)
+    written = world.history.events(job_id, after=0, limit=10_000)
     file = tmp_path / "backup.tar.gz"
     write_backup(world.settings, file, world.clock())
     world.turn(8)

@@ -221,7 +221,7 @@ def test_a_wrong_override_is_refused_at_the_wrong_value(
     body = problem_of(client.post(f"{JOBS}/{job_id}/overrides", json=wish), 422)
     assert any(item["pointer"].startswith(pointer) for item in body["errors"])
     assert sentence in body["detail"]
-    assert world.repository.overrides(job_id) == []
+    assert world.overrides.list_all(job_id) == []
 
 
 def test_an_override_of_a_job_without_compression_is_refused_once_it_changes_nothing(
@@ -245,7 +245,7 @@ def test_a_wrong_override_of_the_batch_is_refused_at_the_wrong_value(
     )
     assert [item["pointer"] for item in body["errors"]] == [pointer]
     assert sentence in body["detail"]
-    assert world.repository.overrides(job_id) == []
+    assert world.overrides.list_all(job_id) == []
 
 
 def test_a_body_that_is_no_json_is_refused(client: TestClient) -> None:
@@ -335,9 +335,7 @@ def test_an_ended_job_can_neither_be_cancelled_nor_overridden(
 def test_a_crash_of_ours_shows_no_traceback(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "accordion_service.store.reads.repository.Repository.queue", lambda _: 1 / 0
-    )
+    monkeypatch.setattr("accordion_service.store.reads.queue.QueueReads.waiting", lambda _: 1 / 0)
     body = problem_of(client.get("/api/v1/queue"), 500)
     assert "ZeroDivisionError" not in body["detail"]
     assert body["request_id"] in body["detail"]
@@ -477,4 +475,4 @@ def test_a_body_that_breaks_off_is_no_request(client: TestClient, world: World) 
         "scheme": "http",
     }
     asyncio.run(client.app({**scope, "query_string": b"", "headers": headers}, receive, send))
-    assert (sent, world.repository.unfinished()) == ([], [])
+    assert (sent, world.jobs.unfinished()) == ([], [])

@@ -13,8 +13,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from accordion_service.api import batches
 from accordion_service.domain.access import Role
 from accordion_service.domain.jobs.statuses import Status
-from accordion_service.store.reads.jobs import JobFilter
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.job_list import JobFilter
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.steering import CheckJob, JobLifecycle
 from tests.api.team import ADMIN, JOBS, Team
@@ -105,15 +105,15 @@ def test_a_batch_needs_the_scope_read(team: Team) -> None:
 
 def change_after_list(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
     """Make a change after the next list of jobs is read, before anything is done with them."""
-    read = Repository.jobs
+    read = JobReads.find
 
-    def read_and_change(repository: Repository, wanted: JobFilter) -> list[JobRow]:
-        rows = read(repository, wanted)
-        monkeypatch.setattr(Repository, "jobs", read)
+    def read_and_change(jobs: JobReads, wanted: JobFilter) -> list[JobRow]:
+        rows = read(jobs, wanted)
+        monkeypatch.setattr(JobReads, "find", read)
         change()
         return rows
 
-    monkeypatch.setattr(Repository, "jobs", read_and_change)
+    monkeypatch.setattr(JobReads, "find", read_and_change)
 
 
 def set_column(world: World, job_id: str, **columns: Any) -> None:
@@ -299,7 +299,7 @@ def test_all_jobs_with_a_label_are_changed_resized_retried_and_deleted(
     act(client, "cancel")
     assert client.post(f"{JOBS}/{jobs[0]}/archive").status_code == 200
     assert {job_id for job_id, *_ in states(act(client, "delete"))} == set(jobs)
-    assert [world.repository.job(job_id) for job_id in jobs] == [None, None]
+    assert [world.jobs.get(job_id) for job_id in jobs] == [None, None]
     assert world.job(other).priority == 50
     actions = [row["action"] for row in client.get("/api/v1/audit").json()["items"]]
     assert [

@@ -50,9 +50,9 @@ def test_an_old_ended_job_keeps_only_its_newest_checkpoint(
     world.clock.now += RETRY_S
     wait_for_removal(world, old)
     assert world.runtime.checkpoint_files == {old: {"g1-e3": True}, recent: FILES}
-    newest = world.repository.events(old, after=0)[-1]
+    newest = world.history.events(old, after=0)[-1]
     assert (newest.type, newest.data["kept"]) == ("retention", ["g1-e3"])
-    views = checkpoint_views(world.job(old), world.repository.checkpoints(old))
+    views = checkpoint_views(world.job(old), world.history.checkpoints(old))
     assert [view.name for view in views if view.kept] == ["g1-e3"]
     with world.database.read() as session:
         [entry] = session.query(AuditRow).where(AuditRow.action == "job.checkpoints_removed")
@@ -80,11 +80,11 @@ def test_without_a_kept_checkpoint_all_are_removed_and_again_after_a_retry(
     tmp_path: Path, database_url: str
 ) -> None:
     world, job_id = end_job_that_keeps_none(tmp_path, database_url)
-    assert world.repository.saved_step(job_id) == 3
+    assert world.history.saved_step(job_id) == 3
     world.clock.now += DAY_S + 1
     wait_for_removal(world, job_id)
     assert world.runtime.checkpoint_files[job_id] == {}
-    assert world.repository.saved_step(job_id) == 0
+    assert world.history.saved_step(job_id) == 0
     world.lifecycle.retry(job_id, accept_any)
     assert world.job(job_id).checkpoints_removed_at is None
     world.close()
@@ -99,7 +99,7 @@ def test_a_job_that_is_retried_during_the_removal_does_not_wait_for_its_checkpoi
 
     def retry_first(*place: Any, names: Any) -> None:
         world.lifecycle.retry(job_id, accept_any)
-        steps.append(world.repository.saved_step(job_id))
+        steps.append(world.history.saved_step(job_id))
         remove(*place, names=names)
 
     monkeypatch.setattr(world.runtime, "remove_checkpoints", retry_first)

@@ -144,7 +144,7 @@ def list_kept(world: World, job_id: str) -> tuple[object, ...]:
     code = len(list(world.settings.code.glob("*.zip")))
     with world.database.read() as session:
         audit = session.query(AuditRow).count()
-    return world.repository.job(job_id) is not None, len(world.events(job_id)), files, audit, code
+    return world.jobs.get(job_id) is not None, len(world.events(job_id)), files, audit, code
 
 
 def end_job(world: World) -> str:
@@ -179,9 +179,9 @@ def test_what_is_old_goes_once_both_clocks_have_agreed_for_a_while(kept: World) 
     kept.clock.jump(40 * DAY_S)
     kept.clock.now += 61.0
     kept.turn()
-    assert kept.repository.job(job_id) is not None
+    assert kept.jobs.get(job_id) is not None
     kept.clock.now += AGREED_S
-    kept.turn_until(lambda: kept.repository.job(job_id) is None)
+    kept.turn_until(lambda: kept.jobs.get(job_id) is None)
 
 
 def test_audit_entries_that_are_kept_shortly_make_no_other_row_old(

@@ -70,7 +70,7 @@ def test_a_spec_that_names_pruned_code_is_refused_with_the_way_out(
         "upload it with POST /api/v1/code, or submit with --code DIRECTORY"
         in answer.json()["detail"]
     )
-    assert world.repository.unfinished() == []
+    assert world.jobs.unfinished() == []
     assert upload(client, GOOD).status_code == 201
     assert client.post(JOBS, json={**OWN, "code": SHA}).status_code == 201
 
@@ -183,7 +183,7 @@ def test_of_what_is_submitted_while_it_is_pruned_nothing_is_half_done(
         return client.post(JOBS, json={**OWN, "code": sha}).status_code
 
     def prune(_: str) -> int:
-        return store.prune(world.repository.named_code(), older_than_s=HOUR_S)
+        return store.prune(world.jobs.named_code(), older_than_s=HOUR_S)
 
     with ThreadPoolExecutor(4) as pool:
         for number in range(20):

@@ -101,11 +101,11 @@ def test_ended_jobs_are_kept_by_number_and_age(forgetful: World) -> None:
     forgetful.train(running)
     jobs = [expire(forgetful, training={"epochs": 1}) for _ in range(4)]
     forgetful.clock.now += 60
-    forgetful.turn_until(lambda: forgetful.repository.job(jobs[1]) is None)
-    kept = [job_id for job_id in jobs if forgetful.repository.job(job_id) is not None]
+    forgetful.turn_until(lambda: forgetful.jobs.get(jobs[1]) is None)
+    kept = [job_id for job_id in jobs if forgetful.jobs.get(job_id) is not None]
     assert kept == jobs[2:], "the two that ended last"
     forgetful.clock.now += 3600
-    forgetful.turn_until(lambda: forgetful.repository.known(jobs[2:]) == set())
+    forgetful.turn_until(lambda: forgetful.jobs.known(jobs[2:]) == set())
     assert forgetful.job(running).status == Status.RUNNING
     with forgetful.database.read() as session:
         assert set(session.scalars(select(EventRow.job_id))) == {running}

@@ -55,7 +55,7 @@ def test_what_changes_of_group_cost_is_counted_for_the_job_and_its_attempt(world
     world.runtime.break_group(job_id)
     world.reach(job_id, Status.RECOVERING)
     world.train(job_id)
-    job, [attempt] = world.job(job_id), world.repository.attempts(job_id)
+    job, [attempt] = world.job(job_id), world.history.attempts(job_id)
     assert job.tally == attempt.tally
     assert (job.tally["resizes"], job.tally["recoveries"]) == (
         {"ordered": 1},
@@ -198,12 +198,12 @@ def test_paused_job_holds_no_workers_and_continues_from_its_checkpoint(world: Wo
     )
     assert not world.runtime.jobs[job_id].alive
     world.turn(5)
-    assert world.repository.attempts(job_id)[0].ended_at is not None
+    assert world.history.attempts(job_id)[0].ended_at is not None
     world.resume(job_id)
     assert world.job(job_id).status == Status.QUEUED
     assert world.finish(job_id).attempt == 2
     assert world.epochs(job_id) == list(range(40))
-    assert [row.reason for row in world.repository.attempts(job_id)] == [
+    assert [row.reason for row in world.history.attempts(job_id)] == [
         Reason.PAUSED_BY_USER,
         Reason.COMPLETED,
     ]

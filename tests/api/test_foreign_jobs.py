@@ -61,7 +61,7 @@ def test_scheduler_with_another_database_leaves_running_jobs_alone(
     world.scheduler.release()
     other.turn(20)
     assert world.runtime.removed == []
-    assert "1 job that this database does not know" in other.repository.cluster().message
+    assert "1 job that this database does not know" in other.cluster.get().message
     world.turn()
     assert world.job(job_id).attempt == 1
 
@@ -101,7 +101,7 @@ def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(
         copy.scheduler.run_once()
     assert world.runtime.removed == []
     assert world.job(job_id).status == Status.RUNNING
-    assert "from another database" in copy.repository.cluster().message
+    assert "from another database" in copy.cluster.get().message
 
 
 def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(
@@ -113,12 +113,12 @@ def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(
         world.turn()
         copy.scheduler.run_once()
     copy.turn(100)
-    assert not copy.repository.cluster().reachable
+    assert not copy.cluster.get().reachable
     assert world.runtime.removed == []
 
 
 def test_installation_keeps_its_id_when_tables_are_migrated_again(world: World) -> None:
-    before = world.repository.installation()
+    before = world.cluster.installation()
     upgrade(world.settings.database)
-    assert world.repository.installation() == before
+    assert world.cluster.installation() == before
     assert len(before) == 12

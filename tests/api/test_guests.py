@@ -20,7 +20,7 @@ def turns_of(seconds: float) -> int:
 def train(world: World, name: str = "digits", **changes: Any) -> str:
     """A guest run registers itself and trains; return its job id."""
     job_id = world.runtime.enlist(name, **changes)
-    world.turn_until(lambda: world.repository.job(job_id) is not None)
+    world.turn_until(lambda: world.jobs.get(job_id) is not None)
     world.train(job_id, workers=2)
     return job_id
 
@@ -88,7 +88,7 @@ def test_guest_shows_no_figures_that_are_not_known(world: World, client: TestCli
 def test_guest_is_never_placed_and_starts_no_supervisor(world: World) -> None:
     job_id = world.runtime.enlist()
     world.turn_until(lambda: len(world.epochs(job_id)) == 2)
-    assert (world.job(job_id).workers, world.repository.allocated(), world.runtime.started) == (
+    assert (world.job(job_id).workers, world.queue.allocated(), world.runtime.started) == (
         0,
         [],
         [],
@@ -244,7 +244,7 @@ def test_override_of_a_guest_is_acknowledged_by_every_rank(world: World) -> None
     world.turn_until(lambda: world.override_row(job_id, override_id).state == "DELIVERED")
     override_id = world.override(job_id, level={"method": "none"}, layers=["fc1*"])
     world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
-    assert [ack.rank for ack in world.repository.acks(job_id)[override_id]] == [0, 1]
+    assert [ack.rank for ack in world.overrides.acks(job_id)[override_id]] == [0, 1]
 
 
 @pytest.mark.parametrize(

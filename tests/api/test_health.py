@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.writes.jobs import JobSubmission
 from tests.api.world import DIGITS, World
 
@@ -89,11 +89,11 @@ def test_unknown_methods_create_no_new_series(client: TestClient) -> None:
 def test_a_statement_the_database_rejects_is_our_error_and_not_an_outage(
     client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send_nonsense(repository: Repository, _: object) -> None:
-        with repository.database.read() as session:
+    def send_nonsense(jobs: JobReads, _: object) -> None:
+        with jobs.database.read() as session:
             session.execute(text("SELECT nonsense"))
 
-    monkeypatch.setattr(Repository, "jobs", send_nonsense)
+    monkeypatch.setattr(JobReads, "find", send_nonsense)
     answer = client.get("/api/v1/jobs")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
 

@@ -75,7 +75,7 @@ def test_the_end_and_the_newest_output_of_a_job_stay(short: World) -> None:
     assert job.events_removed == job.event_seq - 1
     assert chunks_of(short, job.id) == [job.log_number]
     assert job.log_bytes_removed > 0
-    assert short.repository.epochs(job.id), "epochs are kept as long as the job"
+    assert short.history.epochs(job.id), "epochs are kept as long as the job"
 
 
 def test_what_follows_the_end_stays(short_client: TestClient, short: World) -> None:

@@ -19,9 +19,9 @@ from accordion_service.errors import Conflict
 from accordion_service.schemas.queries import Archived
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads import jobs as job_list
-from accordion_service.store.reads.jobs import JobFilter
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads import job_list
+from accordion_service.store.reads.job_list import JobFilter
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.archiving import JobArchive
 from accordion_service.store.writes.deletion import JobDeletion
@@ -60,7 +60,7 @@ def test_labels_of_a_submission_and_of_its_clone_are_listed(
 
 def test_labels_of_a_guest_run_are_listed(client: TestClient, world: World) -> None:
     guest = world.runtime.enlist(spec={"labels": VISION})
-    world.turn_until(lambda: world.repository.job(guest) is not None)
+    world.turn_until(lambda: world.jobs.get(guest) is not None)
     assert labels_of(world.database, guest) == VISION
     assert listed(client, "sweep:lr", kind="guest") == [guest]
     assert listed(client, "sweep:lr", kind="job") == []
@@ -186,7 +186,7 @@ def test_the_table_says_what_the_documents_say_after_every_write(
     jobs = [world.submit(labels={"team": "a"})]
     for step, number in steps:
         take_step(world, jobs[number % len(jobs)], step)
-        jobs = [job.id for job in world.repository.jobs(JobFilter(archived=Archived.ANY))] or [
+        jobs = [job.id for job in world.jobs.find(JobFilter(archived=Archived.ANY))] or [
             world.submit(labels={"team": "a"})
         ]
         check_labels(world.database)
@@ -269,12 +269,12 @@ def matches(job: JobRow, wanted: JobFilter) -> bool:
     )
 
 
-def read_all(repository: Repository, wanted: JobFilter) -> list[str]:
+def read_all(reads: JobReads, wanted: JobFilter) -> list[str]:
     """Read all pages of a list."""
     found: list[JobRow] = []
     while True:
         before = (found[-1].created_at, found[-1].id) if found else None
-        page = repository.jobs(wanted.model_copy(update={"before": before}))
+        page = reads.find(wanted.model_copy(update={"before": before}))
         assert len(page) <= wanted.limit
         found += page
         if len(page) < wanted.limit:
@@ -288,10 +288,10 @@ def test_a_list_has_the_jobs_that_match_whichever_index_it_is_read_by(
 ) -> None:
     monkeypatch.setattr(job_list, "MAX_ROWS", max_rows)
     database = Database(database_url)
-    jobs, repository = add_jobs(database), Repository(database)
+    jobs, reads = add_jobs(database), JobReads(database)
     for filters in FILTERS:
         for labels in SEARCHES:
             wanted = JobFilter(**filters, label=labels, archived=archived, limit=30)
             expected = [job.id for job in jobs if matches(job, wanted)]
-            assert read_all(repository, wanted) == expected, wanted
+            assert read_all(reads, wanted) == expected, wanted
     database.close()

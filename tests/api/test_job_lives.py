@@ -8,7 +8,7 @@ import pytest
 
 from accordion_service.domain.jobs.statuses import Reason, Status
 from accordion_service.runtime.protocol import Node
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.history_limits import HistoryLimits
@@ -25,7 +25,7 @@ def test_a_job_trains_to_its_end(world: World) -> None:
     assert job.message == "all 4 epochs are trained"
     assert world.epochs(job.id) == [0, 1, 2, 3]
     assert job.metrics["accuracy"] > 0.5
-    assert [row.name for row in world.repository.checkpoints(job.id)][-1] == "epoch-00004"
+    assert [row.name for row in world.history.checkpoints(job.id)][-1] == "epoch-00004"
     assert job.id in world.runtime.removed
 
 
@@ -47,7 +47,7 @@ def test_events_are_numbered_without_gaps_and_end_with_the_end(world: World) -> 
 
 def test_logs_outlive_the_cluster(world: World) -> None:
     job = world.finish(world.submit())
-    texts = [line["text"] for chunk in world.repository.logs(job.id) for line in chunk.lines]
+    texts = [line["text"] for chunk in world.history.logs(job.id) for line in chunk.lines]
     assert "training from epoch 0, step 0" in texts
     assert "epoch 3 ended" in texts
 
@@ -57,7 +57,7 @@ def test_the_last_lines_are_kept_where_a_supervisor_is_first_seen_at_its_end(wor
     world.train(job_id)
     world.runtime.run_to_its_end(job_id)
     assert world.finish(job_id).status == Status.SUCCEEDED
-    texts = [line["text"] for chunk in world.repository.logs(job_id) for line in chunk.lines]
+    texts = [line["text"] for chunk in world.history.logs(job_id) for line in chunk.lines]
     assert texts[-1] == "epoch 3 ended"
 
 
@@ -143,9 +143,9 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(
 
     with world.database.write() as session:
         session.merge(world.job(job_id)).status = Status.FAILED.value
-    unfinished = Repository.unfinished_ids
+    unfinished = JobReads.unfinished_ids
     monkeypatch.setattr(
-        Repository, "unfinished_ids", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1]
+        JobReads, "unfinished_ids", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1]
     )
     world.runtime.removed.clear()
     world.clock.now += 1
@@ -201,7 +201,7 @@ def test_a_lost_supervisor_is_followed_by_another_attempt(world: World) -> None:
     job = world.finish(job_id)
     assert (job.status, job.attempt) == (Status.SUCCEEDED, 2)
     assert world.epochs(job_id) == [0, 1, 2, 3]
-    assert [row.reason for row in world.repository.attempts(job_id)] == [
+    assert [row.reason for row in world.history.attempts(job_id)] == [
         Reason.WORKERS_LOST,
         Reason.COMPLETED,
     ]
@@ -280,7 +280,7 @@ def test_a_worker_group_that_breaks_is_shown_and_comes_back(world: World) -> Non
     world.turn_until(lambda: world.job(job_id).status == Status.RECOVERING)
     assert world.job(job_id).reason == Reason.WORKERS_LOST
     assert world.finish(job_id).status == Status.SUCCEEDED
-    assert {row.generation for row in world.repository.epochs(job_id)} == {1, 2}
+    assert {row.generation for row in world.history.epochs(job_id)} == {1, 2}
 
 
 def test_decisions_and_epochs_of_work_that_is_repeated_are_void(world: World) -> None:
@@ -290,11 +290,11 @@ def test_decisions_and_epochs_of_work_that_is_repeated_are_void(world: World) ->
     world.runtime.break_group(job_id)
     world.turn_until(lambda: world.job(job_id).status == Status.RECOVERING)
     world.turn_until(lambda: world.job(job_id).status == Status.RUNNING)
-    assert {row.generation for row in world.repository.decisions(job_id)} == {2}
+    assert {row.generation for row in world.history.decisions(job_id)} == {2}
     assert world.epochs(job_id) == []
     assert [event.data["epoch"] for event in world.events(job_id, "epoch")][:3] == [0, 1, 2]
     assert world.finish(job_id).status == Status.SUCCEEDED
-    assert {row.generation for row in world.repository.epochs(job_id)} == {2}
+    assert {row.generation for row in world.history.epochs(job_id)} == {2}
 
 
 def test_records_found_only_in_the_end_file_are_stored_before_the_end_is_shown(
@@ -329,7 +329,7 @@ def test_start_that_takes_too_long_is_repeated(world: World) -> None:
     world.clock.now += world.settings.start_timeout_s
     world.runtime.slow_start = 0
     world.turn()
-    assert world.repository.attempts(job_id)[0].reason == Reason.START_TIMED_OUT
+    assert world.history.attempts(job_id)[0].reason == Reason.START_TIMED_OUT
     assert world.finish(job_id).attempt == 2
 
 
@@ -340,7 +340,7 @@ def test_a_running_job_that_is_cancelled_saves_and_stops(world: World) -> None:
     assert world.job(job_id).status == Status.STOPPING
     job = world.finish(job_id)
     assert (job.status, job.reason) == (Status.CANCELLED, Reason.CANCELLED_BY_USER)
-    assert world.repository.checkpoints(job_id)
+    assert world.history.checkpoints(job_id)
 
 
 def test_a_job_that_does_not_stop_is_removed_after_the_grace(world: World) -> None:

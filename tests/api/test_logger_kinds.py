@@ -53,7 +53,7 @@ def read(world: LoggerWorld, job_id: str) -> StoredRun:
 
 def losses_of(world: LoggerWorld, job_id: str) -> list[tuple[int, Any]]:
     """Epochs and losses that the database has."""
-    rows = world.repository.epochs(job_id)
+    rows = world.history.epochs(job_id)
     return [(row.epoch, pytest.approx(row.record["loss"], rel=1e-6)) for row in rows]
 
 

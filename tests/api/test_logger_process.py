@@ -17,6 +17,7 @@ import pytest
 
 from accordion_service.domain.jobs.loggers import LoggerState
 from accordion_service.loggers.serving import run_loggers
+from accordion_service.store.reads.loggers import read_loggers
 from tests.api.team import wait_for
 from tests.api.world import World
 from tests.architecture.source import ROOT
@@ -60,9 +61,9 @@ def test_it_is_started_for_a_logger_serves_it_and_ends_with_its_scheduler(world:
     world.finish(world.submit())
     assert children() == set()
     job_id = world.submit(loggers=[BOARD])
-    turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
+    turn_until(world, lambda: read_loggers(world.database, job_id)[0].state == LoggerState.DONE)
     [pid] = children()
-    assert list(Path(world.repository.loggers(job_id)[0].location).iterdir())
+    assert list(Path(read_loggers(world.database, job_id)[0].location).iterdir())
     world.scheduler.release()
     assert children() == set()
     assert not Path(f"/proc/{pid}").exists()
@@ -73,7 +74,7 @@ def test_one_that_is_killed_is_replaced(world: World) -> None:
     turn_until(world, lambda: bool(children()))
     [first] = children()
     os.kill(first, signal.SIGKILL)
-    turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
+    turn_until(world, lambda: read_loggers(world.database, job_id)[0].state == LoggerState.DONE)
     [second] = children()
     assert second != first
 
@@ -86,7 +87,7 @@ def test_turns_go_on_while_it_cannot_be_started(
     with monkeypatch.context() as patched:
         patched.setattr("accordion_service.loggers.process.subprocess.Popen", tried)
         turn_until(world, lambda: tried.called)
-    turn_until(world, lambda: world.repository.loggers(job_id)[0].state == LoggerState.DONE)
+    turn_until(world, lambda: read_loggers(world.database, job_id)[0].state == LoggerState.DONE)
 
 
 def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from accordion_service.loggers import SINKS, SinkRow, turns
 from accordion_service.loggers.sink import Batch, SentRun, SinkSetup
 from accordion_service.loggers.turns import is_held
 from accordion_service.settings.secret_box import create_secret_box
+from accordion_service.store.reads.loggers import read_loggers
 from accordion_service.store.writes import logger_queue
 from accordion_service.store.writes.accounts import AccountStore
 from accordion_service.store.writes.deletion import DeletedJobs, JobDeletion
@@ -339,7 +340,7 @@ def test_the_files_of_loggers_are_removed_with_the_job(world: LoggerWorld) -> No
     world.turn()
     wait_for(lambda: DeletedJobs(world.database).list_oldest(1) == [])
     assert not world.settings.loggers_of(job_id).exists()
-    assert world.repository.loggers(job_id) == []
+    assert read_loggers(world.database, job_id) == []
 
 
 def test_the_api_lists_the_loggers_of_a_job(
@@ -401,7 +402,7 @@ def test_the_bytes_of_an_epoch_are_those_on_the_wire(
     job_id = world.submit(loggers=[BOARD], workers={"min": workers, "max": workers})
     world.train_epochs(job_id, 1)
     world.serve(job_id)
-    sent, (epoch, *_) = sink.sent[0].points[0].values, world.repository.epochs(job_id)
+    sent, (epoch, *_) = sink.sent[0].points[0].values, world.history.epochs(job_id)
     counted = epoch.record["bytes"]
     assert sent["bytes/sent"] == counted["wire"] != counted["payload"]
     assert sent["bytes/dense"] == counted["dense_wire"]

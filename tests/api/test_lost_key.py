@@ -231,10 +231,10 @@ def test_an_attempt_whose_secret_cannot_be_decrypted_any_more_returns_to_the_que
     # which the job was starting.
     with monkeypatch.context() as patch:
         patch.setattr(JobEnv, "find_unreadable", lambda *_: {})
-        world.turn_until(lambda: bool(world.repository.attempts(stuck)))
+        world.turn_until(lambda: bool(world.history.attempts(stuck)))
     job = world.job(stuck)
     assert (job.status, job.reason, job.workers) == (Status.QUEUED, Reason.WAITING_FOR_SECRET, 0)
-    [attempt] = world.repository.attempts(stuck)
+    [attempt] = world.history.attempts(stuck)
     assert (attempt.reason, attempt.ended_at) == (Reason.WAITING_FOR_SECRET, world.clock.now)
     assert (job.lost_attempts, world.runtime.started) == (0, [])
     world.turn(20)

@@ -34,7 +34,7 @@ def save_reported(world: World, job_id: str) -> list[str]:
     their names.
     """
     storage = LocalStorage(Path(world.settings.storage_of(job_id), "checkpoints"))
-    rows = world.repository.checkpoints(job_id)
+    rows = world.history.checkpoints(job_id)
     for number, row in enumerate(rows):
         model = {"model": {"weight": torch.full((2, 3), float(number))}}
         part = write_part(storage, f"{row.name}/{SHARED_FILE}", model)
@@ -53,7 +53,7 @@ def save_reported(world: World, job_id: str) -> list[str]:
 @pytest.fixture
 def job_id(world: World) -> str:
     job_id = world.submit(**LONG, name="a/b")
-    world.turn_until(lambda: len(world.repository.checkpoints(job_id)) >= 3)
+    world.turn_until(lambda: len(world.history.checkpoints(job_id)) >= 3)
     return job_id
 
 
@@ -97,7 +97,7 @@ def test_the_best_model_is_that_of_the_objective(
     client: TestClient, world: World, mode: str, number: int
 ) -> None:
     job_id = world.submit(**LONG, objective={"metric": "loss", "mode": mode})
-    world.turn_until(lambda: len(world.repository.checkpoints(job_id)) >= 3)
+    world.turn_until(lambda: len(world.history.checkpoints(job_id)) >= 3)
     names = save_reported(world, job_id)
     listed = client.get(f"{JOBS}/{job_id}/checkpoints").json()["items"]
     assert [one["objective"] for one in listed] == [-float(one["epoch"]) for one in listed]

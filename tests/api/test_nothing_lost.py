@@ -24,7 +24,7 @@ LONG = {"training": {"epochs": 40}}
 
 def lines(world: World, job_id: str) -> list[str]:
     """All kept lines of rank 0."""
-    chunks = world.repository.logs(job_id)
+    chunks = world.history.logs(job_id)
     return [line["text"] for chunk in chunks for line in chunk.lines if line["rank"] == 0]
 
 
@@ -124,7 +124,7 @@ def test_output_beyond_the_limit_keeps_the_newest_megabyte_and_counts_the_rest(
             world.say(job_id, text)
             world.turn()
     world.turn()
-    [chunk] = [chunk for chunk in world.repository.logs(job_id) if chunk.dropped]
+    [chunk] = [chunk for chunk in world.history.logs(job_id) if chunk.dropped]
     texts = [line["text"] for line in chunk.lines if line["text"] in said]
     assert texts == said[-len(texts) :]
     assert len(said) - len(texts) <= chunk.dropped

@@ -18,7 +18,7 @@ def test_an_override_is_applied_once_every_rank_runs_its_plan(world: World) -> N
     assert world.override_row(job_id, override_id).state == "PENDING"
     world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
     row = world.override_row(job_id, override_id)
-    acks = world.repository.acks(job_id)[override_id]
+    acks = world.overrides.acks(job_id)[override_id]
     assert [ack.rank for ack in acks] == [0, 1]
     assert len({ack.digest for ack in acks}) == 1
     assert (row.world_size, row.epoch) == (2, 7)
@@ -49,7 +49,7 @@ def test_the_epochs_show_the_level_while_the_override_holds_and_the_policys_afte
     world.turn_until(lambda: len(world.epochs(job_id)) == 6)
     override_id = world.override(job_id, level="low", until=15)
     world.finish(job_id)
-    levels = [row.record["level_by_layer"]["fc1.weight"] for row in world.repository.epochs(job_id)]
+    levels = [row.record["level_by_layer"]["fc1.weight"] for row in world.history.epochs(job_id)]
     start = world.override_row(job_id, override_id).epoch or 0
     assert set(levels[start:15]) == {"low"}
     assert levels[15] == levels[start - 1] == "high"
@@ -185,7 +185,7 @@ def test_work_that_is_rolled_back_before_the_newer_override_runs_under_the_older
     world.runtime.break_group(job_id)
     world.turn_until(lambda: world.epochs(job_id)[-1:] == [3])
     world.turn_until(lambda: world.epochs(job_id)[-1:] == [6])
-    levels = [row.record["level_by_layer"]["fc1.weight"] for row in world.repository.epochs(job_id)]
+    levels = [row.record["level_by_layer"]["fc1.weight"] for row in world.history.epochs(job_id)]
     assert (set(levels[2:5]), set(levels[5:])) == ({"high"}, {"low"})
     assert [world.override_row(job_id, name).state for name in (older, newer)] == [
         "SUPERSEDED",
@@ -197,7 +197,7 @@ def test_layers_of_a_cancelled_newer_override_return_to_the_policy_not_the_older
     world: World,
 ) -> None:
     job_id, older, newer = _superseded_from_5(world)
-    world.overrides.cancel_override(job_id, newer, lambda _: None)
+    world.cancel_override(job_id, newer)
     world.turn(3)
     states = [world.override_row(job_id, name).state for name in (older, newer)]
     assert states == ["CANCELLED", "CANCELLED"]
@@ -222,7 +222,7 @@ def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(
     said = {"level": "high", "global_batch": 512, "policy_level": "low", "said_by": made["id"]}
     assert batch == {"low": 64, "high": 512, "min": 17, "max": MAX_SAMPLES, **said}
     world.turn(2)
-    assert world.repository.epochs(job_id)[-1].record["global_batch"] == 512
+    assert world.history.epochs(job_id)[-1].record["global_batch"] == 512
 
 
 def test_the_schedule_says_which_batches_an_override_can_set(

@@ -41,7 +41,7 @@ def test_job_admitted_in_error_goes_back_to_the_queue_and_trains_later(two_nodes
     two_nodes.turn_until(lambda: two_nodes.job(wide).status == Status.STARTING)
     row = two_nodes.reach(wide, Status.QUEUED)
     assert (row.reason, row.lost_attempts, row.workers) == (Reason.WAITING_FOR_ROOM, 0, 0)
-    assert two_nodes.repository.attempts(wide)[0].reason == Reason.NOT_PLACED
+    assert two_nodes.history.attempts(wide)[0].reason == Reason.NOT_PLACED
     two_nodes.finish(first)
     two_nodes.runtime.stuck, two_nodes.runtime.placed[wide] = set(), ("node-0",)
     assert two_nodes.finish(wide).status == Status.SUCCEEDED

@@ -86,7 +86,7 @@ def test_a_preempted_job_returns_to_its_place_in_the_queue(preempting: World) ->
     assert world.job(later).status == Status.QUEUED
     assert world.finish(low).attempt == 2
     assert world.epochs(low) == list(range(40))
-    assert world.repository.attempts(low)[0].reason == Reason.PREEMPTED
+    assert world.history.attempts(low)[0].reason == Reason.PREEMPTED
 
 
 def test_a_job_that_is_paused_by_its_user_while_it_is_preempted_stays_paused(

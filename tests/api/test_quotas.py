@@ -261,7 +261,7 @@ def test_age_raises_a_job_in_the_queue_but_takes_no_workers(
     old = world.submit(**LONG, priority=40)
     world.clock.now += 2 * 3600
     new = world.submit(**LONG, priority=55)
-    rows = world.repository.queue(world.settings.priority_per_hour / 3600)
+    rows = world.queue.waiting(world.settings.priority_per_hour / 3600)
     assert [row.id for row in rows] == [old, new]
     world.turn(5)
     assert (world.job(old).status, world.job(running).world_size) == (Status.QUEUED, 4)

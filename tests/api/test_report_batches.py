@@ -57,7 +57,7 @@ def test_a_job_that_the_actor_does_not_answer_for_is_sent_no_orders_again(
 ) -> None:
     jobs = train_three(world)
     guest = world.runtime.enlist()
-    world.turn_until(lambda: bool(world.repository.job(guest)))
+    world.turn_until(lambda: bool(world.jobs.get(guest)))
     made = world.override(guest, level="low", apply_at=100)
     world.turn_until(lambda: world.override_row(guest, made).state == "DELIVERED")
     before, sent = count_epochs(world, jobs), note_orders(world, monkeypatch)
@@ -212,7 +212,7 @@ def test_a_number_that_the_columns_have_no_room_for_does_not_keep_later_records(
     for job_id in jobs:
         assert world.finish(job_id).status == Status.SUCCEEDED
         assert world.epochs(job_id) == list(range(40))
-    assert "far-away" not in {row.name for row in world.repository.checkpoints(jobs[0])}
+    assert "far-away" not in {row.name for row in world.history.checkpoints(jobs[0])}
 
 
 def test_a_job_whose_row_is_locked_keeps_no_other_one_waiting(

@@ -38,8 +38,8 @@ def data_of(html: str) -> dict[str, Any]:
 def lengthen(world: World, job_id: str) -> None:
     """Repeat the newest epoch and decision of a job many times."""
     with world.database.write() as session:
-        epoch = world.repository.epochs(job_id)[-1]
-        decision = world.repository.newest_decision(job_id)
+        epoch = world.history.epochs(job_id)[-1]
+        decision = world.history.newest_decision(job_id)
         assert decision is not None
         same = {"job_id": job_id, "attempt": 1, "generation": 1, "time": 1.0}
         for number in range(epoch.epoch + 1, MANY):
@@ -144,7 +144,7 @@ def test_a_job_without_epochs_and_a_guest_run_have_reports(
     assert "No epoch is finished" in page.text
     assert "<script" not in page.text
     guest = world.runtime.enlist("mine", spec={"training": {"epochs": 3}})
-    world.turn_until(lambda: bool(world.repository.job(guest)) and len(world.epochs(guest)) == 3)
+    world.turn_until(lambda: bool(world.jobs.get(guest)) and len(world.epochs(guest)) == 3)
     assert len(data_of(get_report(client, guest).text)["epochs"]) == 3
 
 

@@ -38,7 +38,7 @@ def test_a_failed_job_goes_on_from_its_checkpoint(client: TestClient, world: Wor
     view = answer.json()
     assert (view["status"], view["reason"], view["ended_at"]) == ("QUEUED", "RETRIED", None)
     assert view["message"] == "retried; waits for the scheduler"
-    saved = world.repository.checkpoints(job_id)[-1].step
+    saved = world.history.checkpoints(job_id)[-1].step
     world.train(job_id)
     assert world.runtime.jobs[job_id].launch.saved_step == saved > 0
     ended = world.finish(job_id)
@@ -49,7 +49,7 @@ def test_a_failed_job_goes_on_from_its_checkpoint(client: TestClient, world: Wor
         True,
         False,
     ]
-    assert [one.reason for one in world.repository.attempts(job_id)] == ["TASK_RAISED", "COMPLETED"]
+    assert [one.reason for one in world.history.attempts(job_id)] == ["TASK_RAISED", "COMPLETED"]
 
 
 def test_a_cancelled_job_is_retried(client: TestClient, world: World) -> None:

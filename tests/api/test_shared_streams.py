@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from tests.api.conftest import Live, serve_live
 from tests.api.test_streams import JOBS, frames, numbers, read, submit
 
@@ -99,7 +99,7 @@ def test_streams_end_without_an_end_event_if_the_database_fails(
         with client.stream("GET", path) as answer:
             lines = frames(answer.iter_lines())
             next(lines)
-            monkeypatch.setattr(Repository, "versions", fail)
+            monkeypatch.setattr(JobReads, "versions", fail)
             assert [fields for fields in lines if fields["event"] == "end"] == []
             monkeypatch.undo()
         assert numbers(read(client, path, stop_after=1)) == [1]

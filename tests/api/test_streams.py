@@ -73,7 +73,7 @@ def test_no_progress_follows_the_end(client: TestClient, world: World) -> None:
     seen = world.job(job_id)
     world.finish(job_id)
     # The job ends between the two queries of a read.
-    rows = world.repository.events(job_id, after=0)
+    rows = world.history.events(job_id, after=0)
     state = client.app.state.accordion  # type: ignore[attr-defined]
     page = EventReader(state, job_id).build_page(seen, rows)
     assert (page.has_ended, page.progress) == (True, "")

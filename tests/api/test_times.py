@@ -101,7 +101,7 @@ def test_a_job_that_has_trained_for_its_limit_saves_and_fails(
         "it trained for 20 s, the limit of its spec (limits.training_seconds); retry it to"
         " train for as long again, or clone it with a higher limit"
     )
-    assert world.repository.checkpoints(job_id)
+    assert world.history.checkpoints(job_id)
     view = client.get(f"{JOBS}/{job_id}").json()
     assert view["trained_s"] >= 20
     assert [

@@ -36,7 +36,7 @@ def test_a_job_that_trains_at_its_limit_saves_and_fails(client: TestClient, worl
     stopping = world.reach(job_id, Status.STOPPING)
     assert stopping.message.startswith("saving a checkpoint: it did not end within 60 s")
     check_timed_out(world, job_id)
-    assert world.repository.checkpoints(job_id)[-1].step == world.runtime.jobs[job_id].step
+    assert world.history.checkpoints(job_id)[-1].step == world.runtime.jobs[job_id].step
     assert world.runtime.jobs[job_id].end is not None, "it was stopped, not killed"
     [attempt] = client.get(f"{JOBS}/{job_id}/attempts").json()["items"]
     assert attempt["reason"] == Reason.TIMED_OUT

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import pytest
 
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import SCHEDULER_LEASE, Repository
+from accordion_service.store.reads.cluster import SCHEDULER_LEASE
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.shared_runtime import RuntimeServer
@@ -53,7 +55,7 @@ class Pairs:
 
     def lines(self, job_id: str) -> list[str]:
         """All kept lines of rank 0."""
-        chunks = Repository(self.database).logs(job_id)
+        chunks = HistoryReads(self.database).logs(job_id)
         return [line["text"] for chunk in chunks for line in chunk.lines if line["rank"] == 0]
 
 
@@ -104,19 +106,19 @@ def test_requests_with_one_key_at_both_apis_make_one_job(pairs: Pairs) -> None:
 
 
 def test_the_jobs_of_a_killed_scheduler_go_on_under_the_other_one(pairs: Pairs) -> None:
-    client, repository = pairs.apis[0].client, Repository(pairs.database)
+    client, history = pairs.apis[0].client, HistoryReads(pairs.database)
     before = submit(client, **LONG)
-    wait_for(lambda: repository.count_epochs(before) > 5)
+    wait_for(lambda: history.count_epochs(before) > 5)
     wait_for(lambda: pairs.leader() != 0)
     os.kill(killed := pairs.leader(), signal.SIGKILL)
-    reached, after = repository.count_epochs(before), submit(client, **LONG)
-    wait_for(lambda: repository.count_epochs(before) > reached + 5 < repository.count_epochs(after))
+    reached, after = history.count_epochs(before), submit(client, **LONG)
+    wait_for(lambda: history.count_epochs(before) > reached + 5 < history.count_epochs(after))
     assert pairs.leader() not in {0, killed}
     for job_id in (before, after):
         client.post(f"{JOBS}/{job_id}/cancel").raise_for_status()
-    wait_for(lambda: not repository.unfinished_ids())
+    wait_for(lambda: not JobReads(pairs.database).unfinished_ids())
     for job_id in (before, after):
-        epochs, lines = repository.epochs(job_id), pairs.lines(job_id)
+        epochs, lines = history.epochs(job_id), pairs.lines(job_id)
         assert [one.epoch for one in epochs] == list(range(len(epochs)))
         # Lines that the killed scheduler had fetched and not stored are lost.
         assert lines == [line for line in expected(len(epochs)) if line in lines]

@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.steering import ListingChange
@@ -39,7 +39,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def list_and_compare(jobs: UnfinishedJobs) -> list[JobRow]:
         rows = list_all(jobs)
-        stored = {row.id: loaded_values(row) for row in Repository(databases[jobs]).unfinished()}
+        stored = {row.id: loaded_values(row) for row in JobReads(databases[jobs]).unfinished()}
         assert [row.id for row in rows] == [*stored]
         for row in rows:
             known = loaded_values(row)
@@ -80,7 +80,7 @@ def test_rows_in_memory_are_those_of_the_database_whatever_befalls_the_jobs(
     world.cancel(third)
     world.finish(third)
     assert max(compared) == 4
-    assert {row.id for row in world.repository.unfinished()} == {first, second, guest}
+    assert {row.id for row in world.jobs.unfinished()} == {first, second, guest}
 
 
 def test_a_report_that_is_rolled_back_leaves_nothing_in_memory(

@@ -19,7 +19,7 @@ UNKNOWN = "01234567-89ab-cdef-0123-456789abcdef"
 @pytest.fixture
 def source(world: World) -> str:
     job_id = world.submit(**LONG)
-    world.turn_until(lambda: len(world.repository.checkpoints(job_id)) >= 3)
+    world.turn_until(lambda: len(world.history.checkpoints(job_id)) >= 3)
     return job_id
 
 
@@ -33,7 +33,7 @@ def test_workers_are_told_where_the_model_is(
 ) -> None:
     made = submit(client, job=source, checkpoint=checkpoint)
     assert made.status_code == 201, made.text
-    names = [row.name for row in world.repository.checkpoints(source)]
+    names = [row.name for row in world.history.checkpoints(source)]
     world.train(made.json()["id"])
     found = world.runtime.jobs[made.json()["id"]].launch.warm_start
     assert found is not None
@@ -51,7 +51,7 @@ def test_a_model_that_does_not_exist_is_refused(
     client: TestClient, world: World, source: str
 ) -> None:
     plain = world.submit(training={"epochs": 400}, workers={"max": 1})
-    world.turn_until(lambda: len(world.repository.checkpoints(plain)) >= 1)
+    world.turn_until(lambda: len(world.history.checkpoints(plain)) >= 1)
     queued = world.submit(**LONG)
     for warm_start, pointer, detail in (
         ({"job": UNKNOWN}, "/job", f"there is no job with the ID {UNKNOWN}"),
@@ -98,7 +98,7 @@ def test_a_job_with_a_checkpoint_of_its_own_needs_the_model_no_more(
     client: TestClient, world: World, source: str
 ) -> None:
     made = client.post(JOBS, json={**DIGITS, **LONG, "warm_start": {"job": source}}).json()["id"]
-    world.turn_until(lambda: len(world.repository.checkpoints(made)) >= 1)
+    world.turn_until(lambda: len(world.history.checkpoints(made)) >= 1)
     world.pause(made)
     world.cancel(source)
     world.turn_until(lambda: world.job(made).status == Status.PAUSED)

@@ -15,7 +15,11 @@ from accordion_service.scheduler.loop import Scheduler
 from accordion_service.settings.settings import Settings, load_settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.migrations import upgrade
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.overrides import OverrideReads
+from accordion_service.store.reads.queue import QueueReads
 from accordion_service.store.tables.models import JobRow, OverrideRow
 from accordion_service.store.writes.jobs import JobSubmission
 from accordion_service.store.writes.overrides import JobOverrides, RequestedOverride
@@ -63,9 +67,11 @@ class World:
 
     def _open_database(self) -> None:
         self.database = Database(self.settings.database)
-        self.repository = Repository(self.database)
+        self.jobs, self.queue = JobReads(self.database), QueueReads(self.database)
+        self.history, self.cluster = HistoryReads(self.database), ClusterReads(self.database)
+        self.overrides = OverrideReads(self.database)
         self.submission = JobSubmission(self.database, self.clock, FULL_ACCESS)
-        self.overrides = JobOverrides(self.database, self.clock, FULL_ACCESS)
+        self._override_writes = JobOverrides(self.database, self.clock, FULL_ACCESS)
         self.lifecycle = JobLifecycle(self.database, self.clock, FULL_ACCESS)
 
     def move_to(self, settings: Settings) -> None:
@@ -96,7 +102,7 @@ class World:
             self.turn()
         raise AssertionError(
             f"not reached in {limit} turns:"
-            f" {[(j.status, j.message) for j in self.repository.unfinished()]}"
+            f" {[(j.status, j.message) for j in self.jobs.unfinished()]}"
         )
 
     def submit(self, **changes: Any) -> str:
@@ -104,7 +110,7 @@ class World:
         return job.id
 
     def job(self, job_id: str) -> JobRow:
-        row = self.repository.job(job_id)
+        row = self.jobs.get(job_id)
         assert row is not None
         return row
 
@@ -129,13 +135,16 @@ class World:
             "until": None,
             "reason": "",
         }
-        row, _ = self.overrides.add_override(
+        row, _ = self._override_writes.add_override(
             job_id, RequestedOverride(**{**whole, **wish}), check=lambda _: None, idempotency=None
         )
         return row.id
 
+    def cancel_override(self, job_id: str, override_id: str) -> None:
+        self._override_writes.cancel_override(job_id, override_id, lambda _: None)
+
     def override_row(self, job_id: str, override_id: str) -> OverrideRow:
-        row = self.repository.override(job_id, override_id)
+        row = self.overrides.get(job_id, override_id)
         assert row is not None
         return row
 
@@ -167,11 +176,11 @@ class World:
         return Status(self.job(job_id).status) in ENDED
 
     def events(self, job_id: str, kind: str | None = None) -> list[Any]:
-        rows = self.repository.events(job_id, after=0, limit=10_000)
+        rows = self.history.events(job_id, after=0, limit=10_000)
         return [row for row in rows if kind in {None, row.type}]
 
     def epochs(self, job_id: str) -> list[int]:
-        return [row.epoch for row in self.repository.epochs(job_id)]
+        return [row.epoch for row in self.history.epochs(job_id)]
 
     def close(self) -> None:
         self.database.close()

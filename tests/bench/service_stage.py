@@ -22,7 +22,7 @@ from accordion_client import Client
 from accordion_service.domain.access import FULL_ACCESS
 from accordion_service.settings.settings import Settings, load_settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.jobs import JobSubmission
 from accordion_workers.records.contract import JobSpec
@@ -124,7 +124,7 @@ class Stage:
         """Return how many of the jobs the database holds."""
         database = Database(self.settings.database)
         try:
-            return len(Repository(database).known(set(job_ids)))
+            return len(JobReads(database).known(set(job_ids)))
         finally:
             database.close()
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.overrides import OverrideReads
 from accordion_service.store.tables.models import EpochRow, EventRow, JobRow, OverrideRow
 
 
@@ -79,13 +82,14 @@ class History:
         return [event for event in self.events if event.type == "status"]
 
 
-def read_history(repository: Repository, job_id: str) -> History:
+def read_history(database: Database, job_id: str) -> History:
     """Read the rows of a job."""
-    row = repository.job(job_id)
+    row = JobReads(database).get(job_id)
     assert row is not None, f"job {job_id} is gone"
+    history = HistoryReads(database)
     return History(
         row=row,
-        events=repository.events(job_id, after=0, limit=100_000),
-        epochs=repository.epochs(job_id),
-        overrides=repository.overrides(job_id),
+        events=history.events(job_id, after=0, limit=100_000),
+        epochs=history.epochs(job_id),
+        overrides=OverrideReads(database).list_all(job_id),
     )

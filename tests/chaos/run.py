@@ -25,7 +25,7 @@ from pathlib import Path
 from accordion_client import Client
 from accordion_service.settings.settings import load_settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from tests.chaos.faults import Faults, list_processes
 from tests.chaos.history import read_history
 from tests.chaos.laws import find_violations
@@ -100,9 +100,8 @@ def _run(
             took_s = time.monotonic() - began
             wait_for(lambda: ready(up.client))
             with closing(Database(url)) as database:
-                repository = Repository(database)
-                _wait_for_watchers(jobs, repository, standbys)
-                histories = {job.id: read_history(repository, job.id) for job in jobs}
+                _wait_for_watchers(jobs, database, standbys)
+                histories = {job.id: read_history(database, job.id) for job in jobs}
             violations += [*faults.find_missing(), *find_violations(jobs, histories)]
         finally:
             for owner in owners.values():
@@ -144,7 +143,7 @@ def _kill_until_done(
 
 
 def _wait_for_watchers(
-    jobs: Sequence[OwnedJob], repository: Repository, standbys: Standbys | None
+    jobs: Sequence[OwnedJob], database: Database, standbys: Standbys | None
 ) -> None:
     """Wait until the watchers have received all events, or for long enough. The last fault may have
     hit the api that they use.
@@ -153,7 +152,7 @@ def _wait_for_watchers(
     while True:
         if standbys:
             standbys.restart_dead()
-        rows = [(repository.job(job.id), len(job.seen)) for job in jobs]
+        rows = [(JobReads(database).get(job.id), len(job.seen)) for job in jobs]
         if all(row and num_seen >= row.event_seq for row, num_seen in rows):
             return
         if time.monotonic() > limit:

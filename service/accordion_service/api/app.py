@@ -63,7 +63,11 @@ from accordion_service.settings.setting_list import log_unknown_variables
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.migrations import upgrade
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.overrides import OverrideReads
+from accordion_service.store.reads.queue import QueueReads
 from accordion_workers.common.described_models import build_models
 
 _GRACE_S = 10
@@ -127,16 +131,20 @@ def _build_state(settings: Settings, clock: Clock) -> AppState:
     oidc = read_oidc_config(settings)
     upgrade(settings.database)
     database, draining = Database(settings.database), threading.Event()
-    repository = Repository(database)
+    job_reads, cluster = JobReads(database), ClusterReads(database)
     return AppState(
         settings=settings,
         database=database,
-        repository=repository,
+        jobs=job_reads,
+        queue=QueueReads(database),
+        history=HistoryReads(database),
+        overrides=OverrideReads(database),
+        cluster=cluster,
         clock=clock,
         request_times=RequestTimes(),
-        feeds=FeedHub(repository, draining),
+        feeds=FeedHub(job_reads, draining),
         draining=draining,
-        cookie=cookie_name(repository.installation()),
+        cookie=cookie_name(cluster.installation()),
         oidc=None if oidc is None else OidcProvider(oidc, clock),
     )
 

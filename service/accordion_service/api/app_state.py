@@ -18,7 +18,11 @@ from accordion_service.api.request_times import RequestTimes
 from accordion_service.errors import Unavailable
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.overrides import OverrideReads
+from accordion_service.store.reads.queue import QueueReads
 
 Clock = Callable[[], float]
 """Seconds since 1970."""
@@ -77,7 +81,11 @@ class AppState:
 
     settings: Settings
     database: Database
-    repository: Repository
+    jobs: JobReads
+    queue: QueueReads
+    history: HistoryReads
+    overrides: OverrideReads
+    cluster: ClusterReads
     clock: Clock
     request_times: RequestTimes
     feeds: FeedHub

@@ -29,7 +29,7 @@ from accordion_service.schemas.batches import (
     JobAction,
 )
 from accordion_service.schemas.queries import Archived
-from accordion_service.store.reads.jobs import JobFilter, ListingState
+from accordion_service.store.reads.job_list import JobFilter, ListingState
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_documents import stored_labels
 from accordion_service.store.writes.archiving import JobArchive
@@ -78,7 +78,7 @@ def act_on_jobs(body: BatchRequest, state: StateDep, caller: CallerDep) -> Batch
     check_scope(caller, Scope.READ)
     if body.change is not None and body.change.priority is not None:
         check_priority(state, caller, body.change.priority, pointer="/change/priority")
-    rows = state.repository.jobs(_build_filter(body, caller))
+    rows = state.jobs.find(_build_filter(body, caller))
     listed = rows[:MAX_JOBS]
     items = (
         [_describe_job(row) for row in listed]

@@ -11,7 +11,7 @@ from accordion.base.options import options_schema
 from accordion.compressors import COMPRESSORS
 from accordion.policies import POLICIES
 from accordion_service.api.callers import CallerDep, require_scope
-from accordion_service.api.deps import NO_QUERY, RepositoryDep, StateDep
+from accordion_service.api.deps import NO_QUERY, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.domain.capacity.autoscaling import read_autoscaler_record
@@ -93,9 +93,9 @@ def get_policies() -> NamedList:
 
 
 @router.get("/cluster")
-def get_cluster(repository: RepositoryDep) -> ClusterView:
+def get_cluster(state: StateDep) -> ClusterView:
     """Show the cluster as the scheduler last saw it, and what the jobs reserve."""
-    return cluster_view(repository.cluster(), repository.unfinished())
+    return cluster_view(state.cluster.get(), state.jobs.unfinished())
 
 
 @router.get("/queue")
@@ -108,17 +108,17 @@ def get_queue(state: StateDep, caller: CallerDep) -> QueueView:
     shown, nor the jobs that they wait for because of a quota; nor, for your own jobs, those of
     other users.
     """
-    cluster, now = state.repository.cluster(), state.clock()
+    cluster, now = state.cluster.get(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
     snapshot = cluster.nodes if cluster else []
     reader = QueueReader(
-        state.repository, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
+        state.database, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
     )
-    later, rows = state.repository.scheduled(), reader.read_queue()
-    first = state.repository.first_without_capacity(rows)
+    later, rows = state.queue.scheduled(), reader.read_queue()
+    first = state.queue.first_without_capacity(rows)
     allowed = Scope.WRITE_ALL in caller.scopes
     highest = MAX_PRIORITY if allowed else state.settings.max_priority
-    allocated = state.repository.allocated() if rows else []
+    allocated = state.queue.allocated() if rows else []
     causes = _explain_queue(reader, rows, allocated, snapshot=snapshot, max_priority=highest)
     owners = {row.id: row.owner for row in (*rows, *allocated)}
     items = []

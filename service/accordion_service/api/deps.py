@@ -1,4 +1,4 @@
-"""FastAPI dependencies: application state, repository, the job of the path, admission of writes.
+"""FastAPI dependencies: application state, the job of the path, admission of writes.
 
 Dependencies that do not block are `async`: a plain function would occupy a thread.
 """
@@ -14,7 +14,6 @@ from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import CallerDep
 from accordion_service.errors import NotFound, Unavailable
 from accordion_service.schemas.queries import QueryParams
-from accordion_service.store.reads.repository import Repository
 from accordion_service.store.tables.models import JobRow
 
 
@@ -34,24 +33,18 @@ async def _state(request: Request) -> AppState:
 StateDep = Annotated[AppState, Depends(_state)]
 
 
-async def _repository(state: StateDep) -> Repository:
-    """Return the read side of the store."""
-    return state.repository
-
-
-RepositoryDep = Annotated[Repository, Depends(_repository)]
 JobId = Annotated[
     str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="ID of the job")
 ]
 
 
-def _find_job(job_id: JobId, repository: RepositoryDep, caller: CallerDep) -> JobRow:
+def _find_job(job_id: JobId, state: StateDep, caller: CallerDep) -> JobRow:
     """Return the job named in the path.
 
     Raises:
         NotFound: no job has that ID, or the caller may not see it.
     """
-    job = repository.job(job_id)
+    job = state.jobs.get(job_id)
     if job is None or not caller.may_see(job.owner):
         raise NotFound(
             f"there is no job with the ID {job_id}; 'accordion list' (GET /api/v1/jobs) lists all"

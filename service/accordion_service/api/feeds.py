@@ -22,7 +22,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 
 POLL_S = 0.2
 """Interval between two queries for the versions of the watched jobs."""
@@ -128,8 +128,8 @@ class Feed:
 class FeedHub:
     """All feeds of one API process, and the task that reads for them."""
 
-    def __init__(self, repository: Repository, draining: Event) -> None:
-        self._repository = repository
+    def __init__(self, jobs: JobReads, draining: Event) -> None:
+        self._jobs = jobs
         self._draining = draining
         self._feeds: dict[Hashable, Feed] = {}
         self._task: asyncio.Task[None] | None = None
@@ -176,7 +176,7 @@ class FeedHub:
 
     def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, StreamPage | None]]:
         """Read all feeds that have changed; None for a job that cannot be read."""
-        versions = self._repository.versions({feed.reader.job_id for feed in feeds})
+        versions = self._jobs.versions({feed.reader.job_id for feed in feeds})
         return [
             (feed, _read_safely(feed))
             for feed in feeds

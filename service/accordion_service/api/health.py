@@ -69,7 +69,7 @@ def metrics(
     `ACCORDION_METRICS_RETENTION_S` seconds (default 300).
     """
     content, content_type = metrics_response(
-        state.repository,
+        state.database,
         datetime.fromtimestamp(state.clock(), UTC),
         retention_s=state.settings.metrics_retention_s,
         extra=[state.request_times, ProcessMetrics(state, threads)],
@@ -84,7 +84,7 @@ def _check_service(state: AppState) -> CheckResult:
 
 def _check_database(state: AppState) -> CheckResult:
     try:
-        state.repository.heartbeat()
+        state.cluster.heartbeat()
     except Unavailable as error:
         return CheckResult(ok=False, message=str(error))
     except SQLAlchemyError as error:
@@ -103,7 +103,7 @@ def _check_migrations(state: AppState) -> CheckResult:
 
 
 def _check_scheduler(state: AppState) -> CheckResult:
-    beat = state.repository.heartbeat()
+    beat = state.cluster.heartbeat()
     if beat is None:
         return CheckResult(ok=False, message="has never run; start 'accordion scheduler'")
     age, limit = state.clock() - beat, state.settings.heartbeat_stale_s
@@ -121,7 +121,7 @@ def _check_scheduler(state: AppState) -> CheckResult:
 
 
 def _check_ray(state: AppState) -> CheckResult:
-    cluster = state.repository.cluster()
+    cluster = state.cluster.get()
     if cluster is None:
         return CheckResult(ok=False, message="has not been checked by the scheduler yet")
     if not cluster.reachable:

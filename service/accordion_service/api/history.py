@@ -13,7 +13,7 @@ from pydantic import Field
 
 from accordion_service.api.callers import require_scope
 from accordion_service.api.conditions import format_etag
-from accordion_service.api.deps import NO_QUERY, JobDep, RepositoryDep
+from accordion_service.api.deps import NO_QUERY, JobDep, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.errors import Invalid
@@ -27,7 +27,8 @@ from accordion_service.schemas.jobs import AttemptList, ScheduleView
 from accordion_service.schemas.loggers import LoggerList, LoggerView
 from accordion_service.schemas.queries import QueryParams
 from accordion_service.schemas.why import WhyView
-from accordion_service.store.reads.repository import HistoryPage
+from accordion_service.store.reads.history import HistoryPage
+from accordion_service.store.reads.loggers import read_loggers
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_documents import layer_names
 from accordion_service.views.jobs import (
@@ -112,74 +113,74 @@ class CheckpointQuery(QueryParams):
 
 
 @router.get("/attempts", dependencies=[NO_QUERY], responses=describe_problems(404))
-def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
+def get_attempts(job: JobDep, state: StateDep) -> AttemptList:
     """List the attempts of a job, oldest first; another one follows if the nodes are lost."""
-    return AttemptList(items=[attempt_view(row) for row in repository.attempts(job.id)])
+    return AttemptList(items=[attempt_view(row) for row in state.history.attempts(job.id)])
 
 
 @router.get("/epochs", responses=describe_problems(404))
-def get_epochs(
-    job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
-) -> EpochPage:
+def get_epochs(job: JobDep, query: Annotated[HistoryQuery, Query()], state: StateDep) -> EpochPage:
     """List finished epochs, each exactly once, in pages. Pass `next_cursor` as `cursor` to get the
     next page.
     """
     limit = query.limit_of(job)
-    rows = repository.epochs(job.id, query.page(1, limit))
+    rows = state.history.epochs(job.id, query.page(1, limit))
     items, cursor = rows[:limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch)
     return EpochPage(
-        items=epoch_views(items), next_cursor=cursor, total=repository.count_epochs(job.id)
+        items=epoch_views(items), next_cursor=cursor, total=state.history.count_epochs(job.id)
     )
 
 
 @router.get("/decisions", responses=describe_problems(404))
 def get_decisions(
-    job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
+    job: JobDep, query: Annotated[HistoryQuery, Query()], state: StateDep
 ) -> DecisionPage:
     """List the decisions that all workers applied, with reasons, in pages. Pass `next_cursor` as
     `cursor` to get the next page.
     """
     limit = query.limit_of(job)
-    rows = repository.decisions(job.id, query.page(2, limit))
+    rows = state.history.decisions(job.id, query.page(2, limit))
     items, cursor = rows[:limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch, items[-1].step)
-    overrides = repository.overrides(job.id) if items else []
+    overrides = state.overrides.list_all(job.id) if items else []
     return DecisionPage(
         items=decision_views(items, overrides),
         next_cursor=cursor,
-        total=repository.count_decisions(job.id),
+        total=state.history.count_decisions(job.id),
     )
 
 
 @router.get("/checkpoints", responses=describe_problems(404))
 def get_checkpoints(
-    job: JobDep, query: Annotated[CheckpointQuery, Query()], repository: RepositoryDep
+    job: JobDep, query: Annotated[CheckpointQuery, Query()], state: StateDep
 ) -> CheckpointList:
     """List the checkpoints that the job saved, oldest first: which of them are kept, which is the
     newest, and which has the best objective.
     """
-    views = checkpoint_views(job, repository.checkpoints(job.id))
+    views = checkpoint_views(job, state.history.checkpoints(job.id))
     return CheckpointList(items=[view for view in views if query.kept in {None, view.kept}])
 
 
 @router.get("/loggers", dependencies=[NO_QUERY], responses=describe_problems(404))
-def get_loggers(job: JobDep, repository: RepositoryDep) -> LoggerList:
+def get_loggers(job: JobDep, state: StateDep) -> LoggerList:
     """List the loggers of a job: how far each is, where its run is, and why it fails."""
-    return LoggerList(items=[LoggerView.model_validate(row) for row in repository.loggers(job.id)])
+    return LoggerList(
+        items=[LoggerView.model_validate(row) for row in read_loggers(state.database, job.id)]
+    )
 
 
 @router.get("/schedule", dependencies=[NO_QUERY], responses=describe_problems(404))
-def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> ScheduleView:
+def get_schedule(job: JobDep, state: StateDep, response: Response) -> ScheduleView:
     """Show the level of each layer, its source, and what the policy would choose."""
     response.headers["ETag"] = format_etag(job)
-    return schedule_view(job, repository.newest_decision(job.id))
+    return schedule_view(job, state.history.newest_decision(job.id))
 
 
 @router.get("/why", dependencies=[NO_QUERY], responses=describe_problems(404))
-def get_why(job: JobDep, repository: RepositoryDep) -> WhyView:
+def get_why(job: JobDep, state: StateDep) -> WhyView:
     """Say what holds the job up now, its share of a step, and the best change."""
-    first = repository.first_without_capacity([job])
-    return why_view(job, repository.newest_decision(job.id), first)
+    first = state.queue.first_without_capacity([job])
+    return why_view(job, state.history.newest_decision(job.id), first)

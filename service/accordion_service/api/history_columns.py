@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from accordion_service.api.callers import require_scope
-from accordion_service.api.deps import JobDep, RepositoryDep
+from accordion_service.api.deps import JobDep, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.schemas.history_columns import DecisionColumns, EpochColumns, HistoryView
@@ -45,7 +45,7 @@ class PointsQuery(QueryParams):
 
 @router.get("/history", responses=describe_problems(404))
 def get_history(
-    job: JobDep, query: Annotated[PointsQuery, Query()], repository: RepositoryDep
+    job: JobDep, query: Annotated[PointsQuery, Query()], state: StateDep
 ) -> HistoryView:
     """Get what charts of the whole history show, in one bounded answer. Of a long history, it has
     epochs at equal distances and those in which decisions began, and the decisions that were in
@@ -53,7 +53,7 @@ def get_history(
     """
     points = _limit_points(query.points, len(layer_names(job)))
     share = HistoryShare(epochs=points, decisions=points)
-    with repository.database.read() as session:
+    with state.database.read() as session:
         history = thin_history(session, job.id, share)
     names: list[str] = []
     return HistoryView(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from accordion_service.api.callers import CallerDep, require_scope
-from accordion_service.api.deps import NO_QUERY, RepositoryDep
+from accordion_service.api.deps import NO_QUERY, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.domain.jobs.statuses import Kind, Status
@@ -28,10 +28,10 @@ class JobCounts(Answer):
     dependencies=[require_scope(Scope.READ), NO_QUERY],
     responses=describe_problems(),
 )
-def count_jobs(repository: RepositoryDep, caller: CallerDep) -> JobCounts:
+def count_jobs(state: StateDep, caller: CallerDep) -> JobCounts:
     """Count jobs by status, without archived ones. Without the scope `read:all`, only your own jobs
     and guest runs are counted.
     """
     visible_to = None if Scope.READ_ALL in caller.scopes else caller.user
-    counts = repository.count_listed(visible_to)
+    counts = state.jobs.count_listed(visible_to)
     return JobCounts.model_validate({"jobs": counts[Kind.JOB], "guests": counts[Kind.GUEST]})

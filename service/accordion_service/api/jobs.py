@@ -18,7 +18,6 @@ from accordion_service.api.deps import (
     NO_QUERY,
     WRITES_ROWS,
     JobDep,
-    RepositoryDep,
     StateDep,
 )
 from accordion_service.api.loggers import check_loggers
@@ -44,7 +43,7 @@ from accordion_service.job_inputs.queue import QueueReader
 from accordion_service.schemas.jobs import CloneRequest, JobPage, JobView
 from accordion_service.schemas.queries import JobQuery, QueryParams
 from accordion_service.schemas.specs import DryRun
-from accordion_service.store.reads.jobs import JobFilter
+from accordion_service.store.reads.job_list import JobFilter
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_documents import stored_labels
 from accordion_service.store.tables.stored_spec import stored_spec
@@ -186,9 +185,9 @@ def get_list(query: Annotated[_ListQuery, Query()], state: StateDep, caller: Cal
         visible_to=None if Scope.READ_ALL in caller.scopes else caller.user,
         before=parse_cursor(query.cursor, "query/cursor"),
     )
-    rows = state.repository.jobs(wanted)
+    rows = state.jobs.find(wanted)
     page = rows[: query.limit]
-    first = state.repository.first_without_capacity(page)
+    first = state.queue.first_without_capacity(page)
     return JobPage(
         items=[job_view(row, first) for row in page],
         next_cursor=format_cursor(page[-1]) if len(rows) > len(page) else None,
@@ -200,10 +199,10 @@ def get_list(query: Annotated[_ListQuery, Query()], state: StateDep, caller: Cal
     dependencies=[require_scope(Scope.READ), NO_QUERY],
     responses={200: {"headers": ETAG}, **describe_problems(404)},
 )
-def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
+def get_one(job: JobDep, state: StateDep, response: Response) -> JobView:
     """Show one job: spec, state and its reason, progress, newest metrics."""
     response.headers["ETag"] = format_etag(job)
-    return job_view(job, repository.first_without_capacity([job]))
+    return job_view(job, state.queue.first_without_capacity([job]))
 
 
 class _MergedClone(BaseModel):
@@ -304,18 +303,18 @@ def _parse_idempotency_key(key: str | None, scope: str, body: BaseModel) -> Idem
 
 
 def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:
-    cluster, now = state.repository.cluster(), state.clock()
+    cluster, now = state.cluster.get(), state.clock()
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
     snapshot = cluster.nodes if cluster else []
     reader = QueueReader(
-        state.repository, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
+        state.database, state.settings, record.list_awaiting(now), avoided=read_avoided(snapshot)
     )
     rules, new = reader.rules, _build_pending(reader, now, caller, spec=spec)
     pending = reader.list_pending(reader.read_contenders())
     ahead = [job for job in pending if job.rank >= new.rank]
     nodes, foreign = read_cluster_snapshot(snapshot)
     placed = read_placements(snapshot)
-    rows = state.repository.allocated()
+    rows = state.queue.allocated()
     allocated = reader.list_allocated(rows, lambda row: placed.get(row.id))
     if spec.start_at is not None and spec.start_at.timestamp() > now:
         message = format_start(spec.start_at.timestamp())

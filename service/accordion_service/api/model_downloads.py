@@ -98,7 +98,7 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
             f"job {job.id} is a guest run, whose checkpoints its own script keeps; read them there"
         )
     spec = spec_of(job)
-    rows = state.repository.checkpoints(job.id)
+    rows = state.history.checkpoints(job.id)
     names = choose_checkpoints(rows, checkpoint, spec.objective, status=job.status)
     url, folder = spec.checkpoint.storage, Path(state.settings.storage_of(job.id))
     if url is None and not folder.parent.is_dir():

@@ -95,7 +95,7 @@ def _store_of(state: AppState) -> NodeStore:
 
 def _read_snapshot(state: AppState) -> list[dict[str, Any]]:
     """Return the nodes as the scheduler last saw them; those that are alive come last."""
-    row = state.repository.cluster()
+    row = state.cluster.get()
     return sorted(row.nodes if row else [], key=lambda node: bool(node["alive"]))
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Response
 
 from accordion_service.api.callers import CallerDep, require_scope
 from accordion_service.api.conditions import IdempotencyKey, IfMatch, check_if_match, format_etag
-from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep, StateDep
+from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
 from accordion_service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
@@ -24,12 +24,12 @@ OverrideId = Annotated[
 
 
 @router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems(404))
-def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) -> OverrideList:
+def get_overrides(job: JobDep, state: StateDep, response: Response) -> OverrideList:
     """List all overrides of a job, oldest first, with their states."""
-    acks = repository.acks(job.id)
+    acks = state.overrides.acks(job.id)
     response.headers["ETag"] = format_etag(job)
     return OverrideList(
-        items=[override_view(row, acks.get(row.id, [])) for row in repository.overrides(job.id)]
+        items=[override_view(row, acks.get(row.id, [])) for row in state.overrides.list_all(job.id)]
     )
 
 
@@ -72,7 +72,7 @@ def add_override(
         check=lambda job: check_if_match(if_match, job),
         idempotency=key,
     )
-    return override_view(row, state.repository.acks(job_id).get(row.id, []))
+    return override_view(row, state.overrides.acks(job_id).get(row.id, []))
 
 
 @router.delete(
@@ -93,4 +93,4 @@ def cancel_override(
     """
     writes = JobOverrides(state.database, state.clock, caller)
     row = writes.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
-    return override_view(row, state.repository.acks(job_id).get(row.id, []))
+    return override_view(row, state.overrides.acks(job_id).get(row.id, []))

@@ -33,6 +33,7 @@ from accordion_service.schemas.quotas import (
     QuotaUsageView,
     QuotaView,
 )
+from accordion_service.store.reads.quotas import read_quotas
 from accordion_service.store.writes.quotas import QuotaStore
 
 router = APIRouter(prefix="/quotas", tags=["quotas"], responses=describe_problems())
@@ -52,7 +53,7 @@ class _AccountQuery(QueryParams):
 @router.get("", dependencies=[require_scope(Scope.READ), NO_QUERY])
 def get_quotas(state: StateDep, caller: CallerDep) -> QuotaList:
     """List all quotas, and what the jobs hold of them."""
-    table, usage = state.repository.quotas(), _measure_usage(state)
+    table, usage = read_quotas(state.database), _measure_usage(state)
     accounts = sorted(table.quotas, key=lambda one: (split_account(one).user is None, one))
     items = [_describe_quota(account, table.quotas[account], usage) for account in accounts]
     for quota in items:
@@ -103,8 +104,8 @@ def _find_account(user: str | None, label: str | None) -> str:
 
 
 def _measure_usage(state: AppState) -> QuotaUsage:
-    reader = QueueReader(state.repository, state.settings)
-    jobs = reader.list_allocated(state.repository.allocated())
+    reader = QueueReader(state.database, state.settings)
+    jobs = reader.list_allocated(state.queue.allocated())
     return measure_usage(jobs, reader.rules.quotas)
 
 

@@ -81,7 +81,7 @@ class _StreamGuard:
         state = self._state
         try:
             caller = AccountStore(state.database, state.clock).find_by_id(self._caller.token_id)
-            job = state.repository.job(self._job_id)
+            job = state.jobs.get(self._job_id)
         except (ApiError, SQLAlchemyError):
             return True  # the client reconnects, and is told why
         if caller is None or job is None:
@@ -99,7 +99,7 @@ class EventReader:
     """Reads the events and the progress of one job."""
 
     def __init__(self, state: AppState, job_id: str) -> None:
-        self._repository = state.repository
+        self._jobs, self._history = state.jobs, state.history
         self.job_id = job_id
 
     @property
@@ -109,16 +109,16 @@ class EventReader:
 
     def read(self, after: int) -> StreamPage:
         """Read the events above that number that are kept, and the newest progress."""
-        job = self._repository.job(self.job_id)
+        job = self._jobs.get(self.job_id)
         if job is None:
             return _GONE
-        rows = self._repository.events(self.job_id, after=after) if job.event_seq > after else []
+        rows = self._history.events(self.job_id, after=after) if job.event_seq > after else []
         return self.build_page(job, rows)
 
     def brief_texts(self, after: int, *, up_to: int) -> Iterator[str]:
         """Yield the events above one number and up to another, without values by layer."""
         while after < up_to:
-            rows = self._repository.events(self.job_id, after=after, limit=_BRIEF_PAGE)
+            rows = self._history.events(self.job_id, after=after, limit=_BRIEF_PAGE)
             frames = [
                 Frame(number=row.seq, text=format_frame(row.type, _brief_document(row), row.seq))
                 for row in rows
@@ -178,7 +178,7 @@ class LogReader:
     """Reads the log chunks of one job, for one attempt or all."""
 
     def __init__(self, state: AppState, job_id: str, attempt: int | None) -> None:
-        self._repository = state.repository
+        self._jobs, self._history = state.jobs, state.history
         self.job_id = job_id
         self._attempt = attempt
 
@@ -189,10 +189,10 @@ class LogReader:
 
     def read(self, after: int) -> StreamPage:
         """Read the chunks above that number."""
-        job = self._repository.job(self.job_id)
+        job = self._jobs.get(self.job_id)
         if job is None:
             return _GONE
-        rows = self._repository.logs(self.job_id, after=after)
+        rows = self._history.logs(self.job_id, after=after)
         removed = job.log_bytes_removed if rows and rows[0].number > after + 1 else 0
         return self.build_page(job, rows, removed_bytes=removed)
 
@@ -222,9 +222,9 @@ class LogReader:
 
     def text(self) -> Iterable[str]:
         """Yield all lines that are kept as text; the first one says if older ones were removed."""
-        job, after = self._repository.job(self.job_id), 0
+        job, after = self._jobs.get(self.job_id), 0
         yield _describe_removed_output(job)
-        while rows := self._repository.logs(self.job_id, after=after):
+        while rows := self._history.logs(self.job_id, after=after):
             after = rows[-1].number
             yield "".join(log_text(line) for row in rows for line in self._of_attempt(row.lines))
 
@@ -261,7 +261,7 @@ class LogReader:
         return parts[::-1]
 
     def _iterate_back(self, up_to: int) -> Iterator[LogChunkRow]:
-        while rows := self._repository.newest_logs(self.job_id, up_to=up_to):
+        while rows := self._history.newest_logs(self.job_id, up_to=up_to):
             yield from rows
             up_to = rows[-1].number - 1
 

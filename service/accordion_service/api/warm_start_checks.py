@@ -19,7 +19,7 @@ def check_warm_start(
     """
     if spec.warm_start is None:
         return
-    source = state.repository.job(spec.warm_start.job)
+    source = state.jobs.get(spec.warm_start.job)
     if source is None or not caller.may_see(source.owner):
         raise Invalid(
             f"there is no job with the ID {spec.warm_start.job}; 'accordion list'"
@@ -27,7 +27,7 @@ def check_warm_start(
             f"{pointer}/job",
         )
     try:
-        list_source_checkpoints(state.repository, source, spec.warm_start.checkpoint)
+        list_source_checkpoints(state.database, source, spec.warm_start.checkpoint)
     except NotFound as error:
         raise Invalid(str(error), f"{pointer}/checkpoint") from error
     except Conflict as error:

@@ -10,7 +10,9 @@ from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, Qu
 from accordion_service.domain.capacity.resources import ResourceRequest
 from accordion_service.domain.jobs.statuses import Reason, Status
 from accordion_service.settings.settings import Settings
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.queue import QueueReads
+from accordion_service.store.reads.quotas import read_quotas
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_documents import stored_labels
 from accordion_service.store.tables.stored_spec import resource_request
@@ -32,24 +34,24 @@ class QueueReader:
 
     def __init__(
         self,
-        repository: Repository,
+        database: Database,
         settings: Settings,
         awaiting_nodes: frozenset[str] = frozenset(),
         *,
         avoided: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
-        self._repository = repository
+        self._queue = QueueReads(database)
         self._avoided = avoided or {}
         self._points_per_s = settings.priority_per_hour / _HOUR_S
         self.rules = QueueRules(
-            quotas=repository.quotas(),
+            quotas=read_quotas(database),
             may_pause=settings.preempt_for_priority,
             awaiting_nodes=awaiting_nodes,
         )
 
     def read_queue(self) -> list[JobRow]:
         """Return the queued jobs in the order of the queue."""
-        return self._repository.queue(self._points_per_s)
+        return self._queue.waiting(self._points_per_s)
 
     def read_contenders(self) -> list[JobRow]:
         """Return the queued jobs that need nothing but capacity and quota, in the same order."""

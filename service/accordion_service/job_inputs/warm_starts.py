@@ -6,14 +6,16 @@ from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.errors import Conflict, NotFound
 from accordion_service.job_inputs.checkpoints import choose_checkpoints
 from accordion_service.settings.settings import Settings
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_spec import spec_of
 from accordion_workers.records.contract import JobSpec, ModelSource, WarmStartSpec
 
 
 def find_initial_model(
-    job: JobRow, spec: JobSpec, *, repository: Repository, settings: Settings
+    job: JobRow, spec: JobSpec, *, database: Database, settings: Settings
 ) -> ModelSource | None:
     """Return where an attempt of the job finds the model to start with; None if the spec names
     none.
@@ -25,24 +27,22 @@ def find_initial_model(
     if spec.warm_start is None:
         return None
     try:
-        return _find_model(repository, settings, spec.warm_start)
+        return _find_model(database, settings, spec.warm_start)
     except NotFound:
-        if repository.checkpoints(job.id):
+        if HistoryReads(database).checkpoints(job.id):
             return None
         raise
 
 
-def _find_model(
-    repository: Repository, settings: Settings, warm_start: WarmStartSpec
-) -> ModelSource:
-    source = repository.job(warm_start.job)
+def _find_model(database: Database, settings: Settings, warm_start: WarmStartSpec) -> ModelSource:
+    source = JobReads(database).get(warm_start.job)
     if source is None:
         raise NotFound(
             f"job {warm_start.job}, with whose model this one starts, was deleted; clone this job"
             " with another warm_start"
         )
     try:
-        names = list_source_checkpoints(repository, source, warm_start.checkpoint)
+        names = list_source_checkpoints(database, source, warm_start.checkpoint)
     except Conflict as error:
         raise NotFound(f"the model of job {source.id} cannot be read: {error}") from error
     return ModelSource(
@@ -54,7 +54,7 @@ def _find_model(
 
 
 def list_source_checkpoints(
-    repository: Repository, source: JobRow, checkpoint: str | None
+    database: Database, source: JobRow, checkpoint: str | None
 ) -> list[str]:
     """Return the names of the checkpoints to start with, the preferred one first.
 
@@ -67,7 +67,7 @@ def list_source_checkpoints(
             f"job {source.id} is a guest run, whose checkpoints its own script keeps; name another"
             " job"
         )
-    rows = repository.checkpoints(source.id)
+    rows = HistoryReads(database).checkpoints(source.id)
     objective = spec_of(source).objective
     return choose_checkpoints(rows, checkpoint, objective, status=source.status)
 

@@ -26,6 +26,7 @@ from accordion_service.job_inputs.queue import QueueReader
 from accordion_service.runtime.protocol import Node, SupervisorState
 from accordion_service.scheduler.foreign_use import ForeignUse
 from accordion_service.settings.settings import Settings
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
 from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
 from accordion_service.store.tables.models import JobRow
@@ -211,7 +212,7 @@ class Allocator:
         env: JobEnv,
         clock: Callable[[], float],
     ) -> None:
-        self._repository = jobs.repository
+        self._database = jobs.database
         self._jobs = jobs
         self._writes = writes
         self._lease = lease
@@ -224,7 +225,7 @@ class Allocator:
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
         """Admit the next jobs, store why the others wait, and return the admitted ones."""
         reader = QueueReader(
-            self._repository, settings, cluster.awaiting_nodes, avoided=cluster.list_avoided()
+            self._database, settings, cluster.awaiting_nodes, avoided=cluster.list_avoided()
         )
         queue = [job for job in reader.read_queue() if job.id not in cluster.supervisors]
         if not queue:
@@ -255,7 +256,7 @@ class Allocator:
         some if the settings allow it.
         """
         reader = QueueReader(
-            self._repository, settings, cluster.awaiting_nodes, avoided=cluster.list_avoided()
+            self._database, settings, cluster.awaiting_nodes, avoided=cluster.list_avoided()
         )
         rows = self._jobs.list_allocated()
         jobs = reader.list_allocated(rows, cluster.placed_nodes)
@@ -305,4 +306,4 @@ class Allocator:
             return None
         if not self._writes.admit(job, token, workers=admission.workers, timeout_s=timeout_s):
             return None
-        return self._repository.job(job.id)
+        return JobReads(self._database).get(job.id)

@@ -21,8 +21,10 @@ from accordion_service.scheduler.allocator import ClusterState
 from accordion_service.scheduler.order_delivery import OrderDelivery
 from accordion_service.scheduler.report_drain import ReportDrain
 from accordion_service.settings.settings import Settings
+from accordion_service.store.engine.database import Database
 from accordion_service.store.ingest.record_ingest import has_new_data
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.history import HistoryReads
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_spec import UnreadableSpec, spec_of
 from accordion_service.store.writes.leases import Lease
@@ -48,7 +50,7 @@ class Attempts:
         *,
         cluster: ClusterState,
         lease: Lease,
-        repository: Repository,
+        database: Database,
         settings: Settings,
         code: CodeStore,
         env: JobEnv,
@@ -57,7 +59,7 @@ class Attempts:
         self._runtime, self._writes = orders.runtime, orders.writes
         self._reports = reports
         self._cluster, self._lease = cluster, lease
-        self._repository, self._settings = repository, settings
+        self._database, self._settings = database, settings
         self._code, self._env = code, env
 
     def start(self, job: JobRow, token: int) -> None:
@@ -83,7 +85,7 @@ class Attempts:
 
     def _start_supervisor(self, job: JobRow, storage: str, token: int) -> None:
         spec = spec_of(job)
-        model = find_initial_model(job, spec, repository=self._repository, settings=self._settings)
+        model = find_initial_model(job, spec, database=self._database, settings=self._settings)
         launch = Launch(
             job_id=job.id,
             attempt=job.attempt,
@@ -91,11 +93,11 @@ class Attempts:
             storage=storage,
             spec=spec,
             retried_attempt=job.retried_attempt or 0,
-            saved_step=self._repository.saved_step(job.id),
+            saved_step=HistoryReads(self._database).saved_step(job.id),
             code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
             env=self._env.resolve(spec, job.owner),
             data_cache=find_data_cache(self._settings),
-            avoid=self._repository.unschedulable_nodes(),
+            avoid=ClusterReads(self._database).unschedulable_nodes(),
             pip_index=find_pip_index(self._settings, spec, is_resolved=job.packages is not None),
             warm_start=model,
         )

@@ -14,7 +14,7 @@ from accordion_service.runtime.protocol import AutoscalerReport, Runtime
 from accordion_service.scheduler.allocator import ClusterState
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.queue import QueueReads
 from accordion_service.store.writes.autoscaling import AutoscalerRows
 from accordion_service.store.writes.scheduler_counts import SchedulerCounts
 
@@ -42,7 +42,7 @@ class Autoscaling:
         counts: SchedulerCounts,
         clock: Callable[[], float],
     ) -> None:
-        self._repository = Repository(database)
+        self._database, self._queue = database, QueueReads(database)
         self._rows = AutoscalerRows(database)
         self._runtime = runtime
         self._settings = settings
@@ -143,8 +143,8 @@ class Autoscaling:
         self._request = request
 
     def _plan(self, cluster: ClusterState) -> CapacityRequest:
-        reader = QueueReader(self._repository, self._settings, avoided=cluster.list_avoided())
-        rows, now = self._repository.allocated(), self._clock()
+        reader = QueueReader(self._database, self._settings, avoided=cluster.list_avoided())
+        rows, now = self._queue.allocated(), self._clock()
         if self._foreign_at is None or not 0.0 <= now - self._foreign_at < USE_INTERVAL_S:
             self._foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
             self._foreign_at = now

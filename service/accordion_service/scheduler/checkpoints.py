@@ -13,7 +13,7 @@ from accordion_service.runtime.protocol import Runtime
 from accordion_service.scheduler.retention import RETENTION
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.history import HistoryReads
 from accordion_service.store.tables.models import CheckpointRow, JobRow
 from accordion_service.store.tables.stored_spec import spec_value
 from accordion_service.store.writes.expired_checkpoints import ExpiredCheckpoints
@@ -41,7 +41,7 @@ class CheckpointRemoval:
         monotonic: Callable[[], float],
     ) -> None:
         self._expired = ExpiredCheckpoints(database, clock, RETENTION)
-        self._repository = Repository(database)
+        self._history = HistoryReads(database)
         self._runtime = runtime
         self._settings = settings
         self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
@@ -93,7 +93,7 @@ class CheckpointRemoval:
         kept: Set[str] = frozenset()
         if self._settings.ended_checkpoints == "newest_and_best":
             mode = spec_value(job, "objective.mode", "")
-            kept = choose_kept(found, self._repository.checkpoints(job.id), mode=mode)
+            kept = choose_kept(found, self._history.checkpoints(job.id), mode=mode)
         removed = found.keys() - kept
         if not self._expired.begin_removal(job, kept=kept):
             return

@@ -8,7 +8,7 @@ import structlog
 
 from accordion_service.job_inputs.code import CodeStore
 from accordion_service.process.trusted_clock import TrustedClock
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 
 _MOST_INTERVAL_S = 3600.0
 """Longest pause between two runs; short compared with the retention time of uploads."""
@@ -21,7 +21,7 @@ class CodePruning:
     def __init__(
         self,
         code: CodeStore,
-        repository: Repository,
+        jobs: JobReads,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
@@ -29,7 +29,7 @@ class CodePruning:
     ) -> None:
         self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
         self._code = code
-        self._repository = repository
+        self._jobs = jobs
         self._monotonic = monotonic
         self._kept_s = kept_s
         self._pruned_at: float | None = None
@@ -45,7 +45,7 @@ class CodePruning:
             return
         self._pruned_at = now
         try:
-            gone = self._code.prune(self._repository.named_code(), older_than_s=self._kept_s)
+            gone = self._code.prune(self._jobs.named_code(), older_than_s=self._kept_s)
         except OSError as error:
             _log.warning("uploads cannot be removed", error=str(error))
             return

@@ -24,7 +24,7 @@ from accordion_service.scheduler.order_delivery import OrderDelivery
 from accordion_service.scheduler.report_drain import ReportDrain
 from accordion_service.settings.settings import Settings
 from accordion_service.store.ingest.record_ingest import cursor_of, has_new_data
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 from accordion_workers.records.contract import Drained, EndRecord, Guest
 
@@ -40,7 +40,7 @@ class GuestRuns:
 
     def __init__(
         self,
-        repository: Repository,
+        jobs: JobReads,
         orders: OrderDelivery,
         *,
         reports: ReportDrain,
@@ -48,7 +48,7 @@ class GuestRuns:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self._repository = repository
+        self._jobs = jobs
         self._orders = orders
         self._runtime = orders.runtime
         self._writes = orders.writes
@@ -78,8 +78,8 @@ class GuestRuns:
             RuntimeUnavailable: the cluster does not answer.
         """
         guests = {guest.job_id: guest for guest in self._runtime.guests()}
-        known = self._repository.known(guests)
-        unfinished = self._repository.unfinished_ids()
+        known = self._jobs.known(guests)
+        unfinished = self._jobs.unfinished_ids()
         ended = known - unfinished
         for followed in (self._silence, self._idleness, self._deadlines):
             followed.keep_only(unfinished)
@@ -164,7 +164,7 @@ class GuestRuns:
         now = self._monotonic()
         self._ended_at = {job_id: self._ended_at.get(job_id, now) for job_id in job_ids}
         for job_id, ended_at in list(self._ended_at.items()):
-            job = self._repository.job(job_id)
+            job = self._jobs.get(job_id)
             if job is not None:
                 self._runtime.drain(job_id, cursor_of(job))
             if now - ended_at >= self._limits.lost_s:

@@ -17,7 +17,7 @@ from accordion_service.scheduler.retention import HistoryRetention, Retention, R
 from accordion_service.scheduler.webhooks import WebhookDelivery
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.writes.deletion import DeletedJobs
 from accordion_service.store.writes.scheduler_counts import SchedulerCounts
 
@@ -38,7 +38,7 @@ class Housekeeping:
     ) -> None:
         kept_s = settings.code_retention_s
         self._uploads = CodePruning(
-            code, Repository(database), clock=clock, monotonic=monotonic, kept_s=kept_s
+            code, JobReads(database), clock=clock, monotonic=monotonic, kept_s=kept_s
         )
         self._jobs = Retention(database, settings, clock=clock, monotonic=monotonic)
         self._history = HistoryRetention(database, settings, clock=clock, monotonic=monotonic)

@@ -40,7 +40,8 @@ from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.ingest.report_writes import ReportWrites
 from accordion_service.store.migrations import upgrade
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.queue import QueueReads
 from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
 from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
 from accordion_service.store.tables.models import JobRow
@@ -66,7 +67,7 @@ class Scheduler:
         monotonic: Clock = time.monotonic,
     ) -> None:
         self._settings, self._monotonic = settings, monotonic
-        self._repository, self._jobs = Repository(database), UnfinishedJobs(database)
+        self._queue, self._jobs = QueueReads(database), UnfinishedJobs(database)
         limits = HistoryLimits(events=settings.max_events, log_bytes=settings.max_log_bytes)
         self._writes = SchedulerWrites(database, clock, limits)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
@@ -78,17 +79,15 @@ class Scheduler:
             runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
         )
         self._cluster = ClusterState()
-        orders = OrderDelivery(runtime, self._repository, self._writes)
+        orders = OrderDelivery(runtime, database, self._writes)
         writes = ReportWrites(database, clock, limits)
         self._reports = ReportDrain(
             runtime, settings.storage_of, writes, lease=self._lease, clock=clock
         )
         self._scaling = Autoscaling(database, runtime, settings, counts=self._counts, clock=clock)
-        self._times = TimeLimits(
-            self._repository, self._writes, settings, clock=clock, monotonic=monotonic
-        )
+        self._times = TimeLimits(database, self._writes, settings, clock=clock, monotonic=monotonic)
         self._guests = GuestRuns(
-            self._repository,
+            JobReads(database),
             orders,
             reports=self._reports,
             settings=settings,
@@ -112,7 +111,7 @@ class Scheduler:
             self._reports,
             cluster=self._cluster,
             lease=self._lease,
-            repository=self._repository,
+            database=database,
             settings=settings,
             code=code,
             env=env,
@@ -207,7 +206,7 @@ class Scheduler:
         self._writes.record_cluster(token, nodes=None, message=message)
         self._times.stop_unreachable(self._jobs.list_all(), token)
         # The message changes every turn: the cluster row has the newest one, jobs keep the first.
-        for job in self._repository.queue():
+        for job in self._queue.waiting():
             if job.reason != Reason.CLUSTER_UNREACHABLE:
                 self._writes.record_wait_reason(
                     job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message

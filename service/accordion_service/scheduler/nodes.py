@@ -23,7 +23,7 @@ from accordion_service.domain.capacity.nodes import (
 from accordion_service.runtime.protocol import Node
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
 from accordion_service.store.writes.nodes import NodeStore
 
 _log = structlog.get_logger()
@@ -33,7 +33,7 @@ class NodeAvoidance:
     """Marks the nodes of each survey; `clock` returns seconds since 1970."""
 
     def __init__(self, database: Database, settings: Settings, clock: Callable[[], float]) -> None:
-        self._repository = Repository(database)
+        self._cluster = ClusterReads(database)
         self._store = NodeStore(database, clock)
         self._clock = clock
         self._ordered: tuple[int, tuple[str, ...]] | None = None
@@ -64,7 +64,7 @@ class NodeAvoidance:
         stores the snapshot, the next one does so again.
         """
         if self._ordered is None or self._ordered[0] != token:
-            self._ordered = (token, self._repository.unschedulable_nodes())
+            self._ordered = (token, self._cluster.unschedulable_nodes())
         if self._ordered[1] != unschedulable:
             self._store.renew_orders(token)
             self._ordered = (token, unschedulable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from accordion_service.runtime.protocol import Runtime
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.engine.database import Database
 from accordion_service.store.scheduling.desired_state import read_desired_state
 from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
 from accordion_service.store.tables.models import JobRow
@@ -16,7 +16,7 @@ class OrderDelivery:
     """Sends orders until the cluster holds the newest version of them."""
 
     runtime: Runtime
-    repository: Repository
+    database: Database
     writes: SchedulerWrites
 
     def deliver(self, job: JobRow, held: int, token: int) -> None:
@@ -27,7 +27,7 @@ class OrderDelivery:
             RuntimeUnavailable: the cluster does not answer.
         """
         if held < job.orders_version and not self.runtime.send_orders(
-            job.id, read_desired_state(self.repository, job)
+            job.id, read_desired_state(self.database, job)
         ):
             return
         if job.orders_confirmed < job.orders_version:

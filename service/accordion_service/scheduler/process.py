@@ -13,7 +13,7 @@ from accordion_service.settings.setting_list import log_unknown_variables
 from accordion_service.settings.settings import Settings, load_settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.migrations import upgrade
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
 
 
 def serve_scheduler(settings: Settings) -> None:
@@ -45,7 +45,7 @@ def _read_installation(url: str) -> str:
     upgrade(url)
     database = Database(url)
     try:
-        return Repository(database).installation()
+        return ClusterReads(database).installation()
     finally:
         database.close()
 

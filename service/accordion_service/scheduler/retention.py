@@ -14,7 +14,7 @@ from accordion_service.errors import ApiError
 from accordion_service.process.trusted_clock import TrustedClock
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.deletion import JobDeletion
 from accordion_service.store.writes.expired_history import ExpiredHistory
@@ -66,7 +66,7 @@ class Retention:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self._repository = Repository(database)
+        self._jobs = JobReads(database)
         self._deletion = JobDeletion(database, clock, RETENTION)
         self._settings = settings
         self._trusted = TrustedClock(clock=clock, monotonic=monotonic)
@@ -90,10 +90,10 @@ class Retention:
     def _list_expired(self) -> list[JobRow]:
         kept_s, most = self._settings.job_retention_s, self._settings.max_ended_jobs
         now = self._trusted.read(kept_s) if kept_s else None
-        old = [] if now is None else self._repository.ended(before=now - kept_s, limit=_BATCH)
+        old = [] if now is None else self._jobs.ended(before=now - kept_s, limit=_BATCH)
         if old or not most:
             return old
-        return self._repository.ended(beyond=most, limit=_BATCH)
+        return self._jobs.ended(beyond=most, limit=_BATCH)
 
 
 class HistoryRetention:

@@ -15,7 +15,8 @@ from accordion_service.scheduler.nodes import NodeAvoidance
 from accordion_service.scheduler.report_drain import ReportDrain
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
 from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
 from accordion_workers.records.contract import AVOID_S
@@ -43,7 +44,8 @@ class Survey:
         self._runtime = runtime
         self._settings = settings
         self._cluster = cluster
-        self._repository, self._jobs, self._writes = Repository(database), jobs, writes
+        self._jobs, self._writes = jobs, writes
+        self._job_reads, self._cluster_reads = JobReads(database), ClusterReads(database)
         self._attempts, self._guests = attempts, guests
         self._reports, self._deadlines = reports, deadlines
         self._clock, self._monotonic = clock, monotonic
@@ -75,7 +77,7 @@ class Survey:
         self._cluster.update_supervisors(found, now)
         # Read after the survey, which may be slow: every listed supervisor has its row by now.
         self._guests.refresh_registered(token)
-        unfinished = self._repository.unfinished_ids()
+        unfinished = self._job_reads.unfinished_ids()
         self._cluster.update_foreign_use(self._jobs.list_allocated(), now)
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.update(self._runtime.count_foreign_supervisors(), unknown)
@@ -96,7 +98,7 @@ class Survey:
         """Read on which nodes jobs without a supervisor could not start, once for each lease."""
         if self._cluster.restored_with == token:
             return
-        stored = self._repository.cluster()
+        stored = self._cluster_reads.get()
         if stored is not None and stored.seen_at is not None:
             age_s = max(0.0, self._clock() - stored.seen_at)
             until = self._monotonic() + AVOID_S - age_s
@@ -105,7 +107,7 @@ class Survey:
 
     def _remove_ended(self, job_ids: Set[str], token: int) -> Set[str]:
         """Remove supervisors of ended jobs; return ids of jobs that the database does not have."""
-        known = self._repository.known(job_ids)
+        known = self._job_reads.known(job_ids)
         for job_id in known:
             self._attempts.remove_supervisor(job_id, token, why="the job has ended")
         for job_id in job_ids - known:

@@ -12,7 +12,9 @@ from accordion_service.domain.jobs.statuses import Kind, Status
 from accordion_service.process.trusted_clock import AGREED_S, TrustedClock
 from accordion_service.scheduler.deadlines import StoredTimes
 from accordion_service.settings.settings import Settings
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.queue import QueueReads
 from accordion_service.store.reads.time_limits import total_limit, trained_seconds, training_limit
 from accordion_service.store.scheduling.scheduler_writes import SchedulerWrites
 from accordion_service.store.tables.models import JobRow
@@ -33,14 +35,14 @@ class TimeLimits:
 
     def __init__(
         self,
-        repository: Repository,
+        database: Database,
         writes: SchedulerWrites,
         settings: Settings,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self._repository = repository
+        self._queue, self._history = QueueReads(database), HistoryReads(database)
         self._writes = writes
         self._grace_s = settings.cancel_grace_s
         self._clock = clock
@@ -55,7 +57,7 @@ class TimeLimits:
 
     def queue_due(self, token: int) -> None:
         """Queue the jobs whose `start_at` has come."""
-        for job in self._repository.due(self._clock()):
+        for job in self._queue.due(self._clock()):
             self._writes.queue_scheduled(job, token)
 
     def stop_overdue(self, jobs: Sequence[JobRow], token: int) -> None:
@@ -89,7 +91,7 @@ class TimeLimits:
 
     def _stop_trained(self, jobs: Sequence[JobRow], token: int) -> None:
         limited = [job for job in jobs if training_limit(job) and _is_training(job)]
-        attempts = self._repository.newest_attempts([job.id for job in limited])
+        attempts = self._history.newest_attempts([job.id for job in limited])
         keys = {(job.id, job.attempt) for job in limited}
         self._first_seen = {key: seen for key, seen in self._first_seen.items() if key in keys}
         for job in limited:

@@ -30,9 +30,10 @@ from accordion_service.domain.performance.elasticity import (
     ElasticityStats,
 )
 from accordion_service.errors import DatabaseReplaced
+from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.database_errors import ErrorKind, classify_error
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.reads.metrics import JobHistory, read_histories
-from accordion_service.store.reads.repository import Repository
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_documents import stored_elasticity, stored_metrics
 from accordion_service.store.tables.stored_spec import spec_value
@@ -149,7 +150,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def metrics_response(
-    repository: Repository,
+    database: Database,
     now: datetime,
     *,
     retention_s: float = 300.0,
@@ -160,7 +161,7 @@ def metrics_response(
     `retention_s` is how long an ended job is still exported.
     """
     registry = CollectorRegistry(auto_describe=False)
-    for collector in (StoreCollector(repository, now.timestamp(), retention_s), *extra):
+    for collector in (StoreCollector(database, now.timestamp(), retention_s), *extra):
         registry.register(collector)
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
@@ -171,8 +172,8 @@ class StoreCollector(Collector):
     If the database is away, only that is exported: the metrics of the process show why.
     """
 
-    def __init__(self, repository: Repository, now: float, retention_s: float) -> None:
-        self._repository = repository
+    def __init__(self, database: Database, now: float, retention_s: float) -> None:
+        self._database = database
         self._now = now
         self._retention_s = retention_s
 
@@ -194,11 +195,9 @@ class StoreCollector(Collector):
             return [Sample(_REACHABLE, 0, {})]
 
     def _collect_samples(self) -> Iterator[Sample]:
-        yield from service_samples(self._repository, self._now)
-        rows = self._repository.shown(self._now - self._retention_s)
-        histories = read_histories(
-            self._repository.database, [row.id for row in rows], look_back=_LOOK_BACK
-        )
+        yield from service_samples(self._database, self._now)
+        rows = JobReads(self._database).shown(self._now - self._retention_s)
+        histories = read_histories(self._database, [row.id for row in rows], look_back=_LOOK_BACK)
         for row in rows:
             yield from _samples_of(row, histories.get(row.id, JobHistory()))
 

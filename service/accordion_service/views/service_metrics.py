@@ -17,8 +17,10 @@ from accordion_service.domain.jobs.statuses import Kind, Reason, Status
 from accordion_service.domain.webhooks.retries import DeliveryState
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.database_errors import ErrorKind
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.reads.metrics import read_deliveries, read_queue_starts
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.tables.models import LeaseRow
 from accordion_service.store.writes.nodes import NodeStore
 from accordion_service.store.writes.scheduler_counts import (
     AUTOSCALER_REQUESTS,
@@ -126,27 +128,28 @@ each is exported from the start, since a counter that appears with an event has 
 """
 
 
-def service_samples(repository: Repository, now: float) -> Iterator[Sample]:
+def service_samples(database: Database, now: float) -> Iterator[Sample]:
     """Yield the samples of the service at a time, in seconds since 1970."""
-    counts = repository.count_by_status()
+    jobs, cluster_reads = JobReads(database), ClusterReads(database)
+    counts = jobs.count_by_status()
     for status, count in counts.items():
         yield Sample("accordion_jobs", count, {"state": status})
-    for status, count in repository.count_by_status(Kind.GUEST).items():
+    for status, count in jobs.count_by_status(Kind.GUEST).items():
         yield Sample("accordion_guests", count, {"state": status})
     yield Sample("accordion_queue_jobs", counts[Status.QUEUED], {})
-    began = read_queue_starts(repository.database)
+    began = read_queue_starts(database)
     for reason in dict.fromkeys([*_QUEUE_REASONS, *began]):
         age_s = max(0.0, now - began.get(reason, now))
         yield Sample("accordion_queue_age_seconds", age_s, {"reason": reason})
-    cluster = repository.cluster()
+    cluster = cluster_reads.get()
     reachable = float(cluster is not None and cluster.reachable)
     yield Sample("accordion_cluster_reachable", reachable, {})
     record = read_autoscaler_record(cluster.autoscaler if cluster else None)
     for kind, number in {"waiting": record.num_waiting, "held": record.num_held}.items():
         yield Sample("accordion_autoscaler_bundles", number, {"kind": kind})
-    yield from _node_samples(repository.database, cluster.nodes if cluster else [], now)
-    yield from _scheduler_samples(repository)
-    waiting = read_deliveries(repository.database, now)
+    yield from _node_samples(database, cluster.nodes if cluster else [], now)
+    yield from _scheduler_samples(cluster_reads.scheduler_lease())
+    waiting = read_deliveries(database, now)
     for state, count in waiting.count_by_state.items():
         yield Sample("accordion_webhook_deliveries", count, {"state": state})
     overdue_s = 0.0 if waiting.due_since is None else now - waiting.due_since
@@ -167,8 +170,7 @@ def _node_samples(
         yield Sample("accordion_node_failures", failures.get(name, 0), {"node": name})
 
 
-def _scheduler_samples(repository: Repository) -> Iterator[Sample]:
-    lease = repository.scheduler_lease()
+def _scheduler_samples(lease: LeaseRow | None) -> Iterator[Sample]:
     counts: Counts = lease.counts if lease else {}
     if lease is not None:
         name = "accordion_scheduler_heartbeat_timestamp_seconds"

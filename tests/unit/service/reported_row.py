@@ -10,7 +10,9 @@ from accordion.base.messages import Ack, Decision
 from accordion_service.domain.access import FULL_ACCESS
 from accordion_service.store.engine.database import Database
 from accordion_service.store.ingest.record_ingest import ingest_records
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.history import HistoryReads
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.overrides import OverrideReads
 from accordion_service.store.tables.models import AttemptRow, EventRow, JobRow
 from accordion_service.store.writes.jobs import JobSubmission
 from accordion_service.store.writes.overrides import JobOverrides, RequestedOverride
@@ -98,8 +100,8 @@ class Row:
     """One job's row at attempt 2, with what is reported of it."""
 
     def __init__(self, database: Database) -> None:
-        self.repository = Repository(database)
-        self._database = database
+        self.database, self.jobs = database, JobReads(database)
+        self.history, self.overrides = HistoryReads(database), OverrideReads(database)
         spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
         self.id = JobSubmission(database, lambda: 0.0, FULL_ACCESS).submit(spec, None)[0].id
         self.set(
@@ -124,7 +126,7 @@ class Row:
         return session.get_one(JobRow, self.id)
 
     def set(self, **columns: Any) -> None:
-        with self._database.write() as session:
+        with self.database.write() as session:
             row = self._open(session)
             for name, value in columns.items():
                 setattr(row, name, value)
@@ -147,7 +149,7 @@ class Row:
         )
 
     def take(self, drained: Drained) -> None:
-        with self._database.write() as session:
+        with self.database.write() as session:
             ingest_records(session, [(self._open(session), drained)], now=2.0)
 
     def override(self, until: int) -> str:
@@ -158,7 +160,7 @@ class Row:
             "apply_at": "next_step",
         }
         wish = RequestedOverride(**given, until=until, reason="")
-        overrides = JobOverrides(self._database, lambda: 0.0, FULL_ACCESS)
+        overrides = JobOverrides(self.database, lambda: 0.0, FULL_ACCESS)
         return overrides.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
 
     def confirm(self, made: str) -> AcksRecord:
@@ -169,13 +171,13 @@ class Row:
         return AcksRecord(**where, digest=digest, override_ids=(made,), acks=acks)
 
     def override_state(self, override_id: str) -> str:
-        found = self.repository.override(self.id, override_id)
+        found = self.overrides.get(self.id, override_id)
         assert found is not None
         return found.state
 
     @property
     def job(self) -> JobRow:
-        found = self.repository.job(self.id)
+        found = self.jobs.get(self.id)
         assert found is not None
         return found
 
@@ -184,4 +186,4 @@ class Row:
         return (self.job.status, self.job.reason, self.job.message)
 
     def events(self, kind: str) -> list[EventRow]:
-        return [event for event in self.repository.events(self.id, after=0) if event.type == kind]
+        return [event for event in self.history.events(self.id, after=0) if event.type == kind]

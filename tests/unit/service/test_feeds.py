@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from accordion_service.api.feeds import Feed, FeedHub, Frame, StreamPage, follow_feed
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.jobs import JobReads
 
 
 class _Versions:
@@ -43,7 +43,7 @@ class _Job:
 def test_a_job_that_cannot_be_read_ends_only_its_own_streams() -> None:
     async def watch() -> tuple[bool, bool]:
         versions = _Versions()
-        hub = FeedHub(cast("Repository", versions), Event())
+        hub = FeedHub(cast("JobReads", versions), Event())
         now = StreamPage(version=1, newest=1)
         good, bad = _Job("good"), _Job("bad", is_readable=False)
         with hub.subscribe(good, now) as fine, hub.subscribe(bad, now) as broken:

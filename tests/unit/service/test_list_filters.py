@@ -10,9 +10,9 @@ import pytest
 
 from accordion_service.schemas.queries import Archived
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads import jobs as job_list
-from accordion_service.store.reads.jobs import JobFilter, ListingState
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads import job_list
+from accordion_service.store.reads.job_list import JobFilter, ListingState
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import JobRow
 
 NUM_JOBS, LIMIT = 240, 20
@@ -85,11 +85,11 @@ FILTERS: list[tuple[dict[str, Any], Callable[[JobRow], bool]]] = [
 
 
 @pytest.fixture
-def repository(database_url: str) -> Iterator[Repository]:
+def reads(database_url: str) -> Iterator[JobReads]:
     database = Database(database_url)
     with database.write() as session:
         session.add_all(make_job(number) for number in range(NUM_JOBS))
-    yield Repository(database)
+    yield JobReads(database)
     database.close()
 
 
@@ -117,19 +117,19 @@ def make_job(number: int) -> JobRow:
 @pytest.mark.parametrize("max_rows", [0, job_list.MAX_ROWS])
 @pytest.mark.parametrize("archived", [Archived.FALSE, Archived.ANY])
 def test_filters_find_the_newest_jobs_that_match_all_of_them(
-    repository: Repository,
+    reads: JobReads,
     monkeypatch: pytest.MonkeyPatch,
     archived: Archived,
     max_rows: int,
 ) -> None:
     monkeypatch.setattr(job_list, "MAX_ROWS", max_rows)
-    jobs = repository.jobs(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
+    jobs = reads.find(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
     jobs = [job for job in jobs if archived == Archived.ANY or not job.archived]
     for (one, is_one), (other, is_other) in combinations(FILTERS, 2):
         if one.keys() != other.keys():
             expected = [job.id for job in jobs if is_one(job) and is_other(job)]
             wanted = JobFilter(**one, **other, archived=archived, limit=LIMIT)
-            assert [job.id for job in repository.jobs(wanted)] == expected[:LIMIT], wanted
+            assert [job.id for job in reads.find(wanted)] == expected[:LIMIT], wanted
 
 
 @pytest.mark.parametrize(("given", "matches"), FILTERS, ids=[str(given) for given, _ in FILTERS])
@@ -148,9 +148,9 @@ def test_every_filter_is_tried() -> None:
     assert tried == JobFilter.model_fields.keys() - {"before", "limit"}
 
 
-def test_a_filter_alone_finds_the_newest_jobs_that_match(repository: Repository) -> None:
-    jobs = repository.jobs(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
+def test_a_filter_alone_finds_the_newest_jobs_that_match(reads: JobReads) -> None:
+    jobs = reads.find(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
     for given, matches in FILTERS:
         expected = [job.id for job in jobs if matches(job)]
-        found = repository.jobs(JobFilter(**given, archived=Archived.ANY, limit=LIMIT))
+        found = reads.find(JobFilter(**given, archived=Archived.ANY, limit=LIMIT))
         assert [job.id for job in found] == expected[:LIMIT], given

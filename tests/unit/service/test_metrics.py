@@ -22,7 +22,6 @@ from accordion.base.messages import Decision, Level, to_json
 from accordion_service.api.request_times import RequestTimes, TimedRequests
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
 from accordion_service.store.tables.models import (
     CheckpointRow,
     ClusterRow,
@@ -191,7 +190,7 @@ def scrape(database: Database, *rows: Any, extra: Sequence[Collector] = ()) -> s
     for row in rows:  # one by one, since the tables name each other
         with database.write() as session:
             session.add(row)
-    content, _ = metrics_response(Repository(database), NOW, retention_s=RETENTION_S, extra=extra)
+    content, _ = metrics_response(database, NOW, retention_s=RETENTION_S, extra=extra)
     return content.decode()
 
 

@@ -20,8 +20,8 @@ from accordion_service.errors import Conflict, StartError
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.postgres import SessionLimits
 from accordion_service.store.migrations import upgrade
-from accordion_service.store.reads.jobs import JobFilter
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.job_list import JobFilter
+from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import EndedSessionRow
 from accordion_service.store.writes import jobs as job_submission
 from accordion_service.store.writes.audit import append_audit
@@ -120,7 +120,7 @@ def test_readers_are_served_while_many_writers_wait_for_a_row(
         writers = [pool.submit(write, number) for number in range(MANY)]
         assert begun.wait(timeout=30)
         for _ in range(20):
-            assert [row.id for row in Repository(database).jobs(JobFilter())] == [job.id]
+            assert [row.id for row in JobReads(database).find(JobFilter())] == [job.id]
         assert not any(writer.done() for writer in writers)
         holder.commit()
         assert all(writer.result(timeout=30) is None for writer in writers)
@@ -148,7 +148,7 @@ def test_a_job_without_a_name_gets_one_that_can_be_looked_up(
     spec = JobSpec.model_validate({"task": {"name": f"mine:{'Long' * 47}"}, "code": "0" * 64})
     job, _ = JobSubmission(database, lambda: 1.0, FULL_ACCESS).submit(spec, None)
     assert len(job.name) <= 63
-    assert [row.id for row in Repository(database).jobs(JobFilter(name=job.name))] == [job.id]
+    assert [row.id for row in JobReads(database).find(JobFilter(name=job.name))] == [job.id]
 
 
 def test_two_logouts_at_once_end_a_session(connect: Callable[..., Database]) -> None:

@@ -15,10 +15,11 @@ from accordion_service.domain.access import FULL_ACCESS
 from accordion_service.scheduler import allocator
 from accordion_service.schemas.queries import Archived, AuditQuery
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads import jobs as job_list
+from accordion_service.store.reads import job_list
 from accordion_service.store.reads.audit import read_audit
-from accordion_service.store.reads.jobs import JobFilter, ListingState
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.job_list import JobFilter, ListingState
+from accordion_service.store.reads.jobs import JobReads
+from accordion_service.store.reads.queue import QueueReads
 from accordion_service.store.reads.unfinished_jobs import UnfinishedJobs
 from accordion_service.store.tables.models import Base, JobRow
 from accordion_service.store.writes.expired_history import ExpiredHistory
@@ -118,34 +119,34 @@ def test_a_submission_writes_each_of_its_rows_once(world: World) -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda repository: repository.jobs(JobFilter()),
-        lambda repository: repository.jobs(JobFilter(status=["RUNNING"])),
-        lambda repository: repository.jobs(JobFilter(name="n")),
-        lambda repository: repository.jobs(JobFilter(id_prefix="01a2")),
-        lambda repository: repository.jobs(JobFilter(before=(1.0, "j"))),
-        lambda repository: repository.jobs(JobFilter(archived=Archived.TRUE)),
-        lambda repository: repository.shown(1.0),
-        lambda repository: repository.count_by_status(),
-        lambda repository: repository.count_listed(None),
-        lambda repository: repository.count_listed("ada"),
+        lambda jobs: jobs.find(JobFilter()),
+        lambda jobs: jobs.find(JobFilter(status=["RUNNING"])),
+        lambda jobs: jobs.find(JobFilter(name="n")),
+        lambda jobs: jobs.find(JobFilter(id_prefix="01a2")),
+        lambda jobs: jobs.find(JobFilter(before=(1.0, "j"))),
+        lambda jobs: jobs.find(JobFilter(archived=Archived.TRUE)),
+        lambda jobs: jobs.shown(1.0),
+        lambda jobs: jobs.count_by_status(),
+        lambda jobs: jobs.count_listed(None),
+        lambda jobs: jobs.count_listed("ada"),
     ],
 )
 def test_a_list_reads_no_more_rows_than_it_shows(
-    world: World, read: Callable[[Repository], Any]
+    world: World, read: Callable[[JobReads], Any]
 ) -> None:
     with selects(world) as found:
-        read(world.repository)
+        read(world.jobs)
     assert full_scans(world, found) == []
 
 
 @pytest.mark.parametrize(
     ("read", "expected"),
     [
-        (lambda database: Repository(database).shown(1999.0), 3),
-        (lambda database: Repository(database).unfinished(), 1),
-        (lambda database: Repository(database).unfinished_ids(), 1),
-        (lambda database: Repository(database).allocated(), 0),
-        (lambda database: Repository(database).queue(), 1),
+        (lambda database: JobReads(database).shown(1999.0), 3),
+        (lambda database: JobReads(database).unfinished(), 1),
+        (lambda database: JobReads(database).unfinished_ids(), 1),
+        (lambda database: QueueReads(database).allocated(), 0),
+        (lambda database: QueueReads(database).waiting(), 1),
         (lambda database: UnfinishedJobs(database).list_all(), 1),
     ],
 )
@@ -201,7 +202,7 @@ def test_a_filter_is_served_by_an_index(
     world: World, filters: dict[str, Any], index: str, archived: Archived
 ) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(**filters, archived=archived))
+        world.jobs.find(JobFilter(**filters, archived=archived))
     [(statement, values)] = found
     with world.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
@@ -283,7 +284,7 @@ def test_a_list_by_label_reads_the_index_of_labels_and_the_jobs_of_the_page(
     world: World, filters: dict[str, Any], archived: Archived
 ) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(label=[_TEAM], archived=archived, **filters))
+        world.jobs.find(JobFilter(label=[_TEAM], archived=archived, **filters))
     [statement] = found
     page, *steps = steps_of(world, statement)
     assert page == "SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"
@@ -297,7 +298,7 @@ def test_the_label_that_the_fewest_jobs_have_leads_a_list(world: World) -> None:
     world.submit(labels={"team": "a", "run": "1"})
     world.submit(labels={"team": "a"})
     with selects(world) as found:
-        world.repository.jobs(JobFilter(label=[_TEAM, _RUN]))
+        world.jobs.find(JobFilter(label=[_TEAM, _RUN]))
     [first, *others] = steps_of(world, found[-1])[1:]
     assert _LABEL in first
     assert [step.partition(" USING ")[2] for step in others] == ["PRIMARY KEY (job_id=? AND key=?)"]
@@ -312,7 +313,7 @@ def test_a_label_that_many_jobs_have_is_looked_up_for_the_jobs_of_a_status(
     world.submit(labels={"team": "a"})
     monkeypatch.setattr(job_list, "MAX_ROWS", 0)
     with selects(world) as found:
-        world.repository.jobs(JobFilter(label=[_TEAM], status=statuses))
+        world.jobs.find(JobFilter(label=[_TEAM], status=statuses))
     steps = steps_of(world, found[-1])[1:]
     jobs = [step for step in steps if "ix_jobs_status_list (status=?" in step]
     assert len(jobs) == len(statuses)
@@ -325,7 +326,7 @@ def test_a_label_that_few_jobs_have_leads_a_list_of_a_status(world: World) -> No
     for _ in range(4):
         world.submit()
     with selects(world) as found:
-        world.repository.jobs(JobFilter(label=[_TEAM], status=["QUEUED"]))
+        world.jobs.find(JobFilter(label=[_TEAM], status=["QUEUED"]))
     label, job = steps_of(world, found[-1])[1:]
     assert _LABEL in label
     assert job == "SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"
@@ -348,7 +349,7 @@ def test_a_list_is_read_in_the_order_of_an_index(
     world: World, filters: dict[str, Any], archived: Archived
 ) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(**filters, archived=archived))
+        world.jobs.find(JobFilter(**filters, archived=archived))
     [(statement, values)] = found
     with world.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
@@ -384,7 +385,7 @@ def test_a_list_is_read_in_the_order_of_an_index(
 )
 def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[str, Any]) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(**filters))
+        world.jobs.find(JobFilter(**filters))
     [(statement, values)] = found
     with world.database.engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
@@ -396,7 +397,7 @@ def test_no_row_is_read_to_find_the_jobs_of_a_page(world: World, filters: dict[s
 @pytest.mark.parametrize("visible_to", [None, "ada"])
 def test_jobs_are_counted_by_an_index_alone(world: World, visible_to: str | None) -> None:
     with selects(world) as found:
-        world.repository.count_listed(visible_to)
+        world.jobs.count_listed(visible_to)
     assert steps_of(world, found[0]) == ["SCAN jobs USING COVERING INDEX ix_jobs_status_list"]
 
 
@@ -420,7 +421,7 @@ def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: Worl
     world.cancel(first)
     world.turn(3)
     assert [world.job(job_id).version for job_id in behind[1:]] == versions
-    assert world.repository.first_without_capacity([world.job(behind[1])]) == behind[0]
+    assert world.queue.first_without_capacity([world.job(behind[1])]) == behind[0]
 
 
 def test_a_cluster_that_stays_away_rewrites_no_waiting_job(world: World) -> None:
@@ -440,7 +441,7 @@ def test_a_cluster_that_stays_away_rewrites_no_waiting_job(world: World) -> None
 def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> None:
     def scrape() -> int:
         with selects(world) as found:
-            metrics_response(world.repository, datetime.fromtimestamp(world.clock.now, UTC))
+            metrics_response(world.database, datetime.fromtimestamp(world.clock.now, UTC))
         return len(found)
 
     world.train(world.submit())
@@ -456,7 +457,7 @@ def test_a_scrape_looks_every_row_up_by_an_index(world: World) -> None:
     world.submit(workers={"min": 4, "max": 4})
     world.turn()
     with selects(world) as found:
-        metrics_response(world.repository, datetime.fromtimestamp(world.clock.now, UTC))
+        metrics_response(world.database, datetime.fromtimestamp(world.clock.now, UTC))
     tables = set(Base.metadata.tables)
     with world.database.engine.connect() as connection:
         plans = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from accordion_service.schemas.queries import Archived
-from accordion_service.store.reads.jobs import JobFilter
+from accordion_service.store.reads.job_list import JobFilter
 from accordion_service.store.tables.models import Base
 from accordion_service.views.metrics import metrics_response
 from tests.api.world import World
@@ -120,7 +120,7 @@ def test_a_query_without_an_index_is_expensive(world: World) -> None:
 )
 def test_a_list_reads_few_blocks(world: World, filters: dict[str, Any], archived: Archived) -> None:
     with selects(world) as found:
-        world.repository.jobs(JobFilter(**filters, archived=archived))
+        world.jobs.find(JobFilter(**filters, archived=archived))
     assert found
     assert expensive(world, found, MOST_OF_A_LIST) == []
 
@@ -139,6 +139,6 @@ def test_a_turn_of_the_scheduler_reads_few_blocks(world: World) -> None:
 
 def test_a_scrape_reads_few_blocks(world: World) -> None:
     with selects(world) as found:
-        metrics_response(world.repository, datetime.fromtimestamp(world.clock.now, UTC))
+        metrics_response(world.database, datetime.fromtimestamp(world.clock.now, UTC))
     assert len(found) > 8
     assert expensive(world, found, MOST) == []

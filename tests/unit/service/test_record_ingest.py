@@ -128,7 +128,7 @@ def test_a_group_that_began_trains_and_nothing_is_due_any_more(row: Row, status:
         3,
         None,
     )
-    first, second = row.repository.attempts(row.id)
+    first, second = row.history.attempts(row.id)
     assert (second.message, second.generation, second.started_at) == ("3 workers train", 5, 1.0)
     assert (first.generation, first.started_at) == (0, None)
 
@@ -153,7 +153,7 @@ def test_another_attempts_cause_is_no_cause(row: Row) -> None:
 def test_the_tally_of_an_attempt_holds_its_own_changes_and_the_jobs_all(row: Row) -> None:
     row.report(FAILURE, started("recovery", seconds_lost=1.0), attempt=1)
     row.report(RESIZE, started("resize", seconds_lost=0.5))
-    first, second = row.repository.attempts(row.id)
+    first, second = row.history.attempts(row.id)
     assert (first.tally["recoveries"], first.tally["resizes"]) == ({"job": 1}, {})
     assert (second.tally["recoveries"], second.tally["resizes"]) == ({}, {"joined": 1})
     assert (row.job.tally["recoveries"], row.job.tally["resizes"]) == ({"job": 1}, {"joined": 1})
@@ -183,11 +183,11 @@ def test_work_that_is_repeated_leaves_the_history_and_that_before_it_stays(row: 
     row.report(*[epoch(number, step) for number, step in ((0, 9), (1, 18), (2, 27))])
     row.report(*[decision(number, step) for number, step in ((0, 0), (1, 9), (2, 18))])
     row.report(started("recovery", epoch=2, step=18), generation=6)
-    assert [kept.epoch for kept in row.repository.epochs(row.id)] == [0, 1]
-    assert [kept.step for kept in row.repository.decisions(row.id)] == [0, 9, 18]
+    assert [kept.epoch for kept in row.history.epochs(row.id)] == [0, 1]
+    assert [kept.step for kept in row.history.decisions(row.id)] == [0, 9, 18]
     row.report(started("recovery", epoch=1, step=9), generation=7)
-    assert [kept.epoch for kept in row.repository.epochs(row.id)] == [0]
-    assert [kept.step for kept in row.repository.decisions(row.id)] == [0, 9]
+    assert [kept.epoch for kept in row.history.epochs(row.id)] == [0]
+    assert [kept.step for kept in row.history.decisions(row.id)] == [0, 9]
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one-by-one", "at-once"])
@@ -202,13 +202,13 @@ def test_checkpoints_after_the_one_that_a_group_resumed_from_are_no_longer_liste
     records = [row.record(one, generation=group) for group, *rest in reports for one in rest]
     for part in [records] if at_once else [[one] for one in records]:
         row.take(Drained(records=tuple(part)))
-    assert [kept.step for kept in row.repository.checkpoints(row.id)] == [10, 40]
+    assert [kept.step for kept in row.history.checkpoints(row.id)] == [10, 40]
     assert [event.data["step"] for event in row.events("checkpoint")] == [10, 30, 40]
 
 
 def test_a_group_keeps_what_it_reported_itself(row: Row) -> None:
     row.report(epoch(0, 9), decision(1, 9), started("recovery"))
-    assert len(row.repository.epochs(row.id)) == len(row.repository.decisions(row.id)) == 1
+    assert len(row.history.epochs(row.id)) == len(row.history.decisions(row.id)) == 1
 
 
 def test_an_epoch_that_ended_moves_the_progress_on_and_never_back(row: Row) -> None:
@@ -263,7 +263,7 @@ def test_an_override_is_over_when_its_last_epoch_is(row: Row, how: str) -> None:
 def test_the_first_start_of_all_is_when_the_job_began(row: Row) -> None:
     row.report(started())
     row.report(started("recovery"), generation=6, time=7.0)
-    assert (row.job.started_at, row.repository.attempts(row.id)[1].started_at) == (1.0, 1.0)
+    assert (row.job.started_at, row.history.attempts(row.id)[1].started_at) == (1.0, 1.0)
 
 
 def test_a_record_that_the_cursor_has_passed_changes_nothing(row: Row) -> None:
@@ -277,10 +277,10 @@ def test_a_record_that_the_cursor_has_passed_changes_nothing(row: Row) -> None:
 def test_a_checkpoint_that_is_saved_again_is_no_longer_removed(row: Row) -> None:
     """Retention removes checkpoints of ended jobs, and a retried job saves them again."""
     row.report(CHECKPOINT)
-    with row.repository.database.write() as session:
+    with row.database.write() as session:
         session.execute(update(CheckpointRow).values(removed_at=1.5))
     row.report(CHECKPOINT, generation=6)
-    [saved] = row.repository.checkpoints(row.id)
+    [saved] = row.history.checkpoints(row.id)
     assert (saved.generation, saved.removed_at) == (6, None)
 
 
@@ -324,7 +324,7 @@ def test_lines_and_lost_lines_are_kept_and_nothing_is_kept_of_nothing(row: Row) 
     row.take(Drained(logs_dropped=3))
     row.take(Drained(logs=(LogLine(attempt=2, rank=0, time=1.0, text="x"),)))
     assert [
-        (chunk.number, len(chunk.lines), chunk.dropped) for chunk in row.repository.logs(row.id)
+        (chunk.number, len(chunk.lines), chunk.dropped) for chunk in row.history.logs(row.id)
     ] == [
         (1, 0, 3),
         (2, 1, 0),

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.reads.cluster import ClusterReads
 from accordion_service.store.writes.leases import Lease
 from accordion_service.store.writes.scheduler_counts import (
     BUCKETS,
@@ -95,7 +95,7 @@ def test_a_renewal_that_fails_stores_its_counts_the_next_time(database_url):
     for _ in range(2):
         now[0] += 2.0
         lease.hold()
-    row = Repository(database).scheduler_lease()
+    row = ClusterReads(database).scheduler_lease()
     assert row is not None
     assert (row.counts[ERRORS], row.counts[DATABASE_ERRORS]["other"]) == ({"job": 1}, 1)
     database.close()

@@ -72,10 +72,9 @@ async def get_report(job: JobDep, state: StateDep) -> StreamingResponse:
 
 
 def _build_page(job: JobRow, state: AppState) -> ReportPage:
-    repository = state.repository
     limits = choose_limits(len(stored_layers(job)))
     rows = read_report_rows(state.database, job.id, limits, event_types=REPORTED_EVENTS)
-    newest, first = repository.newest_decision(job.id), repository.first_without_capacity([job])
+    newest, first = state.history.newest_decision(job.id), state.queue.first_without_capacity([job])
     source = ReportSource(
         job=job_view(job, first),
         schedule=schedule_view(job, newest),

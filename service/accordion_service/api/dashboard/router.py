@@ -20,7 +20,7 @@ from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import CallerDep, require_scope
 from accordion_service.api.dashboard.assets import list_assets
 from accordion_service.api.dashboard.pages import render_page
-from accordion_service.api.deps import RepositoryDep
+from accordion_service.api.deps import StateDep
 from accordion_service.domain.access import Scope, describe_missing_scope
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.ray_links import link_to_workers
@@ -70,19 +70,17 @@ def show_jobs(request: Request, caller: CallerDep) -> Response:
 
 
 @router.get("/jobs/{job_id}", dependencies=[_READS])
-def show_job(
-    request: Request, job_id: str, *, repository: RepositoryDep, caller: CallerDep
-) -> Response:
+def show_job(request: Request, job_id: str, *, state: StateDep, caller: CallerDep) -> Response:
     """Show one job, live."""
-    row = repository.job(job_id)
+    row = state.jobs.get(job_id)
     if row is None or not caller.may_see(row.owner):
         message = f"There is no job {job_id}; see the list of jobs."
         missing = {"heading": "Not found", "message": message}
         return render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, **missing)
-    job = job_view(row, repository.first_without_capacity([row]))
+    job = job_view(row, state.queue.first_without_capacity([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     is_guest = job.kind is Kind.GUEST
-    cluster = repository.cluster()
+    cluster = state.cluster.get()
     dashboard = cluster.dashboard_url if cluster else None
     link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
     return render_page(

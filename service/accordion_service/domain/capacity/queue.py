@@ -1,7 +1,7 @@
 """Decides which job starts next and what the others wait for; pure, from the rows and the cluster's
 totals.
 
-The order of the queue comes from `Repository.queue`: priority, raised by age if the settings say
+The order of the queue comes from `QueueReads.waiting`: priority, raised by age if the settings say
 so, then age.
 
     its quotas let it start, and no job waits ahead -> it starts with as many workers as fit

@@ -1,1 +1,1 @@
-"""Reads that change nothing."""
+"""Reads that change nothing: each reads one snapshot; rows are detached and stay usable."""

@@ -6,7 +6,7 @@ from sqlalchemy import inspect, select
 from sqlalchemy.orm import defer
 
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import IS_UNFINISHED, Repository
+from accordion_service.store.reads.jobs import IS_UNFINISHED
 from accordion_service.store.tables.models import JobRow
 
 MAX_IDS_PER_QUERY = 1000
@@ -21,12 +21,12 @@ class UnfinishedJobs:
     """
 
     def __init__(self, database: Database) -> None:
-        self.repository = Repository(database)
+        self.database = database
         self._rows: dict[str, JobRow] = {}
 
     def list_all(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
-        with self.repository.database.read() as session:
+        with self.database.read() as session:
             found = session.execute(select(JobRow.id, JobRow.version).where(IS_UNFINISHED))
             versions = dict(found.all())
             known = {

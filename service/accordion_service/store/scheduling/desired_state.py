@@ -8,7 +8,9 @@ from typing import Literal
 from accordion.base.messages import Override
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.domain.overrides.states import ORDERED
-from accordion_service.store.reads.repository import Repository
+from accordion_service.store.engine.database import Database
+from accordion_service.store.reads.cluster import ClusterReads
+from accordion_service.store.reads.overrides import OverrideReads
 from accordion_service.store.tables.models import JobRow, OverrideRow
 from accordion_service.store.tables.stored_documents import is_override_readable
 from accordion_workers.records.contract import DesiredState, Size
@@ -22,16 +24,16 @@ one continues.
 """
 
 
-def read_desired_state(repository: Repository, job: JobRow) -> DesiredState:
+def read_desired_state(database: Database, job: JobRow) -> DesiredState:
     """Return the desired state of a job according to its row and its overrides."""
-    rows = [row for row in repository.overrides(job.id) if row.state in ORDERED]
+    rows = [row for row in OverrideReads(database).list_all(job.id) if row.state in ORDERED]
     ordered = [_build_override(row) for row in rows if is_override_readable(row)]
     return DesiredState(
         version=job.orders_version,
         overrides=tuple(ordered),
         stop=_STOPS.get(Status(job.status)),
         size=_group_size(job),
-        avoid=repository.unschedulable_nodes(),
+        avoid=ClusterReads(database).unschedulable_nodes(),
     )
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import SCHEDULER_LEASE
+from accordion_service.store.reads.cluster import SCHEDULER_LEASE
 from accordion_service.store.tables.models import LeaseRow
 from accordion_service.store.writes.scheduler_counts import SchedulerCounts, add_counts
 

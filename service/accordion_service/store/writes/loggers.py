@@ -9,7 +9,7 @@ from sqlalchemy import Row, case, select, update
 from sqlalchemy.orm import Session
 
 from accordion_service.domain.jobs.loggers import LoggerState
-from accordion_service.store.reads.repository import IS_UNFINISHED
+from accordion_service.store.reads.jobs import IS_UNFINISHED
 from accordion_service.store.tables.models import JobRow, LoggerRow
 from accordion_workers.records.contract import JobSpec
 

@@ -18,7 +18,7 @@ from accordion_service.store.writes.audit import append_audit
 
 
 class QuotaStore:
-    """Writes quotas; `Repository.quotas` reads them."""
+    """Writes quotas; `read_quotas` reads them."""
 
     def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
         self._database = database

@@ -13,7 +13,7 @@ from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.errors import Conflict, NotFound
 from accordion_service.store.engine.database import Database
-from accordion_service.store.reads.repository import IS_UNFINISHED
+from accordion_service.store.reads.jobs import IS_UNFINISHED
 from accordion_service.store.tables.models import JobRow, SecretRow, UserRow, WebhookRow
 from accordion_service.store.tables.stored_spec import refers_to_secret
 from accordion_service.store.writes.audit import append_audit
