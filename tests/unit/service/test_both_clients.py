@@ -25,6 +25,7 @@ LIFETIME = {"close", "aclose", "__enter__", "__exit__", "__aenter__", "__aexit__
 
 TYPES = """
 from collections.abc import AsyncGenerator, Coroutine, Iterator
+from datetime import datetime
 from typing import Any, assert_type
 
 from accordion_service.schemas.history import GapView
@@ -40,6 +41,11 @@ def blocking(client: Client) -> None:
     assert_type(client.events("a", after=3), Iterator[Event])
     client.resize("a", 1)  # error: call-arg
     client.find(3)  # error: arg-type
+    assert_type(client.jobs(status=["RUNNING"], created_after=datetime.now(), limit=1), JobPage)
+    client.jobs(stats=["RUNNING"])  # error: call-arg
+    client.jobs(owner=3)  # error: arg-type
+    client.audit(user="ada", limit=1)
+    client.audit(usr="ada")  # error: call-arg
 
 async def awaiting(client: AsyncClient) -> None:
     found: Coroutine[Any, Any, JobView] = client.find("a")

@@ -66,7 +66,7 @@ FILTERS: list[tuple[dict[str, Any], Callable[[JobRow], bool]]] = [
     ({"visible_to": "ada"}, lambda job: job.owner in {None, "ada"}),
     ({"kind": "guest"}, lambda job: job.kind == "guest"),
     ({"label": ["team:a"]}, lambda job: job.labels["team"] == "a"),
-    ({"id_prefix": "0" * 34 + "1"}, lambda job: job.id.startswith("0" * 34 + "1")),
+    ({"id": "0" * 34 + "1"}, lambda job: job.id.startswith("0" * 34 + "1")),
     ({"ids": [f"{n:036d}" for n in range(50)]}, lambda job: int(job.id) < 50),
     ({"created_after": AT_90}, lambda job: job.created_at >= 90),
     ({"created_before": AT_90}, lambda job: job.created_at < 90),
