@@ -242,6 +242,7 @@ def add_jobs(database: Database) -> list[JobRow]:
             min_workers=1,
             max_workers=1,
             created_at=float(number // 2),
+            queued_at=0.0,
             archived=number % 4 == 0 and number * 3 % 5 < 3,
         )
         for number in range(120)

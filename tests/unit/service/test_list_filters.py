@@ -109,6 +109,7 @@ def make_job(number: int) -> JobRow:
         labels=labels,
         max_workers=2,
         created_at=float(number * 7 % 11 * 20 + number // 11),
+        queued_at=0.0,
         started_at=number * 3 % 239 + 1.0 if number % 18 else None,
         ended_at=float(number * 5 % 241) if number % 19 else None,
     )

@@ -61,6 +61,7 @@ def job_row(job_id: str = "j", **values: Any) -> JobRow:
         "labels": {},
         "priority": 50,
         "created_at": T - 60,
+        "queued_at": T - 60,
         "progress": progress(),
         "workers": 2,
         "min_workers": 1,

@@ -131,8 +131,7 @@ class Repository:
         queued raises its priority by so many points.
         """
         # Every job gains alike, so the order does not depend on the present time.
-        queued_at = func.coalesce(JobRow.queued_at, JobRow.created_at)
-        rank = JobRow.priority - queued_at * points_per_s
+        rank = JobRow.priority - JobRow.queued_at * points_per_s
         query = select(JobRow).where(
             JobRow.status == Status.QUEUED, JobRow.reason != Reason.SCHEDULED
         )
