@@ -39,7 +39,11 @@ _SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "INDEX_URL", "SECRETS_KEY"
 
 
 class Settings(BaseSettings):
-    """Settings of the service. `load_settings` creates them and reports an error in one line."""
+    """Settings of the service. `load_settings` creates them and reports an error in one line.
+
+    Raises (every method that reads a secret): SettingsError, if its file cannot be read, or it is
+    too short or not of ASCII characters.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True
@@ -326,52 +330,19 @@ class Settings(BaseSettings):
         return f"{str(root).rstrip('/')}/{job_id}"
 
     def token(self) -> str | None:
-        """The admin token, from the variable or the file; None where neither is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII
-                characters.
-        """
-        return read_secret(
-            self.admin_token,
-            self.admin_token_file,
-            name="ACCORDION_ADMIN_TOKEN",
-            shortest=MIN_TOKEN_LENGTH,
-        )
+        """The admin token, from the variable or the file; None where neither is set."""
+        return self._read_secret("admin_token", shortest=MIN_TOKEN_LENGTH)
 
     def client_token(self) -> str | None:
-        """The token with which the command line calls the service; None if none is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII
-                characters.
-        """
-        return read_secret(
-            self.user_token,
-            self.user_token_file,
-            name="ACCORDION_TOKEN",
-            shortest=MIN_TOKEN_LENGTH,
-        )
+        """The token with which the command line calls the service; None if none is set."""
+        return self._read_secret("user_token", name="TOKEN", shortest=MIN_TOKEN_LENGTH)
 
     def scrape_token(self) -> str | None:
-        """The token that reads `/metrics` and nothing else; None if none is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII
-                characters.
-        """
-        name = "ACCORDION_METRICS_TOKEN"
-        return read_secret(
-            self.metrics_token, self.metrics_token_file, name=name, shortest=MIN_TOKEN_LENGTH
-        )
+        """The token that reads `/metrics` and nothing else; None if none is set."""
+        return self._read_secret("metrics_token", shortest=MIN_TOKEN_LENGTH)
 
     def secrets_key(self) -> str | None:
-        """The key that encrypts secrets; None if none is set and the home directory has none.
-
-        Raises:
-            SettingsError: the file cannot be read, or the key is too short or not of ASCII
-                characters.
-        """
+        """The key that encrypts secrets; None if none is set and the home directory has none."""
         file = self.secrets_key_file
         if self.secrets_key_text is None and file is None and self.home_secrets_key.exists():
             file = self.home_secrets_key
@@ -381,25 +352,18 @@ class Settings(BaseSettings):
     def oidc_secret(self) -> str | None:
         """The secret with which the service logs in at the OpenID Connect provider; None if none
         is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the secret is empty or not of ASCII
-                characters.
         """
-        name = "ACCORDION_OIDC_CLIENT_SECRET"
-        return read_secret(
-            self.oidc_client_secret, self.oidc_client_secret_file, name=name, shortest=1
-        )
+        return self._read_secret("oidc_client_secret", shortest=1)
 
     def ray_auth_token(self) -> str | None:
-        """The Ray cluster's token; None where none is set.
+        """The Ray cluster's token; None where none is set."""
+        return self._read_secret("ray_token", shortest=1)
 
-        Raises:
-            SettingsError: the file cannot be read.
-        """
-        return read_secret(
-            self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", shortest=1
-        )
+    def _read_secret(self, field: str, *, name: str = "", shortest: int) -> str | None:
+        """Read the secret of a field or of its file; `name` is its variable if that differs."""
+        value, file = getattr(self, field), getattr(self, f"{field}_file")
+        variable = f"{PREFIX}{name or field.upper()}"
+        return read_secret(value, file, name=variable, shortest=shortest)
 
 
 def list_variables() -> list[str]:
