@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +15,7 @@ from accordion_client import AsyncClient, Client, RetryBudget
 from accordion_client.machine.connection import connect_async
 from accordion_service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live
+from tests.programs import run_program
 from tests.unit.service.conftest import MakeClient
 
 ROOT = Path(__file__).parents[3]
@@ -96,12 +96,8 @@ def test_the_signature_of_a_method_says_what_it_returns() -> None:
 def test_the_types_of_both_clients_are_exact(tmp_path: Path) -> None:
     file = tmp_path / "typed.py"
     file.write_text(TYPES)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", str(file)], cwd=ROOT
     )
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     found = {(int(line.split(":")[1]), line.rpartition("[")[2].rstrip("]")) for line in errors}
