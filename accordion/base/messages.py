@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
 Regime = Literal["critical", "stable"]
 BatchLevel = Literal["low", "high"]
@@ -205,20 +205,14 @@ def to_json(message: Report | Decision | Override | Level | LayerInfo | Ack) -> 
     return asdict(message)
 
 
-def decision_from_json(data: Mapping[str, object]) -> Decision:
+def decision_from_json(data: Mapping[str, Any]) -> Decision:
     """Return the decision that `to_json` was given.
 
     Raises:
         KeyError: a field is missing.
+        AttributeError, TypeError: a field has another type, or is unknown.
     """
-    fields = dict(data)
+    given = {field.name: data[field.name] for field in fields(Decision)}
     for name in ("level_by_layer", "policy_level_by_layer"):
-        levels = fields[name] if name == "level_by_layer" else fields.get(name)
-        if isinstance(levels, Mapping):
-            fields[name] = {
-                layer: level if isinstance(level, Level) else Level(**level)
-                for layer, level in levels.items()
-            }
-    plan = fields.get("exchange_plan", ())
-    fields["exchange_plan"] = tuple(plan) if isinstance(plan, list | tuple) else plan
-    return Decision(**fields)  # type: ignore[arg-type]
+        given[name] = {layer: Level(**level) for layer, level in data[name].items()}
+    return Decision(**{**data, **given, "exchange_plan": tuple(data["exchange_plan"])})

@@ -258,7 +258,7 @@ def parse_decision(saved: Any) -> Decision:
     """
     try:
         return decision_from_json(saved)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise StateError(
             f"saved decision cannot be read ({error!r}); pass what state_dict() returned"
         ) from error

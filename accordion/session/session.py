@@ -31,7 +31,6 @@ from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
 from accordion.decide.detector import window_is_due, window_is_full
-from accordion.hook.exchange_planner import Proposal
 from accordion.hook.gradient_source import GradientSource
 from accordion.hook.layers import decided_layers
 from accordion.hook.module_checks import (
@@ -45,6 +44,7 @@ from accordion.hook.module_checks import (
 from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
 from accordion.session.create_source import create_source
+from accordion.session.decision_maker import DecisionMaker
 from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.session.saved_states import (
@@ -147,7 +147,7 @@ class Session:
         epochs: int | None,
         overlap: bool,
     ) -> None:
-        self._config, self._decider, self._optimizer_steps = config, decider, optimizer_steps
+        self._config, self._optimizer_steps = config, optimizer_steps
         self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
         self._network = network = GroupNetwork(process_group_of(module), device_of(module))
         self.rank: int = network.rank
@@ -165,9 +165,7 @@ class Session:
         self._skipped_in_a_row = 0
         self._requested: set[Signal] = set()
         self._in_flight: frozenset[Signal] = frozenset()
-        self._overrides: tuple[Override, ...] = ()
-        self._overrides_changed = False
-        self._proposal: Proposal | None = None
+        self._decisions = DecisionMaker(config, self.controller, decider)
         self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
         # This comes before the exchanges get a process group of their own, in which workers with
         # different settings would block.
@@ -179,7 +177,8 @@ class Session:
         self._measured = MeasuredExchanges(self.source, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
         self._measured.probe_link()
-        self._watcher = self._watch_run(epochs)
+        is_own = self.rank == 0 and decider is None
+        self._watcher = self._watch_run(epochs) if is_own else None
 
     def _create_source(self, module: torch.nn.Module, *, overlap: bool) -> GradientSource:
         return create_source(
@@ -192,12 +191,10 @@ class Session:
             buckets_per_exchange=self._config.buckets_per_exchange,
         )
 
-    def _watch_run(self, epochs: int | None) -> RunWatcher | None:
-        """Return rank 0's watcher for what does not behave as configured; None on other ranks, and
-        if decisions come from elsewhere.
+    def _watch_run(self, epochs: int | None) -> RunWatcher:
+        """Return the watcher for what does not behave as configured; rank 0 has it, unless
+        decisions come from elsewhere.
         """
-        if self.rank != 0 or self._decider is not None:
-            return None
         watcher = RunWatcher(self._config, world_size=self.world_size, epochs=epochs)
         if epochs is None:
             weakref.finalize(self, watcher.end_run)
@@ -254,9 +251,7 @@ class Session:
                 f"override() was called on rank {self.rank}, but rank 0 decides for all; call it"
                 " there, under `if session.rank == 0:`"
             )
-        for override in overrides:
-            self.controller.check_override(override)
-        self._overrides, self._overrides_changed = tuple(overrides), True
+        self._decisions.replace_overrides(overrides)
         self.request(Signal.DECISION)
 
     def step(self) -> StepResult:
@@ -368,7 +363,7 @@ class Session:
         loaded = load_on_all_workers(
             self._engine, self.controller, states, coordinator=self._coordinator
         )
-        self._proposal = None
+        self._decisions.proposal = None
         decision = parse_decision(loaded["decision"])
         self._adopt_decision(
             decision if self._measured.follows_plans else replace(decision, exchange_plan=())
@@ -437,31 +432,15 @@ class Session:
             **measured,
             **self._measured.report_fields(self.layers, in_force=self._engine.plan),
         )
-        return self._apply_decision(lambda: self._decide_report(report))
-
-    def _decide_report(self, report: Report) -> Decision:
-        proposal = self.controller.decide(report)
-        return proposal if self._decider is None else self._decider(report, proposal)
+        return self._apply_decision(lambda: self._decisions.decide_report(report))
 
     def _plan_exchanges(self) -> None:
         if (proposal := self._measured.propose_plan()) is not None:
-            self._proposal = proposal
+            self._decisions.proposal = proposal
             self.request(Signal.DECISION)
 
     def _decide_at_boundary(self) -> Decision:
-        """Return the decision on the warm-up's end, changed overrides, or the proposed plan."""
-        proposal, self._proposal = self._proposal, None
-        if self._config.ends_warm_up(self.steps):
-            # A plan that was measured at the warm-up's levels says nothing about those that follow.
-            decision, proposal = self.controller.end_warm_up(epoch=self.epoch), None
-            if not self._overrides_changed:
-                return decision
-        if proposal is None or self._overrides_changed:
-            self._overrides_changed = False
-            decision = self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
-        else:
-            decision = proposal.as_decision(self.decision, epoch=self.epoch, step=self.steps)
-        return decision if proposal is None else replace(decision, exchange_plan=proposal.plan)
+        return self._decisions.decide_at_boundary(self.decision, epoch=self.epoch, step=self.steps)
 
     def _apply_decision(self, decide: Callable[[], Decision]) -> Switch:
         """Let rank 0 decide, apply the decision on all ranks, and gather their acknowledgements."""

@@ -27,7 +27,7 @@ class Panel:
 
     title: str
     description: str
-    unit: str
+    unit: str = "none"
     queries: tuple[Query, ...]
     kind: Literal["timeseries", "stat", "timeline"] = "timeseries"
     width: int = 8
@@ -131,7 +131,6 @@ NOW = Row(
         Panel(
             title="Training loss",
             kind="stat",
-            unit="none",
             width=3,
             height=4,
             description="Newest training loss.",
@@ -140,7 +139,6 @@ NOW = Row(
         Panel(
             title="Traffic saved",
             kind="stat",
-            unit="none",
             width=3,
             height=4,
             description=(
@@ -152,7 +150,6 @@ NOW = Row(
         Panel(
             title="Workers",
             kind="stat",
-            unit="none",
             width=3,
             height=4,
             description="Workers in training now.",
@@ -161,7 +158,6 @@ NOW = Row(
         Panel(
             title="Restarts",
             kind="stat",
-            unit="none",
             width=3,
             height=4,
             description="Worker groups that failed.",
@@ -181,7 +177,6 @@ NOW = Row(
         Panel(
             title="State",
             kind="timeline",
-            unit="none",
             width=24,
             height=4,
             description="State of the job over time.",
@@ -195,28 +190,24 @@ LEARNING = Row(
     panels=(
         Panel(
             title="Loss",
-            unit="none",
             width=6,
             description="Training loss and the loss of the newest evaluation.",
             queries=one_query(of_job("accordion_job_loss"), "{{kind}}"),
         ),
         Panel(
             title="Evaluation",
-            unit="none",
             width=6,
             description="Metrics of the newest evaluation, such as accuracy.",
             queries=one_query(of_job("accordion_job_metric"), "{{kind}}"),
         ),
         Panel(
             title="Learning rate",
-            unit="none",
             width=6,
             description="Current learning rate.",
             queries=one_query(of_job("accordion_job_learning_rate"), "learning rate"),
         ),
         Panel(
             title="Epochs",
-            unit="none",
             width=6,
             description=(
                 "Finished and planned epochs; a decrease is work that a failure rolled back."
@@ -231,7 +222,6 @@ CONTROLLER = Row(
         Panel(
             title="Regimes",
             kind="timeline",
-            unit="none",
             width=12,
             values=_REGIME_NAMES,
             description=(
@@ -243,7 +233,6 @@ CONTROLLER = Row(
         Panel(
             title="Levels",
             kind="timeline",
-            unit="none",
             width=12,
             values=_LEVEL_NAMES,
             description="Lightest compression level in force by layer group.",
@@ -251,7 +240,6 @@ CONTROLLER = Row(
         ),
         Panel(
             title="Gradient change and threshold",
-            unit="none",
             width=8,
             description=(
                 "Relative change of the gradient norm at the last comparison; critical at or above"
@@ -264,7 +252,6 @@ CONTROLLER = Row(
         ),
         Panel(
             title="Gradient norm",
-            unit="none",
             width=8,
             description=(
                 "Norm of the mean gradient over the newest complete window, by layer group."
@@ -273,7 +260,6 @@ CONTROLLER = Row(
         ),
         Panel(
             title="Decisions and overrides",
-            unit="none",
             width=8,
             description="Decisions per minute, and overrides by state.",
             queries=(
@@ -306,7 +292,6 @@ COMMUNICATION = Row(
         ),
         Panel(
             title="Traffic saved over time",
-            unit="none",
             width=12,
             description=(
                 "Bytes of uncompressed gradients divided by bytes sent, both on the wire, now;"
@@ -347,7 +332,6 @@ STEP_TIME = Row(
         ),
         Panel(
             title="Samples per second",
-            unit="none",
             width=12,
             description="Training samples per second over all workers.",
             queries=one_query(of_job("accordion_job_samples_per_second"), "samples/s"),
@@ -359,7 +343,6 @@ ELASTICITY = Row(
     panels=(
         Panel(
             title="Workers",
-            unit="none",
             description=(
                 "Workers in training and allocated, and the minimum and maximum that users allow."
             ),
@@ -371,7 +354,6 @@ ELASTICITY = Row(
         ),
         Panel(
             title="Resizes and recoveries",
-            unit="none",
             description="Changes of worker group since the start of the job, by cause.",
             queries=(
                 Query(expr=of_job("accordion_job_resizes_total"), legend="resized: {{cause}}"),
@@ -388,7 +370,6 @@ ELASTICITY = Row(
         ),
         Panel(
             title="Steps rolled back",
-            unit="none",
             description=(
                 "Steps repeated because they followed the newest checkpoint, since the start of the"
                 " job."

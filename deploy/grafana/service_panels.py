@@ -102,7 +102,6 @@ SCHEDULER = Row(
         ),
         Panel(
             title="Turns per second",
-            unit="none",
             description=(
                 "Turns per second: fewer than 4 if turns take long, and 0 if the scheduler hangs."
             ),
@@ -110,7 +109,6 @@ SCHEDULER = Row(
         ),
         Panel(
             title="Unexpected errors",
-            unit="none",
             width=12,
             description=(
                 "Errors per minute that ended a turn, or the work on one job in a turn; the log of"
@@ -122,7 +120,6 @@ SCHEDULER = Row(
         ),
         Panel(
             title="Changes of the lease",
-            unit="none",
             width=6,
             description="Times that another scheduler process took over, also after a restart.",
             queries=one_query(of_service("accordion_scheduler_lease_changes_total"), "changes"),
@@ -130,7 +127,6 @@ SCHEDULER = Row(
         Panel(
             title="Cluster reachable",
             kind="stat",
-            unit="none",
             width=6,
             values=YES_NO,
             description=(
@@ -145,7 +141,6 @@ NODES = Row(
     panels=(
         Panel(
             title="Nodes by state",
-            unit="none",
             width=12,
             description=(
                 "Nodes that could take workers. AVOIDED: workers of several jobs failed there."
@@ -156,7 +151,6 @@ NODES = Row(
         ),
         Panel(
             title="Failures by node",
-            unit="none",
             width=12,
             description=(
                 "Failures of workers within the last hour that may be the fault of their node."
@@ -170,7 +164,6 @@ RECORDS = Row(
     panels=(
         Panel(
             title="Records per second",
-            unit="none",
             description="Epochs, decisions, checkpoints and other records that were stored.",
             queries=one_query(rate_of_service(f"{_DELAYS}_count"), "records"),
         ),
@@ -201,7 +194,6 @@ QUEUE = Row(
     panels=(
         Panel(
             title="Jobs",
-            unit="none",
             width=12,
             description="All jobs by state, guest runs that have not ended, and queued jobs.",
             queries=(
@@ -225,7 +217,6 @@ QUEUE = Row(
         ),
         Panel(
             title="Request to the autoscaler",
-            unit="none",
             width=12,
             description=(
                 "Parts of the standing request to Ray's autoscaler: workers of waiting jobs, and"
@@ -235,7 +226,6 @@ QUEUE = Row(
         ),
         Panel(
             title="Exchanges with the autoscaler",
-            unit="none",
             width=12,
             description=(
                 "Requests per minute that were sent, also repeated ones, and exchanges that failed;"
@@ -252,7 +242,6 @@ DATABASE = Row(
     panels=(
         Panel(
             title="Errors of the API",
-            unit="none",
             description="Database errors per minute in all API processes, by kind.",
             queries=one_query(
                 f"60 * sum by (kind) (rate(accordion_api_database_errors_total{RATE}))", "{{kind}}"
@@ -260,7 +249,6 @@ DATABASE = Row(
         ),
         Panel(
             title="Errors of the scheduler",
-            unit="none",
             description=(
                 "Database errors per minute of the scheduler, by kind; shown once it can write"
                 " again."
@@ -272,7 +260,6 @@ DATABASE = Row(
         Panel(
             title="Database reachable",
             kind="timeline",
-            unit="none",
             values=YES_NO,
             description="Whether each API process could read the database at its last scrape.",
             queries=one_query("accordion_api_database_reachable", "{{instance}}"),
@@ -284,7 +271,6 @@ STREAMS = Row(
     panels=(
         Panel(
             title="Open streams",
-            unit="none",
             width=12,
             description=(
                 "Event streams of browsers and clients that watch a job, by API process. Each one"
@@ -294,7 +280,6 @@ STREAMS = Row(
         ),
         Panel(
             title="Open connections",
-            unit="none",
             width=12,
             description="Client connections by API process, and their maximum number.",
             queries=(
@@ -312,7 +297,6 @@ WEBHOOKS = Row(
     panels=(
         Panel(
             title="Messages",
-            unit="none",
             description="Messages that wait for an attempt, and those that were given up.",
             queries=one_query(of_service("accordion_webhook_deliveries"), "{{state}}"),
         ),
@@ -324,7 +308,6 @@ WEBHOOKS = Row(
         ),
         Panel(
             title="Attempts per minute",
-            unit="none",
             description=(
                 "Attempts to deliver a message, by the state after them; after PENDING another"
                 " attempt follows."

@@ -28,6 +28,7 @@ from accordion_service.store.reads.cluster import SCHEDULER_LEASE
 from accordion_service.store.tables.models import LeaseRow
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.team import ADMIN, Team
+from tests.api.webhook_receiver import Receiver, run_receiver
 from tests.api.world import Clock, World
 from tests.database_kinds import REFUSED_EARLY
 
@@ -199,3 +200,17 @@ def team(tmp_path: Path, database_url: str) -> Iterator[Team]:
     with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
         yield Team(app, client, clock)
     app.state.accordion.database.close()
+
+
+@pytest.fixture
+def preempting(tmp_path: Path, database_url: str) -> Iterator[World]:
+    """A cluster of four CPUs that pauses jobs for more important ones."""
+    world = World(tmp_path, database_url=database_url, preempt_for_priority=True)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with run_receiver() as receiver:
+        yield receiver

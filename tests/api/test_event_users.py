@@ -5,11 +5,8 @@ workers decide.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
@@ -81,14 +78,6 @@ def test_only_the_new_limits_of_a_resize_name_a_user(world: World) -> None:
     }
     assert named(world, job_id, "workers", "what") == [("allowed", "ada")]
     assert named(world, job_id, "status", "status") == [("QUEUED", "admin")]
-
-
-@pytest.fixture
-def preempting(tmp_path: Path, database_url: str) -> Iterator[World]:
-    """A cluster of four CPUs that pauses jobs for more important ones."""
-    world = World(tmp_path, database_url=database_url, preempt_for_priority=True)
-    yield world
-    world.close()
 
 
 def reasons(world: World, job_id: str) -> list[str]:

@@ -205,8 +205,8 @@ FILTERS: list[dict[str, Any]] = [
     {"name": "n1"},
     {"name_prefix": "n"},
     {"name_prefix": "N", "status": ["SUCCEEDED"]},
-    {"id_prefix": "0"},
-    {"id_prefix": "00000001", "status": ["SUCCEEDED", "FAILED"]},
+    {"id": "0"},
+    {"id": "00000001", "status": ["SUCCEEDED", "FAILED"]},
     {"created_after": "1970-01-01T00:00:20Z", "created_before": "1970-01-01T00:00:40Z"},
 ]
 SEARCHES: list[list[str]] = [
@@ -242,6 +242,7 @@ def add_jobs(database: Database) -> list[JobRow]:
             min_workers=1,
             max_workers=1,
             created_at=float(number // 2),
+            queued_at=0.0,
             archived=number % 4 == 0 and number * 3 % 5 < 3,
         )
         for number in range(120)
@@ -263,7 +264,7 @@ def matches(job: JobRow, wanted: JobFilter) -> bool:
         and wanted.archived in {Archived.ANY, str(job.archived).lower()}
         and (wanted.visible_to is None or job.owner in {None, wanted.visible_to})
         and job.name.startswith(wanted.name_prefix or "")
-        and job.id.startswith(wanted.id_prefix or "")
+        and job.id.startswith(wanted.id or "")
         and (wanted.created_after is None or job.created_at >= wanted.created_after.timestamp())
         and (wanted.created_before is None or job.created_at < wanted.created_before.timestamp())
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from accordion_service.store.reads.loggers import read_loggers
 from tests.api.team import wait_for
 from tests.api.world import World
 from tests.architecture.source import ROOT
+from tests.programs import run_program
 
 BOARD = {"kind": "tensorboard"}
 HEAVY = frozenset({"mlflow", "tensorboardX", "wandb"})
@@ -39,12 +39,7 @@ def world(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def children() -> set[int]:
     """Process IDs of the children of this process that serve loggers."""
-    found = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = run_program(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="])
     lines = (line.split(maxsplit=1) for line in found.stdout.splitlines())
     return {int(pid) for pid, command in lines if "accordion_service.loggers.serving" in command}
 
@@ -106,8 +101,6 @@ def test_it_ends_when_nothing_is_due(world: World, monkeypatch: pytest.MonkeyPat
 def test_neither_api_nor_scheduler_loads_packages_of_loggers() -> None:
     modules = "accordion_service.api.app, accordion_service.scheduler.loop"
     code = f"import sys, {modules}; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run_program([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert HEAVY.isdisjoint(done.stdout.split())
     assert "accordion_service.loggers.turns" not in done.stdout.split()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from accordion_service.schemas.overrides import OverrideRequest
 from accordion_service.settings.settings import load_settings
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
+from tests.programs import run_program
 
 NAMES = Path(__file__).with_name("rest_names.txt")
 """Names that programs of users rely on: one line for each route, with its parameters, and for each
@@ -117,9 +117,7 @@ def test_a_wrong_model_stops_the_start_of_the_api(tmp_path: Path) -> None:
         " Broken = type('Broken', (Answer,), {'__annotations__': {'size': 'Unknown'}});"
         f" create_app(load_settings(home=Path({str(tmp_path)!r}), no_auth=True))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, "-c", program])
     assert done.returncode == 1
     assert "name 'Unknown' is not defined" in done.stderr
 

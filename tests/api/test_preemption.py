@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from accordion_service.domain.jobs.statuses import Desired, Reason, Status
 from tests.api.world import World
 
 LONG = {"training": {"epochs": 40}}
 PAIR = {**LONG, "workers": {"min": 2, "max": 2}}
 WIDE = {**LONG, "workers": {"min": 1, "max": 4}}
-
-
-@pytest.fixture
-def preempting(tmp_path: Path, database_url: str) -> Iterator[World]:
-    """A cluster of four CPUs that pauses jobs for more important ones."""
-    world = World(tmp_path, database_url=database_url, preempt_for_priority=True)
-    yield world
-    world.close()
 
 
 def preempt(world: World, **job: object) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +21,10 @@ from accordion_service.store.writes.scheduler_counts import BUCKETS, RECORD_DELA
 from tests.api.conftest import LOCAL, Live
 from tests.api.team import wait_for
 from tests.api.test_streams import JOBS, submit
-from tests.api.webhook_receiver import LOOPBACK, Receiver, run_receiver
+from tests.api.webhook_receiver import LOOPBACK, Receiver
 from tests.api.world import DIGITS, TURN_S, World
 from tests.conftest import Require
+from tests.programs import run_program
 from tests.unit.service.test_metrics import value
 
 TOO_LARGE = {"workers": {"min": 1, "max": 1, "cpus": 40}}
@@ -252,13 +252,7 @@ def test_promtool_has_nothing_to_say_about_a_whole_scrape(
     world: World, client: TestClient, require: Require
 ) -> None:
     world.train(world.submit())
-    said = subprocess.run(
-        [require("promtool"), "check", "metrics"],
-        input=client.get("/metrics").text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    said = run_program([require("promtool"), "check", "metrics"], input=client.get("/metrics").text)
     assert (said.returncode, said.stdout + said.stderr) == (0, "")
 
 
@@ -318,12 +312,6 @@ def test_a_request_that_writes_takes_a_slot_and_a_thread(
         assert writer.result().status_code == 201
         assert scrape(used, kind="write") == 0
         assert scrape("accordion_api_slots_limit", kind="write") == 20
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with run_receiver() as receiver:
-        yield receiver
 
 
 @pytest.fixture

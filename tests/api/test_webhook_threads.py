@@ -79,12 +79,6 @@ class Sending:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with run_receiver() as receiver:
-        yield receiver
-
-
-@pytest.fixture
 def sending(tmp_path: Path, database_url: str, receiver: Receiver) -> Iterator[Sending]:
     world = World(tmp_path, database_url=database_url, webhook_networks=LOOPBACK)
     sending = Sending(world)

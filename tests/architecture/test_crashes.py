@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.programs import run_program
 
 CRASH = "import atexit, ctypes\n\n\ndef test_ok():\n    atexit.register(ctypes.string_at, 0)\n"
 CRASHING_DESTRUCTOR = """
@@ -71,7 +72,7 @@ def run_pytest(
         "PYTHONPATH": str(ROOT),
         "ACCORDION_CRASHES": str(folder / "crashes"),
     }
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return run_program(command, cwd=ROOT, env=env)
 
 
 def test_only_the_common_conftest_configures_the_logs_of_services() -> None:

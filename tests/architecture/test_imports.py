@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import FOLDERS, ROOT, module_name, parse, source_files
+from tests.programs import run_program
 
 PLANTED = [
     ("one-way", "accordion/planted.py", "import accordion_workers.records.contract"),
@@ -204,14 +205,7 @@ def contracts() -> dict[str, dict]:
 def lint_imports(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", *arguments]
     path = os.pathsep.join(str(folder / name) for name in ("", "workers", "service"))
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_program(command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 def loaded_by(modules: list[str]) -> set[str]:
@@ -220,9 +214,7 @@ def loaded_by(modules: list[str]) -> set[str]:
         f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if '.' not in"
         " name))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run_program([sys.executable, "-c", code], cwd=ROOT, check=True)
     return set(done.stdout.split())
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
-import subprocess
 import typing
 
 import pytest
 
 import accordion
 from tests.architecture.source import PACKAGES, ROOT, module_name, source_files
+from tests.programs import run_program
 
 EXPORTED = {
     "AccordionError",
@@ -94,9 +94,7 @@ def test_every_error_survives_pickling() -> None:
 
 
 def test_no_top_level_name_is_there_that_nobody_chose() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    listed = run_program(["git", "ls-files"], cwd=ROOT, check=True).stdout
     names = {line.split("/")[0] for line in listed.splitlines()}
     assert names - ALLOWED_TOP_LEVEL == set()
     assert TOP_LEVEL - names == set()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.programs import run_program
 
 VARIABLE = "ACCORDION_BENCH_POWERSGD"
 
@@ -64,4 +65,4 @@ class PackagePowerSGD:
 
 def _git(clone: Path, *words: str) -> str:
     command = ["git", "-C", str(clone), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return run_program(command).stdout.strip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 
 from tests.bench.targets import Target
 from tests.bench.timing import Spread
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "tests/bench/results"
@@ -197,9 +197,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def read_git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_program(["git", *arguments], cwd=ROOT)
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 

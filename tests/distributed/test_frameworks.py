@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600
@@ -25,13 +26,10 @@ def runs(request, tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = [str(Path(__file__).with_name("framework_runs.py")), request.param]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    done = run_program(
         [*command, *script, str(tmp_path_factory.mktemp(request.param))],
         env=environment,
-        capture_output=True,
-        text=True,
         timeout=TIMEOUT_S,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("@")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accordion_workers.checkpoint.checkpoint_files import find_candidates, read_manifest
+from accordion_workers.checkpoint.checkpoint_files import find_candidates
 from accordion_workers.checkpoint.storage import LocalStorage
 from accordion_workers.common.errors import TaskRaised
 from accordion_workers.records.contract import DesiredState, JobSpec
@@ -115,14 +115,6 @@ def test_an_epoch_without_an_evaluation_does_not_count_for_patience(run_group, t
     assert result.outcome == "ended early"
     assert [loss is not None for loss in losses] == [False, True] * 3
     assert objectives(tmp_path) == dict(enumerate(losses, start=1))
-
-
-def test_manifests_without_an_objective_are_those_of_earlier_versions(run_group, tmp_path):
-    [result, _] = run_group(2, run_job, tmp_path, synthetic(1))
-    [record] = result.link.of("checkpoint")
-    storage = LocalStorage(tmp_path / "checkpoints")
-    assert "objective" not in storage.read(f"{record.name}/manifest.json").decode()
-    assert read_manifest(storage, record.name, "job-1").objective is None
 
 
 PATIENT = {"objective": {"metric": "accuracy", "mode": "max", "patience": 1}}

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import run_program
+
 HERE = Path(__file__).parent
 BOOK = HERE.parents[1] / "docs" / "start"
 OWN_SCRIPT = HERE.parents[1] / "deploy" / "jobs" / "own-script"
@@ -41,15 +43,7 @@ def torchrun(*script: str, folder: Path = HERE) -> subprocess.CompletedProcess[s
         *script,
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
-    run = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    run = run_program(command, cwd=folder, env=environment, timeout=TIMEOUT_S)
     assert run.returncode == 0, run.stderr
     return run
 

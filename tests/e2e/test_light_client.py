@@ -14,6 +14,7 @@ import pytest
 
 from tests.api.conftest import Live, serve_live
 from tests.e2e.test_wheel import build_wheel
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -36,7 +37,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, symlinks=True)
     pip = [sys.executable, "-m", "pip", f"--python={folder / 'bin' / 'python'}", "install"]
     command = [*pip, "--quiet", "--constraint", str(ROOT / "constraints.txt"), str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -55,9 +56,7 @@ def run(environment: Path, service: Live, tmp_path: Path) -> Run:
 
     def call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(environment / "bin" / program), *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-        )
+        return run_program(command, cwd=tmp_path, env=variables)
 
     return call
 

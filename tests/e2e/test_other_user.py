@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from accordion_service.settings.home import Home
 from tests.e2e.real_up import Up, pids_of, start, wait_for
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SPEC = {
@@ -102,13 +102,7 @@ def sockets_of(targets: set[str]) -> set[str]:
 
 def test_no_file_or_socket_can_be_opened_by_another_user(training: Up) -> None:
     made = sorted(made_by(training))
-    asked = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY],
-        input=json.dumps(made),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    asked = run_program([sys.executable, "-c", AS_NOBODY], input=json.dumps(made), check=True)
     assert len(made) > 50
     assert json.loads(asked.stdout) == {}
 

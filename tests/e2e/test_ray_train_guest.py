@@ -33,6 +33,7 @@ from accordion_workers.records.contract import (
     Started,
 )
 from tests.e2e.guest_driver import EPOCHS, NAME
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -132,14 +133,11 @@ def test_the_script_of_the_book_trains_and_its_run_registers(cluster: str, tmp_p
     service = Service()
     (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     (tmp_path / "train.py").write_text(script)
-    run = subprocess.run(
+    run = run_program(
         [sys.executable, "train.py"],
         cwd=tmp_path,
         env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster},
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert run.returncode == 0, run.stderr[-6000:]
     assert service.guest() is not None

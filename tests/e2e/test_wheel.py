@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.real_up import WAIT_S, wait_for
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -111,15 +112,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
         if not name.startswith(("ACCORDION_", "RAY_", "PYTHON"))
     }
     environment = {**kept, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_program(command, cwd=folder, env=environment, timeout=600)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 

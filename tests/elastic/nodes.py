@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.netlab import lab
+from tests.programs import run_program
 
 START_S = 240.0
 """A loaded two-core machine needs up to 20 s for one node, several start at once, and Ray gives up
@@ -231,7 +232,7 @@ class Cluster:
             f"--deadline-remaining-seconds={deadline_s}",
         ]
         command = self.on_head([_RAY, "drain-node", *options, *reason])
-        done = subprocess.run(command, env=self._env(), capture_output=True, text=True, check=False)
+        done = run_program(command, env=self._env())
         if done.returncode:
             raise RuntimeError(f"the drain was refused: {done.stdout}{done.stderr}")
 

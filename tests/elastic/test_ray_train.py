@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from accordion_workers.training.sampler import batch_at, epoch_order
 from tests.elastic.in_ray_train import EPOCHS
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 
@@ -37,7 +37,7 @@ def test_one_worker_of_stock_ray_train_dies_and_goes_on_where_it_was(
     ray_cluster: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tests.elastic.in_ray_train", ray_cluster, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    run = run_program(command, timeout=500)
     assert run.returncode == 0, run.stderr[-4000:]
     lines = [line.split() for line in (tmp_path / "trained").read_text().splitlines()]
     epochs = [int(epoch) for epoch, _, _ in lines]

@@ -24,24 +24,20 @@ OptionalJob = Annotated[
         autocompletion=complete_job,
     ),
 ]
-LabelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
+
+
+def create_label_option(which: str) -> Any:
+    """Create the option for all jobs with a label in place of named ones."""
+    return typer.Option(
         "--label",
         metavar="KEY:VALUE",
-        help="in place of JOB, all unfinished jobs with this label; may be repeated",
+        help=f"in place of JOB, all {which}; may be repeated",
         autocompletion=complete_label,
-    ),
-]
-EndedLabelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="KEY:VALUE",
-        help="in place of JOB, all ended jobs with this label; may be repeated",
-        autocompletion=complete_label,
-    ),
-]
+    )
+
+
+LabelsOption = Annotated[list[str] | None, create_label_option("unfinished jobs with this label")]
+EndedLabelsOption = Annotated[list[str] | None, create_label_option("ended jobs with this label")]
 BatchOwnerOption = Annotated[
     str | None,
     typer.Option(

@@ -33,7 +33,7 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[_Candidate]:
         named = client.jobs(name_prefix=incomplete or None, **chosen, limit=_NEWEST)
         yield from ((job.name, job.status.value) for job in named.items)
         if incomplete and set(incomplete) <= _ID_CHARACTERS:
-            numbered = client.jobs(id_prefix=incomplete, **chosen, limit=_NEWEST)
+            numbered = client.jobs(id=incomplete, **chosen, limit=_NEWEST)
             yield from ((job.id, f"{job.name}, {job.status.value}") for job in numbered.items)
 
     return _ask_service(ctx, read)

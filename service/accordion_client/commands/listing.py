@@ -51,7 +51,7 @@ _WRAPPED = "WHY"
 _FILTERS = FilterOptions(
     JobQuery,
     name=FilterOption(name="--exact-name"),
-    id_prefix=FilterOption(name="--id", metavar="START"),
+    id=FilterOption(metavar="START"),
     label=FilterOption(metavar="KEY:VALUE", complete=complete_label),
     owner=FilterOption(metavar="USER", complete=complete_user),
     name_prefix=FilterOption(name="--name", metavar="START", complete=complete_job),

@@ -4,6 +4,7 @@ stop and continue them; `archive` and `unarchive`, for those that have ended.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from accordion_client.commands.batches import (
     OptionalJob,
     act_on_batch,
     choose_batch,
+    create_label_option,
 )
 from accordion_client.commands.cli_support import (
     FAILED,
@@ -29,8 +31,6 @@ from accordion_client.commands.cli_support import (
 from accordion_client.commands.completion import complete_job, complete_label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from accordion_client import Client
     from accordion_service.schemas.jobs import JobView
 
@@ -176,121 +176,77 @@ def _parse_label(text: str) -> tuple[str, str | None]:
     return key, value or None
 
 
-def cancel(
-    jobs: _OptionalJobs = None,
-    *,
-    labels: LabelsOption = None,
-    owner: BatchOwnerOption = None,
-    dry_run: DryRunOption = False,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
+def _create_command(action: str, text: str, *, labels: Any = LabelsOption) -> Callable[..., None]:
+    """Create the command that applies a method of the client to jobs.
+
+    Args:
+        action: name of the method and of the command.
+        text: help of the command.
+        labels: type of its option `--label`, which says of which jobs it chooses some.
+    """
+
+    def command(
+        jobs: _OptionalJobs = None,
+        *,
+        labels: list[str] | None = None,
+        owner: BatchOwnerOption = None,
+        dry_run: DryRunOption = False,
+        url: UrlOption = "",
+        json: JsonOption = False,
+    ) -> None:
+        chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
+        with connect_client(url) as client:
+            if isinstance(chosen, JobBatch):
+                act_on_batch(client, action, chosen, dry_run=dry_run, json=json)
+            else:
+                _act_on_named(client, action, chosen, json=json)
+
+    command.__name__, command.__doc__ = action, text
+    command.__annotations__["labels"] = labels
+    return command
+
+
+_RetriedLabelsOption = Annotated[
+    list[str] | None, create_label_option("jobs with this label that failed or were cancelled")
+]
+
+cancel = _create_command(
+    "cancel",
     """Cancel jobs, or all with some labels: the workers save a checkpoint and stop. A LOST guest
     run ends at once.
-    """
-    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
-    with connect_client(url) as client:
-        _act_on_chosen(client, client.cancel, chosen, dry_run=dry_run, json=json)
-
-
-def pause(
-    jobs: _OptionalJobs = None,
-    *,
-    labels: LabelsOption = None,
-    owner: BatchOwnerOption = None,
-    dry_run: DryRunOption = False,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
+    """,
+)
+pause = _create_command(
+    "pause",
     """Pause jobs, or all with some labels: the workers save a checkpoint and stop; 'accordion
     resume' continues them.
-    """
-    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
-    with connect_client(url) as client:
-        _act_on_chosen(client, client.pause, chosen, dry_run=dry_run, json=json)
-
-
-def resume(
-    jobs: _OptionalJobs = None,
-    *,
-    labels: LabelsOption = None,
-    owner: BatchOwnerOption = None,
-    dry_run: DryRunOption = False,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
+    """,
+)
+resume = _create_command(
+    "resume",
     """Resume paused jobs, or all with some labels, from their checkpoints as soon as there is
     capacity.
-    """
-    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
-    with connect_client(url) as client:
-        _act_on_chosen(client, client.resume, chosen, dry_run=dry_run, json=json)
-
-
-def retry(
-    jobs: _OptionalJobs = None,
-    *,
-    labels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label",
-            metavar="KEY:VALUE",
-            help="in place of JOB, all jobs with this label that failed or were cancelled; may be"
-            " repeated",
-            autocompletion=complete_label,
-        ),
-    ] = None,
-    owner: BatchOwnerOption = None,
-    dry_run: DryRunOption = False,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
+    """,
+)
+retry = _create_command(
+    "retry",
     """Retry jobs that failed or were cancelled, or all with some labels, from their newest
     checkpoints.
-    """
-    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
-    with connect_client(url) as client:
-        _act_on_chosen(client, client.retry, chosen, dry_run=dry_run, json=json)
-
-
-def archive(
-    jobs: _OptionalJobs = None,
-    *,
-    labels: EndedLabelsOption = None,
-    owner: BatchOwnerOption = None,
-    dry_run: DryRunOption = False,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
+    """,
+    labels=_RetriedLabelsOption,
+)
+archive = _create_command(
+    "archive",
     """Archive ended jobs, or all with some labels: 'accordion list' leaves them out. They are kept
     until ACCORDION_JOB_RETENTION_S deletes them.
-    """
-    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
-    with connect_client(url) as client:
-        if isinstance(chosen, JobBatch):
-            _act_on_chosen(client, client.archive, chosen, dry_run=dry_run, json=json)
-        else:
-            found = [client.find(job) for job in chosen]
-            _act_on_each(client.archive, found, _describe_archived, json=json)
-
-
-def unarchive(
-    jobs: _OptionalJobs = None,
-    *,
-    labels: EndedLabelsOption = None,
-    owner: BatchOwnerOption = None,
-    dry_run: DryRunOption = False,
-    url: UrlOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Unarchive jobs, or all with some labels: 'accordion list' shows them again."""
-    chosen = _choose_several(jobs, labels, owner, dry_run=dry_run)
-    with connect_client(url) as client:
-        if isinstance(chosen, JobBatch):
-            _act_on_chosen(client, client.unarchive, chosen, dry_run=dry_run, json=json)
-        else:
-            found = [client.find(job, archived=True) for job in chosen]
-            _act_on_each(client.unarchive, found, _describe_archived, json=json)
+    """,
+    labels=EndedLabelsOption,
+)
+unarchive = _create_command(
+    "unarchive",
+    "Unarchive jobs, or all with some labels: 'accordion list' shows them again.",
+    labels=EndedLabelsOption,
+)
 
 
 def _choose_several(
@@ -307,23 +263,16 @@ def _choose_several(
     return chosen if isinstance(chosen, JobBatch) else list(jobs or [])
 
 
-def _act_on_chosen(
-    client: Client,
-    act: Callable[[str], JobView],
-    chosen: list[str] | JobBatch,
-    *,
-    dry_run: bool,
-    json: bool,
-) -> None:
-    """Apply a method of the client to named jobs, or its action to all jobs with some labels."""
-    if isinstance(chosen, JobBatch):
-        act_on_batch(client, act.__name__, chosen, dry_run=dry_run, json=json)
-        return
-    found = [client.find(job) for job in chosen]
-    if len(found) > 1 or not json:
-        _act_on_each(act, found, _describe_status, json=json)
+def _act_on_named(client: Client, action: str, references: list[str], *, json: bool) -> None:
+    """Apply a method of the client to jobs, and print what became of them."""
+    act: Callable[[str], JobView] = getattr(client, action)
+    jobs = [client.find(job, archived=action == "unarchive") for job in references]
+    if action in {"archive", "unarchive"}:
+        _act_on_each(act, jobs, _describe_archived, json=json)
+    elif len(jobs) > 1 or not json:
+        _act_on_each(act, jobs, _describe_status, json=json)
     else:
-        print_json(act(found[0].id))
+        print_json(act(jobs[0].id))
 
 
 def _act_on_each(

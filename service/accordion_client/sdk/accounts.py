@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 from accordion_client.sdk.answers import raise_for_status, translate_errors
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UserList,
         UserView,
     )
+    from accordion_service.schemas.queries import AuditKeywords
     from accordion_service.schemas.quotas import QuotaList, QuotaView
     from accordion_service.schemas.secrets import SecretList, SecretView
 
@@ -194,22 +195,22 @@ class AccountRequests(RequestSender):
 
     @shared_method
     async def audit(
-        self, /, *, limit: int = 50, cursor: int | None = None, **filters: Any
+        self, /, *, limit: int = 50, cursor: int | None = None, **filters: Unpack[AuditKeywords]
     ) -> AuditPage:
         """Get one page of the changes that users made, newest first, that match all given filters.
 
         Args:
             limit: most entries of the page.
             cursor: `next_cursor` of the previous page.
-            filters: fields of `AuditQuery`, such as `user="ada"`, `action="job.cancelled"` or
+            filters: such as `user="ada"`, `action="job.cancelled"` or
                 `time_after`, a time with a time zone.
 
         Raises:
             TypeError: there is no such filter.
         """
         from accordion_service.schemas.accounts import AuditPage
-        from accordion_service.schemas.queries import AuditQuery
+        from accordion_service.schemas.queries import AuditKeywords
 
         params = format_params({"limit": limit, "cursor": cursor})
-        params |= format_filters(AuditQuery, filters)
+        params |= format_filters(AuditKeywords, filters)
         return await self._request(AuditPage, "GET", "/audit", params=params)

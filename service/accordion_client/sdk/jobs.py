@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from accordion_client.sdk.errors import AmbiguousJob, NotFound
 from accordion_client.sdk.query_params import format_filters, format_params
@@ -15,6 +15,7 @@ from accordion_service.schemas.jobs import CodeView, JobPage, JobView
 
 if TYPE_CHECKING:
     from accordion_service.schemas.batches import BatchView
+    from accordion_service.schemas.queries import JobKeywords
     from accordion_service.schemas.specs import DryRun
 
 UPLOAD_TIMEOUT_S = 120.0
@@ -83,7 +84,7 @@ class JobRequests(RequestSender):
         archived: bool | None = False,
         limit: int = 50,
         cursor: str | None = None,
-        **filters: Any,
+        **filters: Unpack[JobKeywords],
     ) -> JobPage:
         """Get one page of jobs, newest first, that match all given filters.
 
@@ -92,16 +93,16 @@ class JobRequests(RequestSender):
                 for all.
             limit: most jobs of the page.
             cursor: `next_cursor` of the previous page.
-            filters: fields of `JobQuery`, such as `status=["RUNNING"]`, `owner="ada"` or
+            filters: such as `status=["RUNNING"]`, `owner="ada"` or
                 `created_after`, a time with a time zone.
 
         Raises:
             TypeError: there is no such filter.
         """
-        from accordion_service.schemas.queries import JobQuery
+        from accordion_service.schemas.queries import JobKeywords
 
         params = {"limit": limit, **format_params({"cursor": cursor}), **_ARCHIVED[archived]}
-        params |= format_filters(JobQuery, filters)
+        params |= format_filters(JobKeywords, filters)
         return await self._request(JobPage, "GET", "/jobs", params=params)
 
     @shared_iterator

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel
-
 
 def format_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that are given, with times as text."""
@@ -15,16 +13,17 @@ def format_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text for name, text in texts.items() if text not in (None, [])}
 
 
-def format_filters(query: type[BaseModel], filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a list for filters, which are fields of `query`.
+def format_filters(keywords: type, filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a list for filters, which are keys of the typed dictionary
+    `keywords`.
 
     Raises:
-        TypeError: a filter is no field.
+        TypeError: a filter is no key of it.
     """
-    fields = query.model_fields
-    if unknown := filters.keys() - fields.keys():
-        raise TypeError(f"there is no filter {min(unknown)!r}; there are {', '.join(fields)}")
-    return format_params({fields[name].alias or name: value for name, value in filters.items()})
+    known = keywords.__annotations__
+    if unknown := filters.keys() - known.keys():
+        raise TypeError(f"there is no filter {min(unknown)!r}; there are {', '.join(known)}")
+    return format_params(filters)
 
 
 def _format_value(value: Any) -> Any:

@@ -69,7 +69,7 @@ class QueueReader:
         return replace(request, avoid=avoid) if avoid else request
 
     def _rank_of(self, row: JobRow) -> float:
-        return self.compute_rank(row.priority, row.queued_at or row.created_at)
+        return self.compute_rank(row.priority, row.queued_at)
 
     def list_pending(self, rows: Sequence[JobRow]) -> list[PendingJob]:
         """Return queued jobs as the rules see them, in their order."""

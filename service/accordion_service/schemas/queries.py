@@ -1,15 +1,17 @@
 """Query parameters: what the lists of jobs and of changes may be filtered by.
 
-The api takes these models as query parameters, the store reads them, both clients send them, and
-the command line makes an option of each field: a new filter is a field here and a condition in the
-store.
+The api takes the models as query parameters, the store reads them, and the command line makes an
+option of each field; the typed dictionaries are the keywords of `Client.jobs` and `Client.audit`. A
+new filter is a field, a keyword and a condition in the store.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -67,11 +69,8 @@ class JobQuery(QueryParams):
         description="only jobs with one of these statuses, such as RUNNING",
     )
     name: _Word | None = Field(default=None, description="only jobs of this name")
-    id_prefix: str | None = Field(
-        default=None,
-        alias="id",
-        pattern=ID_PREFIX,
-        description="only jobs whose ID starts with this",
+    id: str | None = Field(
+        default=None, pattern=ID_PREFIX, description="only jobs whose ID starts with this"
     )
     label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
         default=[],
@@ -136,6 +135,32 @@ class JobQuery(QueryParams):
     )
 
 
+class JobKeywords(TypedDict, total=False):
+    """Filters of `Client.jobs`: fields of `JobQuery`; None and empty match all."""
+
+    status: Sequence[str]
+    name: str | None
+    id: str | None
+    label: Sequence[str]
+    owner: str | None
+    name_prefix: str | None
+    kind: str | None
+    created_after: datetime | None
+    created_before: datetime | None
+    started_after: datetime | None
+    started_before: datetime | None
+    ended_after: datetime | None
+    ended_before: datetime | None
+    reason: Sequence[str]
+    desired: Sequence[str]
+    priority: int | None
+    workers: int | None
+    task: str | None
+    method: str | None
+    policy: str | None
+    cloned_from: str | None
+
+
 class AuditQuery(QueryParams):
     """Filters of the audit log."""
 
@@ -168,3 +193,15 @@ class AuditQuery(QueryParams):
     time_before: _Time | None = Field(
         default=None, description="only changes made before this time"
     )
+
+
+class AuditKeywords(TypedDict, total=False):
+    """Filters of `Client.audit`: fields of `AuditQuery`; None matches all."""
+
+    user: str | None
+    subject: str | None
+    action: str | None
+    token_id: str | None
+    request_id: str | None
+    time_after: datetime | None
+    time_before: datetime | None

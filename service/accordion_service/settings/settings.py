@@ -4,18 +4,26 @@ environment.
 
 from __future__ import annotations
 
-import json
 import os
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from accordion_service.domain.access import Role
 from accordion_service.errors import SettingsError
 from accordion_service.settings.secret_files import read_secret
+from accordion_service.settings.setting_values import (
+    DatabaseUrl,
+    Folder,
+    IndexUrls,
+    LogLevel,
+    Networks,
+    NodeFailures,
+    RoleByGroup,
+    Words,
+)
 from accordion_workers.spec.types import MAX_PRIORITY
 
 PREFIX = "ACCORDION_"
@@ -26,21 +34,24 @@ MIN_TOKEN_LENGTH = 16
 """Minimum length of a token; a shorter one could be guessed over the network."""
 _YEAR_S = 365 * 86_400.0
 """Longest duration that a setting may have, in seconds."""
-_DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
 _SECRET = frozenset({"CLIENT_SECRET", "DATABASE_URL", "INDEX_URL", "SECRETS_KEY", "TOKEN"})
 """Suffixes of names whose values are never shown: they contain passwords."""
 
 
 class Settings(BaseSettings):
-    """Settings of the service. `load_settings` creates them and reports an error in one line."""
+    """Settings of the service. `load_settings` creates them and reports an error in one line.
+
+    Raises (every method that reads a secret): SettingsError, if its file cannot be read, or it is
+    too short or not of ASCII characters.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True
     )
 
-    home: Path = Path("~/.accordion")
+    home: Folder = Path("~/.accordion")
     """Directory of the database, checkpoints, logs and lock files."""
-    database_url: str = ""
+    database_url: DatabaseUrl = ""
     """SQLAlchemy URL; empty is SQLite in the home directory."""
     storage: str = ""
     """Directory of checkpoints and end files, reachable from every worker; empty is `storage` in
@@ -103,7 +114,7 @@ class Settings(BaseSettings):
     """Claim with the name of a user who logs in for the first time."""
     oidc_groups_claim: str = Field(default="groups", min_length=1)
     """Claim with the groups of a user: a text or a list of texts."""
-    oidc_roles: Annotated[dict[str, Role], NoDecode] = Field(default_factory=dict)
+    oidc_roles: RoleByGroup = Field(default_factory=dict)
     """Role of each group as a JSON object, such as {"ml-team": "editor"}. Who is in several groups
     gets the highest: viewer, editor, operator, admin.
     """
@@ -119,12 +130,12 @@ class Settings(BaseSettings):
     """Highest priority that a user without the scope `write:all` may give a job. A higher priority
     takes workers from jobs of other users.
     """
-    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = ()
+    webhook_networks: Networks = ()
     """Networks in which receivers of webhooks and servers of MLflow may be, also over http; others
     need a public address and https. Every user may let the service send requests to all of their
     addresses, so name single receivers, such as 10.1.2.3/32. Api and scheduler need the same.
     """
-    logger_folder: Path | None = None
+    logger_folder: Folder | None = None
     """Directory of the files of loggers, one below it for each job; only the service may be able to
     write there. By default `loggers` in the home directory.
     """
@@ -134,11 +145,11 @@ class Settings(BaseSettings):
     """Whether jobs may name packages in `pip`, which their workers install. Set the same value for
     api and scheduler. This is no security boundary: users run their own code anyway.
     """
-    pip_index_url: SecretStr | None = None
+    pip_index_url: IndexUrls | None = None
     """URL of the index of packages in `pip`; it may have a user name and a password. By default pip
     uses its configuration on the head node, or PyPI.
     """
-    pip_extra_index_url: SecretStr | None = None
+    pip_extra_index_url: IndexUrls | None = None
     """URLs of further indexes of `pip`, separated by spaces. A package that two indexes have comes
     from either, so use only indexes that you trust for all names.
     """
@@ -146,7 +157,7 @@ class Settings(BaseSettings):
     """Require no token on loopback: any user of this machine can then run code as the service's
     user.
     """
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    allowed_hosts: Words = ()
     """Accepted `Host` names besides those of loopback and the host of ACCORDION_URL. If neither is
     set, any name is accepted when a token is set; with the home directory's token and a loopback
     address, only loopback names are.
@@ -168,7 +179,7 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH"),
     )
     """File with the token of the Ray cluster."""
-    pass_to_workers: Annotated[tuple[str, ...], NoDecode] = ()
+    pass_to_workers: Words = ()
     """Names of variables that `accordion up` passes on to the workers, such as a storage's
     AWS_ACCESS_KEY_ID.
     """
@@ -247,7 +258,7 @@ class Settings(BaseSettings):
     later jobs are requested once earlier jobs have started; none are requested for a job whose
     minimum is larger.
     """
-    node_failures: int = Field(default=3, ge=0)
+    node_failures: NodeFailures = Field(default=3, ge=0)
     """Failures of workers from which their node is avoided; at least 2, or 0 for never. Those of
     one job are never enough.
     """
@@ -285,82 +296,8 @@ class Settings(BaseSettings):
     """Age of the scheduler's heartbeat from which `/readyz` reports not ready."""
     sse_keepalive_s: float = Field(default=15.0, gt=0)
     """Interval between two comments that keep a silent stream open."""
-    log_level: str = "INFO"
+    log_level: LogLevel = "INFO"
     """Least important messages in the logs of api and scheduler: DEBUG, INFO, WARNING or ERROR."""
-
-    @field_validator("home", "logger_folder", mode="after")
-    @classmethod
-    def _expand(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser().absolute()
-
-    @field_validator("allowed_hosts", "pass_to_workers", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return (
-            tuple(part.strip() for part in value.split(",") if part.strip())
-            if isinstance(value, str)
-            else value
-        )
-
-    @field_validator("node_failures", mode="after")
-    @classmethod
-    def _check_node_failures(cls, count: int) -> int:
-        if count == 1:
-            raise ValueError("one failure is that of one job; give at least 2, or 0 for never")
-        return count
-
-    @field_validator("webhook_networks", mode="before")
-    @classmethod
-    def _parse_networks(cls, value: Any) -> Any:
-        try:
-            return tuple(ip_network(part) for part in cls._split(value))
-        except ValueError as error:
-            raise ValueError(f"{error}; give networks such as 10.1.2.3/32,fd00::5/128") from None
-
-    @field_validator("oidc_roles", mode="before")
-    @classmethod
-    def _parse_roles(cls, value: Any) -> Any:
-        try:
-            return json.loads(value) if isinstance(value, str) else value
-        except ValueError:
-            raise ValueError(
-                'it is no JSON object of groups and roles; give one such as {"ml-team": "editor"}'
-            ) from None
-
-    @field_validator("database_url", mode="after")
-    @classmethod
-    def _driver(cls, url: str) -> str:
-        if not url:
-            return url
-        # The command line rarely needs SQLAlchemy, which takes 0.1 s to load.
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError
-
-        try:
-            name = make_url(url).drivername
-        except (ArgumentError, ValueError):
-            raise ValueError(
-                "it is no database URL; give one such as sqlite:////path/file.db"
-            ) from None
-        if name not in _DRIVERS:
-            raise ValueError(f"its scheme is {name}; known are sqlite and postgresql")
-        return url.replace("postgresql://", "postgresql+psycopg://", 1)
-
-    @field_validator("pip_index_url", "pip_extra_index_url", mode="after")
-    @classmethod
-    def _check_index(cls, urls: SecretStr | None) -> SecretStr | None:
-        for url in urls.get_secret_value().split() if urls is not None else ():
-            if not url.startswith(("https://", "http://", "file://")):
-                raise ValueError("it is no URL; give one such as https://pypi.org/simple")
-        return urls
-
-    @field_validator("log_level", mode="after")
-    @classmethod
-    def _known_level(cls, level: str) -> str:
-        known = ("DEBUG", "INFO", "WARNING", "ERROR")
-        if level.upper() not in known:
-            raise ValueError(f"known are {', '.join(known)}")
-        return level.upper()
 
     @property
     def database(self) -> str:
@@ -393,52 +330,19 @@ class Settings(BaseSettings):
         return f"{str(root).rstrip('/')}/{job_id}"
 
     def token(self) -> str | None:
-        """The admin token, from the variable or the file; None where neither is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII
-                characters.
-        """
-        return read_secret(
-            self.admin_token,
-            self.admin_token_file,
-            name="ACCORDION_ADMIN_TOKEN",
-            shortest=MIN_TOKEN_LENGTH,
-        )
+        """The admin token, from the variable or the file; None where neither is set."""
+        return self._read_secret("admin_token", shortest=MIN_TOKEN_LENGTH)
 
     def client_token(self) -> str | None:
-        """The token with which the command line calls the service; None if none is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII
-                characters.
-        """
-        return read_secret(
-            self.user_token,
-            self.user_token_file,
-            name="ACCORDION_TOKEN",
-            shortest=MIN_TOKEN_LENGTH,
-        )
+        """The token with which the command line calls the service; None if none is set."""
+        return self._read_secret("user_token", name="TOKEN", shortest=MIN_TOKEN_LENGTH)
 
     def scrape_token(self) -> str | None:
-        """The token that reads `/metrics` and nothing else; None if none is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII
-                characters.
-        """
-        name = "ACCORDION_METRICS_TOKEN"
-        return read_secret(
-            self.metrics_token, self.metrics_token_file, name=name, shortest=MIN_TOKEN_LENGTH
-        )
+        """The token that reads `/metrics` and nothing else; None if none is set."""
+        return self._read_secret("metrics_token", shortest=MIN_TOKEN_LENGTH)
 
     def secrets_key(self) -> str | None:
-        """The key that encrypts secrets; None if none is set and the home directory has none.
-
-        Raises:
-            SettingsError: the file cannot be read, or the key is too short or not of ASCII
-                characters.
-        """
+        """The key that encrypts secrets; None if none is set and the home directory has none."""
         file = self.secrets_key_file
         if self.secrets_key_text is None and file is None and self.home_secrets_key.exists():
             file = self.home_secrets_key
@@ -448,25 +352,18 @@ class Settings(BaseSettings):
     def oidc_secret(self) -> str | None:
         """The secret with which the service logs in at the OpenID Connect provider; None if none
         is set.
-
-        Raises:
-            SettingsError: the file cannot be read, or the secret is empty or not of ASCII
-                characters.
         """
-        name = "ACCORDION_OIDC_CLIENT_SECRET"
-        return read_secret(
-            self.oidc_client_secret, self.oidc_client_secret_file, name=name, shortest=1
-        )
+        return self._read_secret("oidc_client_secret", shortest=1)
 
     def ray_auth_token(self) -> str | None:
-        """The Ray cluster's token; None where none is set.
+        """The Ray cluster's token; None where none is set."""
+        return self._read_secret("ray_token", shortest=1)
 
-        Raises:
-            SettingsError: the file cannot be read.
-        """
-        return read_secret(
-            self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", shortest=1
-        )
+    def _read_secret(self, field: str, *, name: str = "", shortest: int) -> str | None:
+        """Read the secret of a field or of its file; `name` is its variable if that differs."""
+        value, file = getattr(self, field), getattr(self, f"{field}_file")
+        variable = f"{PREFIX}{name or field.upper()}"
+        return read_secret(value, file, name=variable, shortest=shortest)
 
 
 def list_variables() -> list[str]:

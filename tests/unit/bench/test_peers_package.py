@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.peers_package import VARIABLE, describe_package, find_clone
+from tests.programs import run_program
 
 
 def test_without_a_clone_the_row_says_that_the_package_is_absent(
@@ -36,7 +37,7 @@ def test_the_row_names_the_commit_of_the_clone(
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
-    done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    done = run_program([*git, "rev-parse", "HEAD"], check=True)
     assert describe_package() == f"epfml/powersgd at {done.stdout[:12]}"
     code.write_text("changed")
     assert describe_package().endswith(" with changes")

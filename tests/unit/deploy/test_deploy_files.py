@@ -5,7 +5,6 @@ Grafana.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from accordion_service.api.process_metrics import PROCESS_FAMILIES
 from accordion_service.views.service_metrics import SERVICE_FAMILIES
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 
 
 def run(*command: str | Path) -> None:
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = run_program(command, cwd=ROOT)
     assert said.returncode == 0, said.stdout + said.stderr
 
 

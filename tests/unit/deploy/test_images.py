@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
@@ -32,16 +33,12 @@ def test_the_api_is_made_without_what_its_image_leaves_out(tmp_path):
         " from accordion_service.settings.settings import load_settings;"
         f" create_app(load_settings(home={str(tmp_path)!r}))"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", BLOCK + start], capture_output=True, text=True, check=False
-    )
+    said = run_program([sys.executable, "-c", BLOCK + start])
     assert said.returncode == 0, said.stderr
 
 
 def test_the_blocker_blocks():
-    said = subprocess.run(
-        [sys.executable, "-c", BLOCK + "import numpy"], capture_output=True, text=True, check=False
-    )
+    said = run_program([sys.executable, "-c", BLOCK + "import numpy"])
     assert "No module named 'numpy'" in said.stderr
 
 

@@ -18,6 +18,7 @@ from accordion_client import AsyncClient, Client, RetryBudget
 from accordion_client.commands import login
 from accordion_client.commands.cli_app import run_command
 from accordion_client.sdk import request_sender
+from accordion_service.store.engine.database import Database
 from tests.api.conftest import Live, serve_live
 from tests.unit.service.event_loop import InEventLoop
 
@@ -55,6 +56,13 @@ def _patient_clients() -> Iterator[None]:
         patch.setenv("ACCORDION_REQUEST_TIMEOUT_S", "120")
         patch.setenv("ACCORDION_REQUEST_TOTAL_S", "240")
         yield
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
 
 
 @pytest.fixture(params=[Client, AsyncClient])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -79,10 +78,8 @@ def node(number: int, **changes: object) -> Node:
 
 
 @pytest.fixture
-def here(database_url: str) -> Iterator[World]:
-    database = Database(database_url)
-    yield World(database)
-    database.close()
+def here(database: Database) -> World:
+    return World(database)
 
 
 def test_a_node_stays_avoided_when_ray_restarts_on_it(here: World) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +15,7 @@ from accordion_client import AsyncClient, Client, RetryBudget
 from accordion_client.machine.connection import connect_async
 from accordion_service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live
+from tests.programs import run_program
 from tests.unit.service.conftest import MakeClient
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +25,7 @@ LIFETIME = {"close", "aclose", "__enter__", "__exit__", "__aenter__", "__aexit__
 
 TYPES = """
 from collections.abc import AsyncGenerator, Coroutine, Iterator
+from datetime import datetime
 from typing import Any, assert_type
 
 from accordion_service.schemas.history import GapView
@@ -40,6 +41,11 @@ def blocking(client: Client) -> None:
     assert_type(client.events("a", after=3), Iterator[Event])
     client.resize("a", 1)  # error: call-arg
     client.find(3)  # error: arg-type
+    assert_type(client.jobs(status=["RUNNING"], created_after=datetime.now(), limit=1), JobPage)
+    client.jobs(stats=["RUNNING"])  # error: call-arg
+    client.jobs(owner=3)  # error: arg-type
+    client.audit(user="ada", limit=1)
+    client.audit(usr="ada")  # error: call-arg
 
 async def awaiting(client: AsyncClient) -> None:
     found: Coroutine[Any, Any, JobView] = client.find("a")
@@ -90,12 +96,8 @@ def test_the_signature_of_a_method_says_what_it_returns() -> None:
 def test_the_types_of_both_clients_are_exact(tmp_path: Path) -> None:
     file = tmp_path / "typed.py"
     file.write_text(TYPES)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", str(file)], cwd=ROOT
     )
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     found = {(int(line.split(":")[1]), line.rpartition("[")[2].rstrip("]")) for line in errors}

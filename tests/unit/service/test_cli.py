@@ -21,6 +21,7 @@ from accordion_service.errors import SettingsError
 from accordion_service.schemas.format import format_metrics
 from accordion_workers.records.contract import JobSpec
 from tests.api.conftest import Live
+from tests.programs import run_program
 from tests.unit.service.conftest import Accordion, job_name
 
 
@@ -376,7 +377,7 @@ def test_doctor_names_a_wrong_setting(alone: Accordion, monkeypatch: pytest.Monk
 
 def fresh(code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", f"import sys; {code}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_program(command)
 
 
 def test_without_its_packages_the_command_says_what_to_install() -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +28,7 @@ from accordion_service.store.writes.copying import copy_database
 from accordion_service.store.writes.jobs import JobSubmission
 from accordion_service.store.writes.secrets import SecretStore
 from accordion_workers.records.contract import JobSpec
+from tests.programs import run_program
 from tests.unit.service.conftest import Accordion
 
 
@@ -94,7 +94,7 @@ def end_backup(home: Path, file: Path, number: int) -> None:
     """Begin a backup that gets a signal while it copies the database."""
     command = [sys.executable, "-c", ENDED_HALFWAY, str(number), str(file)]
     environment = {**os.environ, "ACCORDION_HOME": str(home)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_program(command, env=environment)
     assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), done.stderr
 
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import socket
 import socketserver
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from accordion_client import Client
 from accordion_service.schemas.overrides import OverrideRequest
 from tests.api.conftest import Live, serve_live
 from tests.api.webhook_receiver import LOOPBACK
+from tests.programs import run_program
 from tests.unit.service.conftest import Accordion
 
 PATIENT = {"ACCORDION_COMPLETION_TIMEOUT_S": "60"}
@@ -71,12 +71,9 @@ def protocol(line: str, shell: str = "bash") -> dict[str, str]:
 
 def run(*arguments: str, **environment: str) -> str:
     """Run the command line in a process of its own, which prints no error; return its output."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "accordion_client.commands.main", *arguments],
         env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout
@@ -204,12 +201,9 @@ def run_bash(script: str, home: Path, url: str) -> list[str]:
     )
     program.chmod(0o755)
     environment = {**os.environ, **PATIENT, "HOME": str(home), "ACCORDION_HOME": str(home)}
-    done = subprocess.run(
+    done = run_program(
         ["bash", "--norc", "-e", "-c", script],
         env={**environment, "PATH": f"{folder}:{os.environ['PATH']}", "ACCORDION_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout.splitlines()

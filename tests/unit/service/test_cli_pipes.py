@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ import typer
 from accordion_client.commands import cli_app, processes
 from accordion_client.commands.cli_support import create_console, create_table
 from tests.api.conftest import Live
+from tests.programs import run_program
 
 
 @pytest.fixture
@@ -66,9 +66,7 @@ def test_the_end_of_another_connection_is_a_failure(capsys: pytest.CaptureFixtur
 def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
     program = f"{sys.executable} -m accordion_client.commands.main"
     command = f"{program} list --json --url {service.url} | head -c 1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
-    )
+    done = run_program(["bash", "-o", "pipefail", "-c", command])
     assert (done.returncode, done.stderr) == (0, "")
 
 

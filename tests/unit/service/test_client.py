@@ -438,7 +438,7 @@ def test_a_list_sends_filters_under_the_names_of_the_api(client_of: ClientOf) ->
         return jobs_named("x")(request)
 
     client, since = client_of(serve), datetime(2027, 1, 31, tzinfo=UTC)
-    client.jobs(id_prefix="a", status=("RUNNING", "QUEUED"), created_after=since, owner=None)
+    client.jobs(id="a", status=("RUNNING", "QUEUED"), created_after=since, owner=None)
     expected = {("id", "a"), ("status", "RUNNING"), ("status", "QUEUED"), ("limit", "50")}
     assert set(asked) == expected | {("created_after", since.isoformat())}
     with pytest.raises(TypeError, match="no filter 'stats'; there are status, name, "):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,6 @@ from accordion_service.store.engine.database_errors import classify_error
 from accordion_service.store.engine.postgres import SessionLimits
 from accordion_service.store.tables.models import LoginLinkRow
 from tests.postgres import Postgres
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
 
 
 def counted(database: Database) -> dict[str, float]:

@@ -121,13 +121,6 @@ def wanted(name: str) -> RequestedWebhook:
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture
 def queue(database: Database) -> Queue:
     return Queue(database)
 

@@ -66,7 +66,7 @@ FILTERS: list[tuple[dict[str, Any], Callable[[JobRow], bool]]] = [
     ({"visible_to": "ada"}, lambda job: job.owner in {None, "ada"}),
     ({"kind": "guest"}, lambda job: job.kind == "guest"),
     ({"label": ["team:a"]}, lambda job: job.labels["team"] == "a"),
-    ({"id_prefix": "0" * 34 + "1"}, lambda job: job.id.startswith("0" * 34 + "1")),
+    ({"id": "0" * 34 + "1"}, lambda job: job.id.startswith("0" * 34 + "1")),
     ({"ids": [f"{n:036d}" for n in range(50)]}, lambda job: int(job.id) < 50),
     ({"created_after": AT_90}, lambda job: job.created_at >= 90),
     ({"created_before": AT_90}, lambda job: job.created_at < 90),
@@ -109,6 +109,7 @@ def make_job(number: int) -> JobRow:
         labels=labels,
         max_workers=2,
         created_at=float(number * 7 % 11 * 20 + number // 11),
+        queued_at=0.0,
         started_at=number * 3 % 239 + 1.0 if number % 18 else None,
         ended_at=float(number * 5 % 241) if number % 19 else None,
     )

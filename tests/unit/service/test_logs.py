@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from tests.programs import run_program
 
 SEND = """
 import logging
@@ -21,6 +22,6 @@ logging.getLogger("service").info("sent")
 
 def test_the_url_of_a_request_is_not_logged() -> None:
     """A process of its own: logs are configured once for all loggers."""
-    done = subprocess.run([sys.executable, "-c", SEND], capture_output=True, text=True, check=True)
+    done = run_program([sys.executable, "-c", SEND], check=True)
     assert "sent" in done.stderr
     assert "a-secret-path" not in done.stderr

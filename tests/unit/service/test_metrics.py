@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,19 +34,13 @@ from accordion_service.views.jobs import progress_view
 from accordion_service.views.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from accordion_workers.records.contract import Bytes, EpochRecord, JobSpec, Progress
 from tests.e2e.dashboard_check import family as family_of
+from tests.programs import run_program
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 T = NOW.timestamp()
 RETENTION_S = 300.0
 NODE = {"id": "n", "address": "10.0.0.1", "alive": True, "cpus": 4.0, "gpus": 0.0}
 LAYERS = {"encoder.0.weight": "critical", "encoder.0.second": "stable", "head.weight": "stable"}
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
 
 
 def job_row(job_id: str = "j", **values: Any) -> JobRow:
@@ -60,6 +53,7 @@ def job_row(job_id: str = "j", **values: Any) -> JobRow:
         "labels": {},
         "priority": 50,
         "created_at": T - 60,
+        "queued_at": T - 60,
         "progress": progress(),
         "workers": 2,
         "min_workers": 1,
@@ -220,13 +214,7 @@ def test_promtool_has_nothing_to_say(database, require):
     times = RequestTimes()
     times.observe(0.1, method="GET", route="/", status=200)
     text = scrape(database, *everything(), extra=[times])
-    said = subprocess.run(
-        [require("promtool"), "check", "metrics"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    said = run_program([require("promtool"), "check", "metrics"], input=text)
     assert (said.returncode, said.stdout + said.stderr) == (0, "")
 
 

@@ -122,7 +122,7 @@ def test_a_submission_writes_each_of_its_rows_once(world: World) -> None:
         lambda jobs: jobs.find(JobFilter()),
         lambda jobs: jobs.find(JobFilter(status=["RUNNING"])),
         lambda jobs: jobs.find(JobFilter(name="n")),
-        lambda jobs: jobs.find(JobFilter(id_prefix="01a2")),
+        lambda jobs: jobs.find(JobFilter(id="01a2")),
         lambda jobs: jobs.find(JobFilter(before=(1.0, "j"))),
         lambda jobs: jobs.find(JobFilter(archived=Archived.TRUE)),
         lambda jobs: jobs.shown(1.0),
@@ -189,13 +189,13 @@ _BY_AGE = "ix_jobs_list (archived=?"
         ({"status": ["FAILED"], "name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
         ({"status": ["FAILED"], "owner": "ada"}, "ix_jobs_owner_list (owner=? AND archived=?"),
         (
-            {"status": ["FAILED"], "id_prefix": "01a2"},
+            {"status": ["FAILED"], "id": "01a2"},
             "sqlite_autoindex_jobs_1 (id>? AND id<?",
         ),
         ({"name": "n"}, "ix_jobs_name_list (name=? AND archived=?"),
         ({"owner": "ada"}, "ix_jobs_owner_list (owner=? AND archived=?"),
         ({"visible_to": "ada", "workers": 0}, _BY_AGE),
-        ({"id_prefix": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
+        ({"id": "01a2"}, "sqlite_autoindex_jobs_1 (id>? AND id<?"),
     ],
 )
 def test_a_filter_is_served_by_an_index(
@@ -208,7 +208,7 @@ def test_a_filter_is_served_by_an_index(
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
         steps = [step[3] for step in plan if " jobs " in step[3]]
     used = [step for step in steps if index in step]
-    is_merged = archived == Archived.ANY and "id_prefix" not in filters
+    is_merged = archived == Archived.ANY and "id" not in filters
     assert len(used) == (2 if is_merged else 1), steps
     assert all(step.startswith("SEARCH jobs USING ") for step in steps)
 
@@ -276,7 +276,7 @@ def steps_of(world: World, statement: tuple[str, Any]) -> list[str]:
         {"created_before": _AT_1, "kind": "guest"},
         {"owner": "ada"},
         {"visible_to": "ada", "name": "n"},
-        {"name_prefix": "n", "id_prefix": "01a2"},
+        {"name_prefix": "n", "id": "01a2"},
     ],
     ids=str,
 )

@@ -106,7 +106,7 @@ def test_a_query_without_an_index_is_expensive(world: World) -> None:
         {"name_prefix": "nothing"},
         {"owner": "user-7"},
         {"visible_to": "user-7"},
-        {"id_prefix": "00000000-0000"},
+        {"id": "00000000-0000"},
         {"kind": "guest"},
         {"priority": 99},
         {"reason": ["LOST"], "desired": ["PAUSE"]},

@@ -4,8 +4,6 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import update
 
@@ -40,10 +38,8 @@ WORKING = [Status.RUNNING, Status.RESIZING, Status.RECOVERING]
 
 
 @pytest.fixture
-def row(database_url: str) -> Iterator[Row]:
-    database = Database(database_url)
-    yield Row(database)
-    database.close()
+def row(database: Database) -> Row:
+    return Row(database)
 
 
 def test_a_failure_that_ends_the_job_is_no_recovery(row: Row) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from accordion_service.store.engine.database import Database
@@ -12,10 +10,8 @@ from tests.unit.service.reported_row import Row, epoch, progress, started
 
 
 @pytest.fixture
-def row(database_url: str) -> Iterator[Row]:
-    database = Database(database_url)
-    yield Row(database)
-    database.close()
+def row(database: Database) -> Row:
+    return Row(database)
 
 
 def test_records_that_waited_count_before_the_newer_progress_that_comes_with_them(

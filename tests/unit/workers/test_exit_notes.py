@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from accordion_workers.worker.exit_notes import exit_note_path, read_exit_note
+from tests.programs import run_program
 
 
 def note_of(folder: Path, body: str) -> str | None:
@@ -83,7 +84,5 @@ def test_process_that_ends_itself_calls_the_hook_first_and_its_children_do_not(
     flushed = tmp_path / "flushed"
     code = FLUSHED.format(flushed=str(flushed), note=str(tmp_path / "exits" / "note.txt"))
     root = Path(__file__).parents[3]
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, check=False, capture_output=True, text=True
-    )
+    ended = run_program([sys.executable, "-c", code], cwd=root)
     assert (flushed.read_text(), ended.returncode) == (ended.stdout, 3)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from accordion_workers.records.contract import Launch
 from accordion_workers.user_code.install import install_code
 from accordion_workers.worker import process
 from tests.distributed.code_jobs import launch, packed, process_of_its_own
+from tests.programs import run_program
 
 TASK = """
 import torch
@@ -62,9 +62,7 @@ def order(folder: Path, sources: dict[str, str], name: str = "tiny:Tiny", **opti
 def said(*orders: Launch) -> str:
     """A line for each, from one process that loads their tasks."""
     command = [sys.executable, "-c", LOAD, *(order.model_dump_json() for order in orders)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
-    )
+    done = run_program(command, check=True, cwd=Path(__file__).parents[3])
     return done.stdout.strip()
 
 
@@ -150,9 +148,7 @@ def test_a_module_of_the_image_needs_no_code(tmp_path):
         "task = JobSpec.model_validate_json(sys.argv[1]).task;"
         "print(load_task(task.name, task.options).model())",
     ]
-    done = subprocess.run(
-        [*command, json.dumps(spec)], capture_output=True, text=True, check=True, cwd=Path.cwd()
-    )
+    done = run_program([*command, json.dumps(spec)], check=True, cwd=Path.cwd())
     assert "out_features=8" in done.stdout
 
 

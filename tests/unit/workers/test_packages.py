@@ -30,6 +30,7 @@ from accordion_workers.user_code.resolution import (
     read_resolution,
     write_resolution,
 )
+from tests.programs import run_program
 from tests.unit.workers.wheels import make_wheel, sha256_of
 from tests.unit.workers.world import launch
 
@@ -271,11 +272,8 @@ def test_environments_that_nobody_uses_are_removed_when_one_is_installed(
 
 def run_install(job: Launch, temporary: Path) -> subprocess.CompletedProcess[str]:
     temporary.mkdir(exist_ok=True)
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-c", INSTALL, job.model_dump_json()],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=Path(__file__).parents[3],
         env={**os.environ, "TMPDIR": str(temporary)},
     )

@@ -4,7 +4,6 @@ promises.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from accordion_workers.checkpoint.storage import LocalStorage, open_storage
 from accordion_workers.common.storage_url import check_storage_url
 from accordion_workers.spec.job import CheckpointSpec
+from tests.programs import run_program
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,7 @@ def test_a_url_is_checked_without_torch_ray_or_the_storages_own_library():
         "import sys; from accordion_workers.common.storage_url import check_storage_url; check_storage_url('s3://b/p');"
         " print(*sys.modules)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = run_program([sys.executable, "-c", code], check=True).stdout.split()
     assert {"torch", "ray", "s3fs", "botocore", "numpy", "aiohttp"}.isdisjoint(loaded)
 
 

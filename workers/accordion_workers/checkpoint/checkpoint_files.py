@@ -25,7 +25,7 @@ from accordion_workers.common.errors import CheckpointError
 from accordion_workers.records.contract import Position
 from accordion_workers.spec.objective import Mode
 
-_FORMAT = 2
+_FORMAT = 1
 
 
 class FileChecksum(BaseModel):
@@ -57,9 +57,6 @@ class Manifest(BaseModel):
     objective: float | None = None
     """Value of the objective's metric after the epoch that ends here; None within an epoch."""
     files: tuple[FileChecksum, ...] = ()
-    """Files of the checkpoint, and the checksum of this table without that entry, under the name of
-    its own file; manifests of older versions lack it.
-    """
 
     @property
     def size_bytes(self) -> int:
@@ -115,12 +112,9 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     Raises:
         OSError: the storage cannot be written.
     """
-    # Versions before `objective` refuse manifests with it, so it is left out where it is None.
-    content = manifest.model_dump(mode="json", exclude_none=True)
-    # An entry of `files`, because versions before it refuse manifests with another field.
-    own = FileChecksum(name=_MANIFEST, sha256=_hash_content(content), size_bytes=0)
-    content["files"].append(own.model_dump())
-    storage.put(f"{manifest.name}/{_MANIFEST}", json.dumps(content, indent=1).encode())
+    content = manifest.model_dump(mode="json")
+    stored = {"manifest": content, "sha256": _hash_content(content)}
+    storage.put(f"{manifest.name}/{_MANIFEST}", json.dumps(stored, indent=1).encode())
 
 
 def find_candidates(
@@ -174,7 +168,7 @@ def read_manifest(storage: Storage, name: str, job_id: str | None) -> Manifest:
         raise CheckpointError(
             f"checkpoint {name} was never finished; the one before it is used"
         ) from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"checkpoint {name} has a damaged manifest; the one before it is used"
         ) from error
@@ -191,20 +185,15 @@ def read_manifest(storage: Storage, name: str, job_id: str | None) -> Manifest:
 
 
 def _parse_manifest(text: bytes) -> Manifest:
-    """Return the manifest without the entry of its own checksum.
+    """Return the manifest that `write_manifest` was given.
 
     Raises:
-        KeyError: it has no table of files.
-        ValueError: it is not a manifest, or does not match its checksum.
+        KeyError, TypeError, ValueError: it is not a manifest, or does not match its checksum.
     """
-    content = json.loads(text)
-    manifest = Manifest.model_validate(content)
-    own = [file for file in manifest.files if file.name == _MANIFEST]
-    content["files"] = [file for file in content["files"] if file["name"] != _MANIFEST]
-    if own and own[0].sha256 != _hash_content(content):
-        raise ValueError(f"manifest of {manifest.name} does not match its checksum")
-    files = tuple(file for file in manifest.files if file.name != _MANIFEST)
-    return manifest.model_copy(update={"files": files})
+    stored = json.loads(text)
+    if stored["sha256"] != _hash_content(stored["manifest"]):
+        raise ValueError("the manifest does not match its checksum")
+    return Manifest.model_validate(stored["manifest"])
 
 
 def _hash_content(content: Mapping[str, Any]) -> str:

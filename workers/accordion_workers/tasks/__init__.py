@@ -34,6 +34,28 @@ _TEXT = {
 }
 
 
+def _language_layers(*, width: int, layers: int, dropout: float) -> Mapping[str, Option]:
+    """Return the options of a language model's layers with these defaults."""
+    return {
+        "width": Option(
+            default=width,
+            minimum=1,
+            maximum=65536,
+            help="width of the embedding and of each layer",
+        ),
+        "layers": Option(default=layers, minimum=1, maximum=1000, help="number of layers"),
+        "dropout": Option(
+            default=dropout,
+            minimum=0.0,
+            maximum=0.99,
+            help="fraction of the units dropped in training",
+        ),
+        "tied": Option(
+            default=True, help="whether the output layer shares the embedding's weights"
+        ),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
     """A task that a spec can name."""
@@ -88,22 +110,7 @@ TASKS: Mapping[str, TaskRow] = {
         options={
             **_TEXT,
             "sequence": Option(default=30, minimum=1, maximum=100_000, help="tokens per sample"),
-            "width": Option(
-                default=650,
-                minimum=1,
-                maximum=65536,
-                help="width of the embedding and of each layer",
-            ),
-            "layers": Option(default=3, minimum=1, maximum=1000, help="number of layers"),
-            "dropout": Option(
-                default=0.4,
-                minimum=0.0,
-                maximum=0.99,
-                help="fraction of the units dropped in training",
-            ),
-            "tied": Option(
-                default=True, help="whether the output layer shares the embedding's weights"
-            ),
+            **_language_layers(width=650, layers=3, dropout=0.4),
         },
     ),
     "lm-transformer": TaskRow(
@@ -118,27 +125,12 @@ TASKS: Mapping[str, TaskRow] = {
                 maximum=100_000,
                 help="tokens per sample, and length of the context",
             ),
-            "width": Option(
-                default=256,
-                minimum=1,
-                maximum=65536,
-                help="width of the embedding and of each layer",
-            ),
-            "layers": Option(default=4, minimum=1, maximum=1000, help="number of layers"),
+            **_language_layers(width=256, layers=4, dropout=0.1),
             "heads": Option(
                 default=4,
                 minimum=1,
                 maximum=1024,
                 help="attention heads of each layer; they divide the width",
-            ),
-            "dropout": Option(
-                default=0.1,
-                minimum=0.0,
-                maximum=0.99,
-                help="fraction of the units dropped in training",
-            ),
-            "tied": Option(
-                default=True, help="whether the output layer shares the embedding's weights"
             ),
         },
     ),

@@ -65,7 +65,7 @@ CHARTS = (
 def show_jobs(request: Request, caller: CallerDep) -> Response:
     """Show the list of jobs."""
     sees_all = Scope.READ_ALL in caller.scopes
-    filters = " ".join(field.alias or name for name, field in JobQuery.model_fields.items())
+    filters = " ".join(JobQuery.model_fields)
     return render_page(request, "jobs.html", page="jobs", sees_all=sees_all, filters=filters)
 
 

@@ -71,7 +71,7 @@ class ListingState:
 class JobFilter(JobQuery):
     """Filters of a job list, with those that requests do not name; None and empty match all."""
 
-    model_config = ConfigDict(frozen=True, validate_by_name=True)
+    model_config = ConfigDict(frozen=True)
 
     ids: Sequence[str] = ()
     """Whole ids, of which a job must have one."""
@@ -201,7 +201,7 @@ def _select_by_jobs(wanted: JobFilter) -> list[Select[str]]:
     """Select the ids of a page by an index of the jobs."""
     labels = [_has_label(_JOBS, label) for label in wanted.labels]
     conditions = [*_index_conditions(wanted, _JOBS), *_job_conditions(wanted), *labels]
-    if wanted.id_prefix is not None:
+    if wanted.id is not None:
         query = select(JobRow.id).where(*conditions, *_hidden_status(wanted))
         if wanted.archived != Archived.ANY:
             is_archived = _as_literal(wanted.archived == Archived.TRUE)
@@ -256,7 +256,7 @@ def _take_page(query: Select[str], wanted: JobFilter, listed: _Listed) -> Select
 def _index_conditions(wanted: JobFilter, listed: _Listed) -> list[ColumnElement[bool]]:
     """Return the conditions whose columns are in the index of labels, too."""
     return _time_conditions(wanted, listed) + _conditions(
-        (wanted.id_prefix, lambda prefix: _has_id_prefix(listed, prefix)),
+        (wanted.id, lambda prefix: _has_id_prefix(listed, prefix)),
         (wanted.ids or None, listed.id.in_),
         (wanted.kind, lambda kind: listed.kind == kind),
         (wanted.owner, lambda owner: listed.owner == owner),

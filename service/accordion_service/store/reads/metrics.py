@@ -59,13 +59,11 @@ def read_queue_starts(database: Database) -> dict[str, float]:
 
     A job waits since a user had it queued, or since its last attempt ended.
     """
-    began = func.coalesce(JobRow.queued_at, JobRow.created_at)
+    queued_at, ended_at = JobRow.queued_at, AttemptRow.ended_at
+    since = case((ended_at > queued_at, ended_at), else_=queued_at)
     newest = and_(AttemptRow.job_id == JobRow.id, AttemptRow.number == JobRow.attempt)
     query = (
-        select(
-            JobRow.reason,
-            func.min(case((AttemptRow.ended_at > began, AttemptRow.ended_at), else_=began)),
-        )
+        select(JobRow.reason, func.min(since))
         .outerjoin(AttemptRow, newest)
         .where(JobRow.status == Status.QUEUED, JobRow.reason != Reason.SCHEDULED)
         .group_by(JobRow.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import defer
 
 from accordion_service.domain.capacity.waiting_message import WAITS_ITS_TURN
@@ -44,8 +44,7 @@ class QueueReads:
         queued raises its priority by so many points.
         """
         # Every job gains alike, so the order does not depend on the present time.
-        queued_at = func.coalesce(JobRow.queued_at, JobRow.created_at)
-        rank = JobRow.priority - queued_at * points_per_s
+        rank = JobRow.priority - JobRow.queued_at * points_per_s
         query = select(JobRow).where(
             JobRow.status == Status.QUEUED, JobRow.reason != Reason.SCHEDULED
         )

@@ -37,6 +37,7 @@ def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
         attempt=GUEST_ATTEMPT,
         event_seq=FIRST_EVENT,
         created_at=now,
+        queued_at=now,
         **_guest_columns(guest),
     )
     session.add(job)

@@ -108,9 +108,9 @@ class JobRow(Base):
     """When a start counts as failed, or a stop is forced."""
     start_at: Mapped[float | None]
     """When the job is queued, if its spec names a time."""
-    queued_at: Mapped[float | None]
-    """When users last had it queued: by submitting, resuming or retrying it, or at `start_at`; None
-    for a guest run.
+    queued_at: Mapped[float]
+    """When users last had it queued: by submitting, resuming or retrying it, or at `start_at`; when
+    a guest run registered.
     """
     trained_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds of training in the attempts that have ended."""

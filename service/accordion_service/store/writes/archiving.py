@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sqlalchemy.orm import Session
 
-from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.status_table import ENDED
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.errors import Conflict
-from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_event
 from accordion_service.store.tables.models import JobRow
-from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 from accordion_service.store.writes.steering import CheckJob, lock_job, raise_versions
 
 
-class JobArchive:
+class JobArchive(CallerWrites):
     """Archives and unarchives jobs for a caller; repeating a request changes nothing.
 
     Raises (every method): NotFound, if there is no such job, or the caller may not see it;
     Forbidden, if the caller may not change it.
     """
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def archive(self, job_id: str, check: CheckJob) -> JobRow:
         """Archive an ended job or guest run.
@@ -63,12 +54,6 @@ class JobArchive:
         job.archived = archived
         data = {"archived": archived}
         append_event(session, job, "archive", data=data, now=now, by=self._caller.user)
-        append_audit(
-            session,
-            self._caller,
-            AuditAction.JOB_ARCHIVED if archived else AuditAction.JOB_UNARCHIVED,
-            subject=job.id,
-            before={"archived": not archived},
-            after={"archived": archived},
-            now=now,
-        )
+        action = AuditAction.JOB_ARCHIVED if archived else AuditAction.JOB_UNARCHIVED
+        before = {"archived": not archived}
+        self._append_audit(session, action, job.id, before=before, after=data, now=now)

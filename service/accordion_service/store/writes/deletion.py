@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from sqlalchemy import delete, select
 
-from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.status_table import ENDED
 from accordion_service.domain.jobs.statuses import Status
@@ -21,19 +20,14 @@ from accordion_service.store.tables.models import (
 )
 from accordion_service.store.tables.stored_documents import stored_labels
 from accordion_service.store.tables.stored_spec import spec_value
-from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 from accordion_service.store.writes.nodes import blank_node_failures
 from accordion_service.store.writes.steering import CheckJob, lock_job
 from accordion_service.store.writes.webhook_messages import lock_deliveries
 
 
-class JobDeletion:
+class JobDeletion(CallerWrites):
     """Deletes jobs for a caller."""
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def delete_job(self, job_id: str, check: CheckJob) -> JobRow:
         """Delete an ended job and all that the database has of it; return its row as it was.
@@ -55,19 +49,9 @@ class JobDeletion:
             session.execute(delete(IdempotencyRow).where(IdempotencyRow.answer_id.in_(made)))
             url = spec_value(job, "checkpoint.storage", "") or None
             session.add(DeletedJobRow(job_id=job.id, storage_url=url, deleted_at=now))
-            append_audit(
-                session,
-                self._caller,
-                AuditAction.JOB_DELETED,
-                subject=job.id,
-                before={
-                    "name": job.name,
-                    "owner": job.owner,
-                    "status": job.status,
-                    "labels": stored_labels(job),
-                },
-                now=now,
-            )
+            before = {name: getattr(job, name) for name in ("name", "owner", "status")}
+            before["labels"] = stored_labels(job)
+            self._append_audit(session, AuditAction.JOB_DELETED, job.id, before=before, now=now)
             blank_node_failures(session, job.id)
             lock_deliveries(session, DeliveryRow.job_id == job.id)
             session.delete(job)

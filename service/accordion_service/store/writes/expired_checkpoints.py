@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from sqlalchemy import select, update
 
-from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.statuses import Kind
-from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_event
 from accordion_service.store.tables.models import CheckpointRow, JobRow
 from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 
 
-class ExpiredCheckpoints:
+class ExpiredCheckpoints(CallerWrites):
     """Reads and marks jobs for a caller; `clock` returns seconds since 1970."""
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def list_due(
         self, *, ended_before: float, limit: int, without: Collection[str] = ()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import uuid_utils
 from sqlalchemy.exc import IntegrityError
 
-from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.capacity.waiting_message import WAITS_FOR_SCHEDULER, format_start
 from accordion_service.domain.jobs.statuses import Desired, Reason, Status
-from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import FIRST_EVENT
 from accordion_service.store.reads.time_limits import time_out_at
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.tables.stored_spec import extract_filter_values
-from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 from accordion_service.store.writes.idempotency import Idempotency, find_replay, store_key
 from accordion_service.store.writes.loggers import add_loggers
 from accordion_service.store.writes.secret_refs import (
@@ -31,13 +29,8 @@ _MAX_TASK_IN_NAME = 56
 """Characters of the task name in a generated job name, which stays within the limit of 63."""
 
 
-class JobSubmission:
+class JobSubmission(CallerWrites):
     """Submits the jobs of a caller."""
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def submit(
         self,
@@ -104,14 +97,7 @@ class JobSubmission:
             store_key(session, idempotency, job.id, now=now)
             after = {"name": job.name, "priority": job.priority}
             after |= {} if cloned_from is None else {"cloned_from": cloned_from}
-            append_audit(
-                session,
-                self._caller,
-                AuditAction.JOB_SUBMITTED,
-                subject=job.id,
-                after=after,
-                now=now,
-            )
+            self._append_audit(session, AuditAction.JOB_SUBMITTED, job.id, after=after, now=now)
             return job, False
 
 

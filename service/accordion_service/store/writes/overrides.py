@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,19 +9,17 @@ import uuid_utils
 from sqlalchemy.orm import Session
 
 from accordion.decide.overrides import check_interval, check_layers, resolve_batch, resolve_level
-from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.statuses import Desired, Kind
 from accordion_service.domain.overrides import transitions
 from accordion_service.domain.overrides.states import OverrideStatus
 from accordion_service.domain.overrides.validity import check_effect, invalid_fields
 from accordion_service.errors import Conflict, Invalid, NotFound
-from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_event
 from accordion_service.store.tables.models import JobRow, OverrideRow
 from accordion_service.store.tables.stored_documents import layer_names, stored_progress
 from accordion_service.store.tables.stored_spec import spec_of
-from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 from accordion_service.store.writes.idempotency import Idempotency, find_replay, store_key
 from accordion_service.store.writes.override_changes import (
     load_override_statuses,
@@ -47,13 +44,8 @@ class RequestedOverride:
     reason: str
 
 
-class JobOverrides:
+class JobOverrides(CallerWrites):
     """Changes the overrides of jobs for a caller."""
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def add_override(
         self,
@@ -89,14 +81,7 @@ class JobOverrides:
             append_event(session, job, "override", data=data, now=now, by=self._caller.user)
             store_key(session, idempotency, row.id, now=now)
             after = asdict(request) | {"number": row.number}
-            append_audit(
-                session,
-                self._caller,
-                AuditAction.OVERRIDE_ADDED,
-                subject=job.id,
-                after=after,
-                now=now,
-            )
+            self._append_audit(session, AuditAction.OVERRIDE_ADDED, job.id, after=after, now=now)
             return row, False
 
     def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
@@ -124,14 +109,8 @@ class JobOverrides:
             job.orders_version += 1
             _cancel_with_superseded(session, job, old, now=now, by=self._caller.user)
             before = {"number": row.number, "level": row.level, "layers": row.layers}
-            append_audit(
-                session,
-                self._caller,
-                AuditAction.OVERRIDE_CANCELLED,
-                subject=job.id,
-                before=before,
-                now=now,
-            )
+            action = AuditAction.OVERRIDE_CANCELLED
+            self._append_audit(session, action, job.id, before=before, now=now)
             return row
 
 

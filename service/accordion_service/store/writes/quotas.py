@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from accordion_service.domain.access import Caller
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.capacity.quotas import ANY_USER, Quota, split_account
 from accordion_service.errors import NotFound
-from accordion_service.store.engine.database import Database
 from accordion_service.store.tables.models import QuotaRow, UserRow
-from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 
 
-class QuotaStore:
+class QuotaStore(CallerWrites):
     """Writes quotas; `read_quotas` reads them."""
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def set_quota(self, account: str, quota: Quota) -> None:
         """Set the quota of an account; it replaces the previous one.
@@ -50,9 +42,8 @@ class QuotaStore:
                     f"{account} has no quota; 'accordion quota list' (GET /api/v1/quotas) lists all"
                 )
             session.delete(row)
-            self._append_audit(
-                session, AuditAction.QUOTA_REMOVED, account, before=_describe_limits(row)
-            )
+            before, now = _describe_limits(row), self._clock()
+            self._append_audit(session, AuditAction.QUOTA_REMOVED, account, before=before, now=now)
             return Quota(jobs=row.jobs, workers=row.workers, gpus=row.gpus)
 
     def _set_quota(self, account: str, quota: Quota) -> None:
@@ -67,14 +58,8 @@ class QuotaStore:
             after = _describe_limits(row)
             if after != before:
                 row.changed_at = self._clock()
-                self._append_audit(
-                    session, AuditAction.QUOTA_SET, account, before=before, after=after
-                )
-
-    def _append_audit(
-        self, session: Session, action: AuditAction, account: str, **values: dict[str, Any] | None
-    ) -> None:
-        append_audit(session, self._caller, action, subject=account, now=self._clock(), **values)
+                action, now = AuditAction.QUOTA_SET, self._clock()
+                self._append_audit(session, action, account, before=before, after=after, now=now)
 
 
 def _check_user(session: Session, name: str | None) -> None:

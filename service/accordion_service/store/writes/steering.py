@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,13 +19,12 @@ from accordion_service.domain.jobs.status_table import ENDED, HELD, is_transitio
 from accordion_service.domain.jobs.statuses import Desired, Kind, Reason, Status
 from accordion_service.domain.overrides import transitions
 from accordion_service.errors import Conflict, Forbidden, Invalid, NotFound
-from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_end_event, append_event, reopen_history
 from accordion_service.store.reads.time_limits import describe_time_out, time_out_at
 from accordion_service.store.tables.models import AttemptRow, JobRow
 from accordion_service.store.tables.stored_documents import stored_labels, stored_ray_run
 from accordion_service.store.tables.stored_spec import spec_of
-from accordion_service.store.writes.audit import append_audit
+from accordion_service.store.writes.caller_writes import CallerWrites
 from accordion_service.store.writes.loggers import reopen_loggers
 from accordion_service.store.writes.override_changes import (
     load_override_statuses,
@@ -51,17 +51,12 @@ class ListingChange:
     priority: int | None = None
 
 
-class JobLifecycle:
+class JobLifecycle(CallerWrites):
     """Writes a caller's requests for one job; repeating a request changes nothing.
 
     Raises (every method): NotFound, if there is no such job, or the caller may not see it;
     Forbidden, if the caller may not change it; Conflict, if its state does not allow the request.
     """
-
-    def __init__(self, database: Database, clock: Callable[[], float], caller: Caller) -> None:
-        self._database = database
-        self._clock = clock
-        self._caller = caller
 
     def resize(self, job_id: str, min_workers: int, max_workers: int, *, check: CheckJob) -> JobRow:
         """Allow the job `min_workers` to `max_workers`; the scheduler allocates a number between
@@ -121,31 +116,16 @@ class JobLifecycle:
 
         def change(session: Session, job: JobRow) -> None:
             self._set_desired(job, Desired.PAUSE)
+            set_status = partial(change_status, session, job, now=now, by=self._caller.user)
             if job.status == Status.QUEUED:
                 message = "paused in the queue; resume it to queue it again"
-                change_status(
-                    session,
-                    job,
-                    Status.PAUSED,
-                    reason=Reason.PAUSED_BY_USER,
-                    message=message,
-                    now=now,
-                    by=self._caller.user,
-                )
+                set_status(Status.PAUSED, reason=Reason.PAUSED_BY_USER, message=message)
                 return
             if job.status != Status.PAUSING:
                 job.orders_version += 1
                 job.deadline = now + grace_s
             message = "saving a checkpoint; paused after that until you resume it"
-            change_status(
-                session,
-                job,
-                Status.PAUSING,
-                reason=Reason.PAUSE_REQUESTED,
-                message=message,
-                now=now,
-                by=self._caller.user,
-            )
+            set_status(Status.PAUSING, reason=Reason.PAUSE_REQUESTED, message=message)
 
         return self._change_job(
             job_id,
@@ -165,15 +145,8 @@ class JobLifecycle:
                 self._queue_again(session, job, Reason.RESUMED, what="resumed", now=now)
                 return
             message = "resumed while saving a checkpoint; returns to the queue when it is saved"
-            change_status(
-                session,
-                job,
-                Status.PAUSING,
-                reason=Reason.RESUMED,
-                message=message,
-                now=now,
-                by=self._caller.user,
-            )
+            set_status = partial(change_status, session, job, now=now, by=self._caller.user)
+            set_status(Status.PAUSING, reason=Reason.RESUMED, message=message)
 
         return self._change_job(
             job_id,
@@ -218,7 +191,7 @@ class JobLifecycle:
                 data = {"archived": False}
                 append_event(session, job, "archive", data=data, now=now, by=self._caller.user)
             self._queue_again(session, job, Reason.RETRIED, what="retried", now=now)
-            self._append_audit(session, job, "retried", before=before, now=now)
+            self._record_request(session, job, "retried", before=before, now=now)
             return job
 
     def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
@@ -239,22 +212,15 @@ class JobLifecycle:
             raise_versions(job)
             before = _describe_request(job)
             self._set_desired(job, Desired.CANCEL)
-            self._append_audit(session, job, "cancelled", before=before, now=now)
+            self._record_request(session, job, "cancelled", before=before, now=now)
             if job.status in HELD | {Status.LOST}:
                 _cancel_inactive(session, job, now, by=self._caller.user)
                 return job
             job.orders_version += 1
             job.deadline = now + grace_s
             message = "the workers save their state and stop"
-            change_status(
-                session,
-                job,
-                Status.STOPPING,
-                reason=Reason.CANCEL_REQUESTED,
-                message=message,
-                now=now,
-                by=self._caller.user,
-            )
+            set_status = partial(change_status, session, job, now=now, by=self._caller.user)
+            set_status(Status.STOPPING, reason=Reason.CANCEL_REQUESTED, message=message)
             return job
 
     def _change_job(
@@ -282,7 +248,7 @@ class JobLifecycle:
                 raise_versions(job)
                 before = _describe_request(job)
                 change(session, job)
-                self._append_audit(session, job, what, before=before, now=self._clock())
+                self._record_request(session, job, what, before=before, now=self._clock())
             return job
 
     def _set_desired(self, job: JobRow, desired: Desired) -> None:
@@ -295,15 +261,8 @@ class JobLifecycle:
         job.queued_at, message = now, WAITS_FOR_SCHEDULER
         if job.start_at is not None and job.start_at > now:
             reason, message = Reason.SCHEDULED, format_start(job.start_at)
-        change_status(
-            session,
-            job,
-            Status.QUEUED,
-            reason=reason,
-            message=f"{what}; {message}",
-            now=now,
-            by=self._caller.user,
-        )
+        set_status = partial(change_status, session, job, now=now, by=self._caller.user)
+        set_status(Status.QUEUED, reason=reason, message=f"{what}; {message}")
 
     def _record_listing(
         self, session: Session, job: JobRow, *, before: dict[str, Any], after: dict[str, Any]
@@ -315,28 +274,15 @@ class JobLifecycle:
             "after": {name: after[name] for name in changed},
         }
         append_event(session, job, "change", data=data, now=now, by=self._caller.user)
-        append_audit(
-            session,
-            self._caller,
-            AuditAction.JOB_CHANGED,
-            subject=job.id,
-            before=before,
-            after=after,
-            now=now,
-        )
+        action = AuditAction.JOB_CHANGED
+        self._append_audit(session, action, job.id, before=before, after=after, now=now)
 
-    def _append_audit(
+    def _record_request(
         self, session: Session, job: JobRow, what: str, *, before: dict[str, Any], now: float
     ) -> None:
-        append_audit(
-            session,
-            self._caller,
-            AuditAction(f"job.{what}"),
-            subject=job.id,
-            before=before,
-            after=_describe_request(job),
-            now=now,
-        )
+        """Append the entry of the audit log."""
+        action, after = AuditAction(f"job.{what}"), _describe_request(job)
+        self._append_audit(session, action, job.id, before=before, after=after, now=now)
 
 
 def accept_any(_: JobRow) -> None:
@@ -442,13 +388,6 @@ def _cancel_inactive(session: Session, job: JobRow, now: float, *, by: str) -> N
             message,
             now,
         )
-    change_status(
-        session,
-        job,
-        Status.CANCELLED,
-        reason=Reason.CANCELLED_BY_USER,
-        message=message,
-        now=now,
-        by=by,
-    )
+    set_status = partial(change_status, session, job, now=now, by=by)
+    set_status(Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message)
     append_end_event(session, job, now, by=by)

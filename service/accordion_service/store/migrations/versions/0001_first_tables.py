@@ -114,7 +114,7 @@ def upgrade() -> None:
         sa.Column("tally", _JSON, nullable=False),
         sa.Column("deadline", sa.Double(), nullable=True),
         sa.Column("start_at", sa.Double(), nullable=True),
-        sa.Column("queued_at", sa.Double(), nullable=True),
+        sa.Column("queued_at", sa.Double(), nullable=False),
         sa.Column("trained_s", sa.Double(), nullable=False),
         sa.Column("times_out_at", sa.Double(), nullable=True),
         sa.Column("event_seq", sa.Integer(), nullable=False),
