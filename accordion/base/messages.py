@@ -160,6 +160,10 @@ class Decision:
     """Number of DDP's buckets in each exchange of a step; empty before it is chosen by measurement,
     and if the settings fix it.
     """
+    local_steps: int = 1
+    """Optimizer steps that each worker takes between two exchanges; 1 exchanges gradients in every
+    step.
+    """
 
     @property
     def override_ids(self) -> tuple[str, ...]:
@@ -184,6 +188,7 @@ def plan_digest(
     level_by_layer: Mapping[str, Level],
     global_batch: int | None = None,
     exchange_plan: tuple[int, ...] = (),
+    local_steps: int = 1,
 ) -> str:
     """Return 16 hex digits that are equal on two ranks if and only if they run the same plan.
 
@@ -196,6 +201,8 @@ def plan_digest(
         plan = [plan, global_batch]
     if exchange_plan:
         plan = {"plan": plan, "exchanges": exchange_plan}
+    if local_steps > 1:
+        plan = {"plan": plan, "local_steps": local_steps}
     text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -23,6 +23,12 @@ from accordion.hook.exchange_scheduler import ExchangeScheduler
 from accordion.hook.layers import named_layers, reduced_layers
 from accordion.hook.module_checks import check_join, check_synchronized
 
+_NO_GRADIENTS = (
+    "not all gradients were exchanged since the last step; call backward() outside no_sync() first,"
+    " attach() before the first forward pass, and give DistributedDataParallel"
+    " find_unused_parameters=True if layers can be unused"
+)
+
 
 class DdpSource:
     """Registers a hook with a DDP module and hands its buckets over to be exchanged.
@@ -65,6 +71,9 @@ class DdpSource:
         engine.feedback.keeps_old = module.find_unused_parameters and not module.static_graph
         self._handed_over: set[str] = set()
         """Layers of this backward pass, counted in static graphs."""
+        self.is_local = False
+        """Whether each worker keeps its own gradients, which are not exchanged then."""
+        self._has_local_gradients = False
 
     def _register(self, module: DistributedDataParallel) -> None:
         on_bucket = _make_comm_hook(weakref.ref(self))
@@ -82,7 +91,9 @@ class DdpSource:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients were exchanged since the last step boundary."""
+        """Whether gradients were exchanged since the last step boundary, or kept."""
+        if self.is_local:
+            return self._has_local_gradients
         self.exchanges.raise_failure()
         return self.exchanges.signals is not None
 
@@ -107,12 +118,18 @@ class DdpSource:
             module = self._module()
             if module is not None:
                 check_synchronized(module)
-            raise HookError(
-                "not all gradients were exchanged since the last step; call backward() outside"
-                " no_sync() first, attach() before the first forward pass, and give"
-                " DistributedDataParallel find_unused_parameters=True if layers can be unused"
-            )
+            raise HookError(_NO_GRADIENTS)
         return signals
+
+    def take_local_gradients(self) -> None:
+        """Begin the next step of this worker alone.
+
+        Raises:
+            HookError: there are no gradients since the last call.
+        """
+        if not self._has_local_gradients:
+            raise HookError(_NO_GRADIENTS)
+        self._has_local_gradients = False
 
     def unused_layers(self) -> list[str]:
         """Return the layers that no worker used in this step and whose gradients DDP left alone.
@@ -140,6 +157,8 @@ class DdpSource:
     def exchange_bucket(self, grad_bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Exchange a bucket of gradients, at once or with later ones; return its averages' future.
 
+        While `is_local`, the bucket is returned as it is.
+
         Raises:
             HookError: the step's gradients were exchanged already, a gradient has another dtype or
                 size than its parameter, or the pass runs inside `join()`.
@@ -151,6 +170,9 @@ class DdpSource:
             self._engine.loss_scale = self._loss_scale()
         bucket = Bucket(buffer=grad_bucket.buffer(), layers=self._layers(grad_bucket))
         is_last = self._is_last(grad_bucket, bucket.layers)
+        if self.is_local:
+            self._has_local_gradients |= is_last
+            return _finished_future(bucket.buffer)
         return self.exchanges.hand_over(bucket, ready_s=ready_s, is_last=is_last)
 
     def _is_last(self, bucket: GradBucket, layers: Sequence[Layer]) -> bool:
@@ -192,6 +214,14 @@ class DdpSource:
             Layer(name=name, gradient=gradient)
             for name, gradient in zip(names, gradients, strict=True)
         )
+
+
+def _finished_future(buffer: Tensor) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future(
+        devices=[buffer.device] if buffer.is_cuda else []
+    )
+    future.set_result(buffer)
+    return future
 
 
 def _make_comm_hook(

@@ -7,7 +7,8 @@ signals of all workers, waits here for the step's boundary.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -128,6 +129,16 @@ class ExchangeScheduler:
         self.raise_failure()
         signals, self.signals = self.signals, None
         return signals
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Exchange in the block without a word to observers, whose plans are for gradients."""
+        observers = self.on_exchange, self.network.on_collective
+        self.on_exchange = self.network.on_collective = None
+        try:
+            yield
+        finally:
+            self.on_exchange, self.network.on_collective = observers
 
     def begin_pass(self) -> None:
         """Forget buckets of a step that was given up before its last one."""

@@ -97,6 +97,22 @@ class Coordinator:
                 " overlap="
             )
 
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the workers, which give tensors of the same sizes.
+
+        Raises:
+            HookError: they do not; raised on the workers that differ.
+        """
+        self.require_equal([(tuple(one.shape), one.dtype) for one in tensors])
+        for dtype in dict.fromkeys(one.dtype for one in tensors):
+            same = [one for one in tensors if one.dtype == dtype]
+            packed = torch.cat([one.reshape(-1) for one in same])
+            self._ledger.count((OVERHEAD,), Mean(packed), OVERHEAD)
+            self._network.all_reduce_mean_(packed)
+            parts = torch.split(packed, [one.numel() for one in same])
+            for one, part in zip(same, parts, strict=True):
+                one.copy_(part.view(one.shape))
+
     def require_equal_states(self, loaded: Mapping[str, Any]) -> None:
         """Check that all workers loaded states of the same step.
 

@@ -45,6 +45,8 @@ class DecisionMaker:
     def decide_at_boundary(self, current: Decision, *, epoch: int, step: int) -> Decision:
         """Return the decision on the warm-up's end, changed overrides, or the proposed plan."""
         proposal, self.proposal = self.proposal, None
+        if self._config.ends_start(step) and not self._overrides_changed:
+            return self._controller.end_start(epoch=epoch)
         if self._config.ends_warm_up(step):
             # A plan that was measured at the warm-up's levels says nothing about those that follow.
             decision, proposal = self._controller.end_warm_up(epoch=epoch), None

@@ -22,7 +22,7 @@ from accordion.session.coordination import Coordinator
 
 _KEYS = {
     *("rank", "world_size", "steps", "skipped_steps", "epoch", "lr"),
-    *("decision", "controller", "engine"),
+    *("decision", "controller", "engine", "outer_momentum"),
 }
 """Keys of every saved state."""
 _GATHERED = "states"

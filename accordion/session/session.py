@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,10 @@ from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
 from accordion.session.create_source import create_source
 from accordion.session.decision_maker import DecisionMaker
+from accordion.session.local_rounds import create_rounds
 from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
+from accordion.session.requests import Requests
 from accordion.session.saved_states import (
     load_on_all_workers,
     merge_states,
@@ -163,8 +166,7 @@ class Session:
         self.global_batch = global_batch
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
         self._skipped_in_a_row = 0
-        self._requested: set[Signal] = set()
-        self._in_flight: frozenset[Signal] = frozenset()
+        self._requests = Requests()
         self._decisions = DecisionMaker(config, self.controller, decider)
         self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
         # This comes before the exchanges get a process group of their own, in which workers with
@@ -173,6 +175,15 @@ class Session:
             (config, self.layers, {"overlap": overlap, "step": optimizer_steps.mode})
         )
         self.source = self._create_source(module, overlap=overlap)
+        self._rounds = create_rounds(
+            module,
+            self.source,
+            self._engine,
+            config=config,
+            steps=optimizer_steps,
+            coordinator=self._coordinator,
+            requests=self._requests,
+        )
         plans = self.controller.uniform_plans() if POLICIES[config.policy].uses_costs else {}
         self._measured = MeasuredExchanges(self.source, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
@@ -185,7 +196,7 @@ class Session:
             module,
             self._engine,
             self._optimizer_steps,
-            raised=self._take_requested,
+            raised=self._requests.take,
             pass_skipped_step=self._pass_skipped_step,
             overlap=overlap,
             buckets_per_exchange=self._config.buckets_per_exchange,
@@ -235,7 +246,7 @@ class Session:
 
         Any rank may call this, from any thread.
         """
-        self._requested.add(signal)
+        self._requests.add(signal)
 
     def override(self, overrides: Sequence[Override]) -> None:
         """Replace the overrides from the next step boundary on.
@@ -281,16 +292,18 @@ class Session:
         """
         self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
-        announced = raised_signals(self.source.take_signals())
-        self._requested -= self._in_flight
-        taken = Signal.NOT_FINITE not in announced
-        self._finish_step(taken=taken)
-        self.steps += 1
+        taken, announced = self._take_step()
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
-        is_due = Signal.DECISION in announced or self._config.ends_warm_up(self.steps)
-        switch = self._apply_decision(self._decide_at_boundary) if is_due else None
-        self._plan_exchanges()
+        ends = self._config.ends_warm_up(self.steps) or self._config.ends_start(self.steps)
+        is_due = Signal.DECISION in announced or ends
+        switch = None
+        if is_due:
+            place = {"epoch": self.epoch, "step": self.steps}
+            decide = partial(self._decisions.decide_at_boundary, self.decision, **place)
+            switch = self._apply_decision(decide)
+        if self._rounds.length == 1:
+            self._plan_exchanges()
         if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(
                 epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
@@ -299,6 +312,16 @@ class Session:
         if self.on_boundary is not None:
             self.on_boundary(result)
         return result
+
+    def finish_round(self) -> None:
+        """End a round of local steps before its last one, so that all workers have the same
+        parameters; every worker calls this, before an evaluation or a checkpoint. Without local
+        steps it does nothing.
+
+        Raises:
+            RuntimeError: another worker is gone.
+        """
+        self._rounds.finish()
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
         """Report the epoch and switch to the decision for the next one; every worker calls this.
@@ -325,6 +348,9 @@ class Session:
 
         Tensors are on the CPU, so that any machine can load them, with `weights_only=True`. Only
         rank 0's state contains the controller's.
+
+        Raises:
+            StateError: a round of local steps is running; see `finish_round`.
         """
         return {
             "rank": self.rank,
@@ -336,6 +362,7 @@ class Session:
             "decision": to_json(self.decision),
             "controller": self.controller.state_dict() if self.rank == 0 else None,
             "engine": self._engine.state_dict(),
+            "outer_momentum": self._rounds.momentum(),
         }
 
     def gather_state_dict(self) -> dict[str, Any] | None:
@@ -368,6 +395,7 @@ class Session:
         self._adopt_decision(
             decision if self._measured.follows_plans else replace(decision, exchange_plan=())
         )
+        self._rounds.load_momentum(loaded["outer_momentum"])
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
@@ -375,31 +403,40 @@ class Session:
         """Pass the boundary of a step that the loop's own scaler skipped; return False for another
         step.
         """
-        if self._optimizer_steps.mode == "session" or Signal.NOT_FINITE not in raised_signals(
-            signals
-        ):
+        is_skipped = Signal.NOT_FINITE in raised_signals(signals)
+        if self._optimizer_steps.mode == "session" or not is_skipped:
             return False
         self.pass_boundary()
         return True
 
-    def _take_requested(self) -> frozenset[Signal]:
-        self._in_flight = frozenset(self._requested)
-        return self._in_flight
+    def _take_step(self) -> tuple[bool, frozenset[Signal]]:
+        """Take a step; return whether it was taken, and what was announced."""
+        if self._rounds.length == 1:
+            announced = raised_signals(self.source.take_signals())
+            self._requests.drop_seen()
+            taken = Signal.NOT_FINITE not in announced
+            self._finish_step(taken=taken)
+            return taken, announced
+        taken = self._rounds.begin_step()
+        self._count(taken=taken)
+        self._optimizer_steps.finish_step(taken=taken)
+        announced = self._rounds.end() if self._rounds.is_full else frozenset()
+        return taken and Signal.NOT_FINITE not in announced, announced
 
     def _finish_step(self, *, taken: bool) -> None:
+        self._count(taken=taken)
         if taken:
             self._engine.restore_unused(self.source.unused_layers())
             self._engine.commit_step()
-            self._skipped_in_a_row = 0
         else:
-            self._count_skipped()
             self._engine.rollback_step()
         self._optimizer_steps.finish_step(taken=taken)
 
-    def _count_skipped(self) -> None:
-        self.skipped_steps += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
+    def _count(self, *, taken: bool) -> None:
+        self.steps += 1
+        self.skipped_steps += not taken
+        self._skipped_in_a_row = 0 if taken else self._skipped_in_a_row + 1
+        if self._skipped_in_a_row and self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
             broken, too_large = self._engine.broken_layers()
             warn_of_skipped_steps(
                 self._skipped_in_a_row, broken, too_large=too_large, rank=self.rank
@@ -410,6 +447,7 @@ class Session:
         return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
+        self.finish_round()
         self._measured.probe_link()
         # A window without a finite step stays open.
         sums, detector = self._engine.sums, self._config.detector
@@ -439,9 +477,6 @@ class Session:
             self._decisions.proposal = proposal
             self.request(Signal.DECISION)
 
-    def _decide_at_boundary(self) -> Decision:
-        return self._decisions.decide_at_boundary(self.decision, epoch=self.epoch, step=self.steps)
-
     def _apply_decision(self, decide: Callable[[], Decision]) -> Switch:
         """Let rank 0 decide, apply the decision on all ranks, and gather their acknowledgements."""
 
@@ -450,10 +485,11 @@ class Session:
             plan = decision.exchange_plan or self.decision.exchange_plan
             return replace(decision, exchange_plan=plan)
 
+        self.finish_round()
         decision = self._coordinator.share_decision(decide_all)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None
-        digest = plan_digest(self._engine.plan, batch, self._measured.plan)
+        digest = plan_digest(self._engine.plan, batch, self._measured.plan, self._rounds.decided)
         own = Ack(rank=self.rank, step=self.steps, digest=digest)
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
@@ -462,6 +498,7 @@ class Session:
             self._measured.restart_window()
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self._measured.plan = decision.exchange_plan
+        self._rounds.set_length(decision.local_steps)
         self.global_batch = decision.global_batch or self.global_batch
 
 

@@ -27,6 +27,7 @@ from accordion_workers.spec.compression import CompressionSpec as CompressionSpe
 from accordion_workers.spec.data import DataLocations
 from accordion_workers.spec.env import Env
 from accordion_workers.spec.limits import LimitsSpec as LimitsSpec
+from accordion_workers.spec.local_steps import LocalStepsSpec
 from accordion_workers.spec.loggers import MAX_LOGGERS, LoggerSpec
 from accordion_workers.spec.objective import ObjectiveSpec, check_metric
 from accordion_workers.spec.requirements import PipRequirements
@@ -298,6 +299,8 @@ class JobSpec(Strict):
     """Epochs, batch, precision, optimizer and learning rate."""
     compression: CompressionSpec = CompressionSpec()
     """Compression of the gradients."""
+    local_steps: LocalStepsSpec | None = None
+    """Steps that each worker takes by itself between two exchanges. Null: every step has one."""
     batch: BatchSpec | None = None
     """Sizes of the global batch by regime. Null: the batch keeps its size."""
     policy: PolicySpec = PolicySpec()
@@ -382,6 +385,11 @@ class JobSpec(Strict):
                 "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16,"
                 " so take bf16 or fp32, or give workers.gpus"
             )
+        if self.training.precision == "fp16" and self.local_steps is not None:
+            raise ValueError(
+                "training.precision is fp16, whose scale of the loss would differ between workers"
+                " in local_steps; take bf16 or fp32, or leave local_steps out"
+            )
         if self.workers.gpus > 1 and self.task.name not in (SCRIPT, GUEST):
             raise ValueError(
                 f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give"
@@ -446,6 +454,7 @@ class JobSpec(Strict):
                 statistic=policy.statistic,
             ),
             buckets_per_exchange=self.compression.buckets_per_exchange,
+            local_steps=None if self.local_steps is None else self.local_steps.config(),
             warm_up=self.compression.warm_up_config(),
             batch=(
                 BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None

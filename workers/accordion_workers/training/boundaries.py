@@ -148,6 +148,8 @@ def finish_epoch(
     """
     epoch, decision = state.position.epoch, state.session.decision
     state.context.control.enter_phase("epoch end", epoch=epoch, step=state.session.steps)
+    with state.phases("optimize"):
+        state.session.finish_round()
     with state.phases("evaluate"):
         average_buffers(state)
         summaries = gather_summaries(state, measure())

@@ -93,6 +93,7 @@ def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
     """
     if not state.context.launch.storage:
         return True
+    state.session.finish_round()
     with state.phases("checkpoint"):
         start = state.phases.clock.elapsed()
         if wait:

@@ -104,7 +104,12 @@ def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
         epoch=decision.epoch,
         step=decision.step,
         world_size=len(switch.acks),
-        digest=plan_digest(decision.level_by_layer, decision.global_batch, decision.exchange_plan),
+        digest=plan_digest(
+            decision.level_by_layer,
+            decision.global_batch,
+            decision.exchange_plan,
+            decision.local_steps,
+        ),
         override_ids=decision.override_ids,
         acks=switch.acks,
     )

@@ -1,0 +1,153 @@
+"""Changes of a module's parameters since all workers had the same, as buckets to be exchanged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from accordion.base.errors import HookError
+from accordion.compress.layer_stacks import Bucket, Layer
+from accordion.hook.ddp_buckets import as_real
+from accordion.hook.exchange_scheduler import ExchangeScheduler
+
+BUCKET_BYTES = 25 << 20
+"""Size from which the next parameter begins a new bucket, as in DDP."""
+POLL_S = 0.0002
+"""Seconds between two looks whether an exchange has ended."""
+MOMENTUM, OUTER_RATE = 0.9, 0.7
+"""Of the outer step with Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
+
+
+class ParameterChanges:
+    """Source of buckets that hold by how much each parameter changed on this worker.
+
+    Args:
+        parameters: trainable parameters by name, in the order of the model, equal on all workers.
+        exchanges: averages the changes over the workers.
+        nesterov: whether the mean change is a gradient for SGD with Nesterov momentum; otherwise it
+            is added to the parameters.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], exchanges: ExchangeScheduler, *, nesterov: bool
+    ) -> None:
+        self._exchanges = exchanges
+        self._nesterov = nesterov
+        groups = list(_group(parameters))
+        self._buckets = [_ChangedBucket(group) for group in groups]
+
+    def begin(self) -> None:
+        """Remember the parameters as they are, which all workers share."""
+        for bucket in self._buckets:
+            bucket.remember()
+
+    def exchange(self) -> Tensor:
+        """Average the changes over the workers; return the step's signals, (7,).
+
+        The parameters stay as they are until `apply` or `undo`.
+
+        Raises:
+            Exception: the exchange failed.
+        """
+        last = self._buckets[-1]
+        with self._exchanges.unobserved():
+            futures = [
+                self._exchanges.hand_over(
+                    bucket.subtract(), ready_s=time.perf_counter(), is_last=bucket is last
+                )
+                for bucket in self._buckets
+            ]
+            # Where an exchange failed in its thread, its future never ends.
+            while not futures[-1].done():
+                self._exchanges.raise_failure()
+                time.sleep(POLL_S)
+        for future in futures:
+            future.wait()
+        signals = self._exchanges.take_signals()
+        if signals is None:
+            raise HookError("the exchange of parameters ended without signals")
+        return signals
+
+    def apply(self) -> None:
+        """Take the outer step with the averages."""
+        for bucket in self._buckets:
+            bucket.apply(nesterov=self._nesterov)
+
+    def undo(self) -> None:
+        """Go back to the parameters before the round, without an outer step."""
+        for bucket in self._buckets:
+            bucket.restore()
+
+    def momentum(self) -> list[Tensor]:
+        """Return the momentum of the outer step on the CPU, empty without one."""
+        return [bucket.momentum.cpu() for bucket in self._buckets if bucket.momentum is not None]
+
+    def load_momentum(self, saved: Sequence[Tensor]) -> None:
+        """Continue with a saved momentum; an empty one starts from zero."""
+        values: Sequence[Tensor | None] = saved or [None] * len(self._buckets)
+        for bucket, value in zip(self._buckets, values, strict=True):
+            bucket.momentum = None if value is None else value.to(bucket.start)
+
+
+class _ChangedBucket:
+    """Parameters of one dtype, and a flat buffer for their changes."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = {name: as_real(one.detach()) for name, one in parameters.items()}
+        first = next(iter(self._parameters.values()))
+        size = sum(one.numel() for one in self._parameters.values())
+        self.start = torch.empty(size, dtype=first.dtype, device=first.device)
+        self._changes = torch.empty_like(self.start)
+        self.momentum: Tensor | None = None
+
+    def remember(self) -> None:
+        for parameter, part in self._parts(self.start):
+            part.copy_(parameter)
+
+    def restore(self) -> None:
+        for parameter, part in self._parts(self.start):
+            parameter.copy_(part)
+
+    def subtract(self) -> Bucket:
+        for (parameter, part), (_, start) in zip(
+            self._parts(self._changes), self._parts(self.start), strict=True
+        ):
+            torch.sub(parameter, start, out=part)
+        layers = (
+            Layer(name=name, gradient=part)
+            for name, (_, part) in zip(self._parameters, self._parts(self._changes), strict=True)
+        )
+        return Bucket(buffer=self._changes, layers=tuple(layers))
+
+    def apply(self, *, nesterov: bool) -> None:
+        if nesterov:
+            if self.momentum is None:
+                self.momentum = torch.zeros_like(self.start)
+            self.momentum.mul_(MOMENTUM).add_(self._changes)
+            self._changes.add_(self.momentum, alpha=MOMENTUM).mul_(OUTER_RATE)
+        self.start.add_(self._changes)
+        self.restore()
+
+    def _parts(self, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return each parameter with its part of a buffer, of its shape."""
+        parameters = self._parameters.values()
+        parts = torch.split(buffer, [one.numel() for one in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            yield parameter, part.view(parameter.shape)
+
+
+def _group(parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Cut parameters into buckets of one dtype, in the reverse order of the model, as DDP does."""
+    group: dict[str, Tensor] = {}
+    for name, parameter in reversed(list(parameters.items())):
+        first = next(iter(group.values()), parameter)
+        size = sum(one.nbytes for one in group.values())
+        if group and (parameter.dtype != first.dtype or size >= BUCKET_BYTES):
+            yield group
+            group = {}
+        group[name] = parameter
+    if group:
+        yield group

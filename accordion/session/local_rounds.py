@@ -1,0 +1,247 @@
+"""Rounds of local steps: optimizer steps that each worker takes by itself, and the exchange that
+ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
+
+from accordion.base.errors import HookError, StateError
+from accordion.compress.compression_engine import Engine
+from accordion.compress.step_signals import Signal, raised_signals
+from accordion.config import Config
+from accordion.hook.ddp_source import DdpSource
+from accordion.hook.layers import named_layers
+from accordion.hook.parameter_changes import ParameterChanges
+from accordion.session.coordination import Coordinator
+from accordion.session.optimizer_steps import OptimizerSteps
+from accordion.session.requests import Requests
+
+
+class Rounds:
+    """Rounds of a session that exchanges gradients in every step, or has no peers: none."""
+
+    decided = 1
+    """Steps of a round, as decided."""
+    length = 1
+    """Steps of a round that is taken; 1 if gradients are exchanged in every step."""
+    steps = 0
+    """Local steps of the running round so far."""
+    is_full = False
+    """Whether the running round has all its steps."""
+
+    def set_length(self, length: int) -> None:
+        """Change the length between two rounds; every worker does, to the same."""
+        self.decided = length
+
+    def begin_step(self) -> bool:
+        """Begin a local step; return whether this worker's gradients are finite.
+
+        Raises:
+            HookError: there are no gradients since the last step.
+        """
+        raise NotImplementedError
+
+    def end(self) -> frozenset[Signal]:
+        """End the running round; return the signals of all workers.
+
+        If a worker's change was not finite, all go back to the parameters before the round.
+
+        Raises:
+            Exception: the exchange failed.
+        """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """End a round that has begun, before its last step; signals wait for the next one.
+
+        Raises:
+            Exception: the exchange failed.
+        """
+
+    def momentum(self) -> list[Tensor]:
+        """Return the momentum of the outer steps on the CPU; empty without one.
+
+        Raises:
+            StateError: a round is running.
+        """
+        return []
+
+    def load_momentum(self, saved: Sequence[Tensor]) -> None:
+        """Continue with a saved momentum; an empty one starts from zero."""
+
+
+class LocalRounds(Rounds):
+    """Rounds of a session with local steps.
+
+    All workers have the same parameters before a round and after it. In between, each worker steps
+    along its own gradients, with its own optimizer state and its own buffers. A worker without
+    peers takes no rounds: its steps are everybody's.
+
+    Args:
+        module: the module, wrapped in DistributedDataParallel.
+        source: its gradients.
+        engine: compresses the changes of a round.
+        coordinator: averages the optimizers' state.
+        requests: what this worker raises.
+        optimizers: the module's optimizers.
+        nesterov: as in `ParameterChanges`.
+    """
+
+    def __init__(
+        self,
+        module: DistributedDataParallel,
+        source: DdpSource,
+        engine: Engine,
+        *,
+        coordinator: Coordinator,
+        requests: Requests,
+        optimizers: tuple[Optimizer, ...],
+        nesterov: bool,
+    ) -> None:
+        self._module, self._source, self._engine = module, source, engine
+        self._coordinator, self._requests = coordinator, requests
+        self._optimizers = optimizers
+        self._parameters = {
+            name: one for name, one in named_layers(module.module).items() if one.requires_grad
+        }
+        self._changes = ParameterChanges(self._parameters, source.exchanges, nesterov=nesterov)
+        self._broadcasts_buffers = module.broadcast_buffers
+
+    @property
+    def is_full(self) -> bool:  # type: ignore[override]  # the others' is a constant
+        """Implements `Rounds`."""
+        return self.steps >= self.length
+
+    def set_length(self, length: int) -> None:
+        """Implements `Rounds`."""
+        if length == 1 < self.length:
+            # One optimizer state for all again, as in data-parallel training.
+            self._coordinator.average_(list(_optimizer_state(self._optimizers)))
+        self.decided = self.length = length
+        self._source.is_local = length > 1
+
+    def begin_step(self) -> bool:
+        """Implements `Rounds`."""
+        self._source.take_local_gradients()
+        if not self.steps:
+            self._changes.begin()
+            self._module.broadcast_buffers = False
+        else:
+            # The exchange counts what one step would have sent without compression.
+            for name, parameter in self._parameters.items():
+                self._engine.ledger.count_dense_equivalent(name, parameter.numel())
+        self.steps += 1
+        gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+        return bool(norms.isfinite().all())
+
+    def end(self) -> frozenset[Signal]:
+        """Implements `Rounds`."""
+        # So that the statistic, which has no scale, is the change by step.
+        self._engine.loss_scale = float(self.steps)
+        self.steps = 0
+        self._module.broadcast_buffers = self._broadcasts_buffers
+        announced = raised_signals(self._changes.exchange())
+        self._requests.drop_seen()
+        if Signal.NOT_FINITE in announced:
+            self._engine.rollback_step()
+            self._changes.undo()
+        else:
+            self._engine.commit_step()
+            self._changes.apply()
+        return announced
+
+    def finish(self) -> None:
+        """Implements `Rounds`."""
+        if self.steps:
+            self._requests.are_held = True
+            self.end()
+            self._requests.are_held = False
+
+    def momentum(self) -> list[Tensor]:
+        """Implements `Rounds`."""
+        if self.steps:
+            raise StateError(
+                f"a round of local steps is running, of which {self.steps} were taken, so every"
+                " worker has its own parameters; call session.finish_round() on all workers before"
+                " they save their state"
+            )
+        return self._changes.momentum()
+
+    def load_momentum(self, saved: Sequence[Tensor]) -> None:
+        """Implements `Rounds`."""
+        self._changes.load_momentum(saved)
+
+
+def create_rounds(
+    module: nn.Module,
+    source: Any,
+    engine: Engine,
+    *,
+    config: Config,
+    steps: OptimizerSteps,
+    coordinator: Coordinator,
+    requests: Requests,
+) -> Rounds:
+    """Return the rounds of a session; none if it takes no local steps, or has no peers.
+
+    Raises:
+        HookError: the session cannot take local steps.
+    """
+    local = config.local_steps
+    if local is None:
+        return Rounds()
+    _check(module, steps)
+    if coordinator.world_size == 1 or not isinstance(module, DistributedDataParallel):
+        return Rounds()
+    follows_start = local.start_steps > 0
+    is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
+    return LocalRounds(
+        module,
+        source,
+        engine,
+        coordinator=coordinator,
+        requests=requests,
+        optimizers=steps.optimizers,
+        nesterov=local.outer == "nesterov"
+        or (local.outer == "auto" and follows_start and not is_sgd),
+    )
+
+
+def _check(module: nn.Module, steps: OptimizerSteps) -> None:
+    if steps.mode != "session" or not steps.optimizers:
+        raise HookError(
+            "local_steps needs to know when the optimizer has stepped: give attach() the optimizer,"
+            ' leave step="session", and call session.step() in place of optimizer.step()'
+        )
+    if steps.scaler is not None:
+        raise HookError(
+            "local_steps cannot be combined with a GradScaler, whose scale would differ between the"
+            " workers; train in bf16 or fp32"
+        )
+    if getattr(module, "find_unused_parameters", False):
+        raise HookError(
+            "local_steps cannot be combined with find_unused_parameters=True, with which"
+            " DistributedDataParallel exchanges a message in every step; remove it"
+        )
+
+
+def _optimizer_state(optimizers: tuple[Optimizer, ...]) -> Iterator[Tensor]:
+    """Return the tensors of the optimizers' state that follow gradients, in the same order on all
+    workers.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                for key in sorted(state, key=str):
+                    value = state[key]
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                        yield value

@@ -1,0 +1,104 @@
+"""Jobs with local steps: they learn, resume and are evaluated where all workers have the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from accordion_workers.records.contract import DesiredState
+from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec
+
+STEPS_PER_EPOCH = 23
+PLAIN = {"name": "sgd", "lr": 0.1, "momentum": 0.0}
+LOCAL = spec(
+    training={"epochs": 3, "optimizer": PLAIN},
+    compression={"method": "none"},
+    local_steps={"low": 4},
+)
+STOP_IN_EPOCH_2 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 1)
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_group, tmp_path_factory) -> Result:
+    return run_group(2, run_job, tmp_path_factory.mktemp("undisturbed"), LOCAL)[0]
+
+
+def last_accuracy(result: Result) -> float:
+    return float(result.link.of("epoch")[-1].metrics["accuracy"])
+
+
+def test_a_job_learns_with_a_fraction_of_the_exchanges(undisturbed, run_group, tmp_path):
+    plain = LOCAL.model_copy(update={"local_steps": None})
+    every_step = run_group(2, run_job, tmp_path, plain)[0]
+    assert last_accuracy(undisturbed) > last_accuracy(every_step) - 0.05
+    sent, all_of_it = (
+        sum(epoch.bytes.payload for epoch in result.link.of("epoch"))
+        for result in (undisturbed, every_step)
+    )
+    # 23 steps are five rounds of four and one of three.
+    assert sent / all_of_it == pytest.approx(6 / STEPS_PER_EPOCH, rel=0.05)
+    counted = [epoch.bytes.dense for epoch in undisturbed.link.of("epoch")]
+    assert counted == [epoch.bytes.dense for epoch in every_step.link.of("epoch")]
+
+
+def test_decisions_tell_the_length_of_rounds_and_all_ranks_run_it(undisturbed):
+    assert {record.decision.local_steps for record in undisturbed.link.of("decision")} == {4}
+    for record in undisturbed.link.of("acks"):
+        assert [ack.digest for ack in record.acks] == [record.digest] * 2
+
+
+def test_a_stopped_job_goes_on_with_the_bits_of_one_that_was_never_stopped(
+    undisturbed, run_group, tmp_path
+):
+    stopped = run_group(2, run_job, tmp_path, LOCAL, STOP_IN_EPOCH_2)[0]
+    assert stopped.outcome == "stopped"
+    assert stopped.link.of("checkpoint")[-1].step == 2 * STEPS_PER_EPOCH + 4
+    resumed = run_group(2, run_job, tmp_path, LOCAL, None, 2)[0]
+    assert equal(resumed.parameters, undisturbed.parameters)
+
+
+def test_a_job_goes_on_with_another_number_of_workers(run_group, tmp_path):
+    run_group(2, run_job, tmp_path, LOCAL, STOP_IN_EPOCH_2)
+    resumed = run_group(3, run_job, tmp_path, LOCAL, None, 2)[0]
+    assert resumed.outcome == "completed"
+    assert last_accuracy(resumed) > 0.7
+
+
+@pytest.mark.parametrize("compression", [{"method": "qsgd"}, {"method": "half"}])
+def test_adam_with_a_start_learns_with_compressed_changes(run_group, tmp_path, compression):
+    job = spec(
+        training={"epochs": 4, "optimizer": {"name": "adamw", "lr": 0.005}},
+        compression=compression,
+        local_steps={"low": 4, "high": 8, "start_steps": STEPS_PER_EPOCH},
+    )
+    result = run_group(2, run_job, tmp_path, job)[0]
+    lengths = [record.decision.local_steps for record in result.link.of("decision")]
+    assert lengths[0] == 1 or len(set(lengths)) == 1
+    assert lengths[-1] >= 4
+    assert last_accuracy(result) > 0.85
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"local_steps": {"low": 4}}, "cannot be combined with powersgd"),
+        ({"local_steps": {"low": 4, "high": 2}}, "low=4, high=2"),
+        ({"local_steps": {"low": 0}}, "greater than or equal to 1"),
+        (
+            {
+                "local_steps": {"low": 4},
+                "compression": {"method": "half"},
+                "workers": {"gpus": 1},
+                "training": {"precision": "fp16"},
+            },
+            "precision is fp16",
+        ),
+    ],
+)
+def test_wrong_specs_are_refused(parts: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        spec(**parts)
