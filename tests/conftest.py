@@ -4,6 +4,7 @@ shared Ray head.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import secrets
@@ -255,6 +256,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (item for item in items if part_of(item) == part),
         key=lambda item: rank.get(f"{item.path.parent.name}/{item.path.stem}", len(rank)),
     )
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collecting made out of later garbage collections, which tests call by themselves:
+    with all test modules each takes more than a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

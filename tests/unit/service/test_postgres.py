@@ -23,7 +23,7 @@ from accordion_service.store.migrations import upgrade
 from accordion_service.store.reads.job_list import JobFilter
 from accordion_service.store.reads.jobs import JobReads
 from accordion_service.store.tables.models import EndedSessionRow
-from accordion_service.store.writes import jobs as job_submission
+from accordion_service.store.writes import caller_writes
 from accordion_service.store.writes.audit import append_audit
 from accordion_service.store.writes.ended_sessions import end_session, is_session_ended
 from accordion_service.store.writes.jobs import JobSubmission
@@ -173,6 +173,7 @@ def test_a_secret_is_kept_while_a_job_that_uses_it_is_stored(
     spec = {"task": {"name": "digits-mlp"}, "env": {"HF": {"secret": "hf"}}}
 
     def wait_for_removal(*given: Any, **more: Any) -> None:
+        monkeypatch.undo()
         with first.read() as reader:
             removals.append(pool.submit(SecretStore(second, time).remove_secret, FULL_ACCESS, "hf"))
             while not reader.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
@@ -180,7 +181,7 @@ def test_a_secret_is_kept_while_a_job_that_uses_it_is_stored(
         append_audit(*given, **more)
 
     removals: list[Future[Any]] = []
-    monkeypatch.setattr(job_submission, "append_audit", wait_for_removal)
+    monkeypatch.setattr(caller_writes, "append_audit", wait_for_removal)
     with ThreadPoolExecutor(1) as pool:
         JobSubmission(first, lambda: 1.0, FULL_ACCESS).submit(JobSpec.model_validate(spec), None)
         with pytest.raises(Conflict, match="1 unfinished job uses the secret"):
