@@ -188,6 +188,7 @@ def plan_digest(
     level_by_layer: Mapping[str, Level],
     global_batch: int | None = None,
     exchange_plan: tuple[int, ...] = (),
+    *,
     local_steps: int = 1,
 ) -> str:
     """Return 16 hex digits that are equal on two ranks if and only if they run the same plan.

@@ -46,12 +46,11 @@ from accordion.decide.overrides import (
     overrides_by_layer,
     resolve_override,
 )
+from accordion.decide.rate_fall import RateFall
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
 _HALF = level_of("half", {}, name="half")
-_MOST_FALL = 1e9
-"""Fall of the learning rate that counts as one to zero."""
 _MEASURED = {
     "lr",
     "next_lr",
@@ -116,10 +115,7 @@ class Controller:
         self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
         self._batch = init_batch()
-        self._peak_rate = 0.0
-        """Highest learning rate that was reported."""
-        self._rate_fall = 1.0
-        """Ratio of that to the learning rate now."""
+        self._rate = RateFall()
         self._policy_state: Mapping[str, Any] = {}
         self._resolved: tuple[ResolvedOverride, ...] = ()
         self._asked: _LastReport | None = None
@@ -163,7 +159,7 @@ class Controller:
         self.policy_levels = self._decide_levels(replace(bare, state=state), report.step)
         explanation = policy.explain_levels(replace(told, state=state))
         self._detector, self._batch, self._policy_state, self._asked = detector, batch, state, asked
-        self._follow_rate(report)
+        self._rate = self._rate.after(report)
         self.number += 1
         reason = "; ".join(filter(None, (result.reason, batch_reason, explanation)))
         self.decision = self._answer = self._decision(
@@ -231,13 +227,9 @@ class Controller:
         local = self._config.local_steps
         if local is None:
             return self.decision
-        length = local.length(step=local.start_steps, fall=self._rate_fall)
-        self.decision = self._decision(
-            epoch=epoch,
-            step=local.start_steps,
-            cause="start",
-            reason=f"the start of {local.start_steps} steps ends: rounds of {length} local steps",
-        )
+        step, length = local.start_steps, self._rate.round_length(local, local.start_steps)
+        reason = f"the start of {step} steps ends: rounds of {length} local steps"
+        self.decision = self._decision(epoch=epoch, step=step, cause="start", reason=reason)
         return self.decision
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,7 +239,7 @@ class Controller:
             "detector": asdict(self._detector),
             "batch": asdict(self._batch),
             "policy": {"name": self._config.policy, "state": dict(self._policy_state)},
-            "rate": {"peak": self._peak_rate, "fall": self._rate_fall},
+            "rate": asdict(self._rate),
             "overrides": [
                 {"start": item.start, "override": to_json(item.override)} for item in self._resolved
             ],
@@ -280,13 +272,8 @@ class Controller:
             raise StateError(
                 f"saved state of policy {saved.policy!r} cannot be read ({error!r})"
             ) from error
-        self._batch, self._resolved, self._asked, self.number = (
-            saved.batch,
-            resolved,
-            saved.asked,
-            saved.number,
-        )
-        self._peak_rate, self._rate_fall = saved.peak_rate, saved.rate_fall
+        self._batch, self._rate, self._resolved = saved.batch, saved.rate, resolved
+        self._asked, self.number = saved.asked, saved.number
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
 
     def _resolve_overrides(
@@ -326,11 +313,6 @@ class Controller:
         return "; ".join(
             item.describe(layers[item.override.id], of=len(self._layers)) for item in held
         )
-
-    def _follow_rate(self, report: Report) -> None:
-        rate = report.next_lr if report.epoch_end else report.lr
-        self._peak_rate = max(self._peak_rate, report.lr, rate)
-        self._rate_fall = min(self._peak_rate / rate, _MOST_FALL) if rate > 0.0 else _MOST_FALL
 
     def _updated_batch(self, report: Report) -> tuple[BatchState, str]:
         if self._config.batch is None:
@@ -402,12 +384,8 @@ class Controller:
             override_by_layer={layer: item.override.id for layer, item in held.items()},
             policy_level_by_layer={layer: self.policy_levels[layer] for layer in held},
             **self._batch_in_force(epoch),
-            local_steps=self._local_steps(step),
+            local_steps=self._rate.round_length(self._config.local_steps, step),
         )
-
-    def _local_steps(self, step: int) -> int:
-        local = self._config.local_steps
-        return 1 if local is None else local.length(step=step, fall=self._rate_fall)
 
     def _batch_in_force(self, epoch: int) -> dict[str, Any]:
         batch, held = self._config.batch, batch_override(self._resolved, epoch)
@@ -432,8 +410,7 @@ class _Saved:
     batch: BatchState
     policy: str
     policy_state: Mapping[str, Any]
-    peak_rate: float
-    rate_fall: float
+    rate: RateFall
     overrides: tuple[Override, ...]
     starts: Mapping[str, int]
     asked: _LastReport | None
@@ -450,8 +427,7 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
             batch=_parse_batch_state(state["batch"]),
             policy=state["policy"]["name"],
             policy_state=dict(state["policy"]["state"]),
-            peak_rate=float(state["rate"]["peak"]),
-            rate_fall=float(state["rate"]["fall"]),
+            rate=RateFall(**state["rate"]),
             overrides=tuple(_parse_override(item["override"]) for item in state["overrides"]),
             starts={item["override"]["id"]: int(item["start"]) for item in state["overrides"]},
             asked=_LastReport(**state["asked"]) if state["asked"] else None,

@@ -19,6 +19,7 @@ from accordion.config import Config
 from accordion.hook.ddp_source import DdpSource
 from accordion.hook.layers import named_layers
 from accordion.hook.parameter_changes import ParameterChanges
+from accordion.hook.trained_layers import parameters_of
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
 from accordion.session.requests import Requests
@@ -237,11 +238,12 @@ def _optimizer_state(optimizers: tuple[Optimizer, ...]) -> Iterator[Tensor]:
     """Return the tensors of the optimizers' state that follow gradients, in the same order on all
     workers.
     """
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                for key in sorted(state, key=str):
-                    value = state[key]
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                        yield value
+    states = [
+        optimizer.state.get(parameter, {})
+        for optimizer in optimizers
+        for parameter in parameters_of([optimizer])
+    ]
+    values = (state[key] for state in states for key in sorted(state, key=str))
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+            yield value

@@ -175,21 +175,15 @@ class Session:
             (config, self.layers, {"overlap": overlap, "step": optimizer_steps.mode})
         )
         self.source = self._create_source(module, overlap=overlap)
+        shared: dict[str, Any] = {"coordinator": self._coordinator, "requests": self._requests}
         self._rounds = create_rounds(
-            module,
-            self.source,
-            self._engine,
-            config=config,
-            steps=optimizer_steps,
-            coordinator=self._coordinator,
-            requests=self._requests,
+            module, self.source, self._engine, config=config, steps=optimizer_steps, **shared
         )
         plans = self.controller.uniform_plans() if POLICIES[config.policy].uses_costs else {}
         self._measured = MeasuredExchanges(self.source, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
         self._measured.probe_link()
-        is_own = self.rank == 0 and decider is None
-        self._watcher = self._watch_run(epochs) if is_own else None
+        self._watcher = self._watch_run(epochs) if self.rank == 0 and decider is None else None
 
     def _create_source(self, module: torch.nn.Module, *, overlap: bool) -> GradientSource:
         return create_source(
@@ -314,12 +308,8 @@ class Session:
         return result
 
     def finish_round(self) -> None:
-        """End a round of local steps before its last one, so that all workers have the same
-        parameters; every worker calls this, before an evaluation or a checkpoint. Without local
-        steps it does nothing.
-
-        Raises:
-            RuntimeError: another worker is gone.
+        """End a round of local steps early, so that all workers have the same parameters, as for an
+        evaluation or a checkpoint; every worker calls this.
         """
         self._rounds.finish()
 
@@ -489,9 +479,12 @@ class Session:
         decision = self._coordinator.share_decision(decide_all)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None
-        digest = plan_digest(self._engine.plan, batch, self._measured.plan, self._rounds.decided)
-        own = Ack(rank=self.rank, step=self.steps, digest=digest)
+        own = Ack(rank=self.rank, step=self.steps, digest=self._digest(batch))
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
+
+    def _digest(self, batch: int | None) -> str:
+        plan, rounds = self._measured.plan, self._rounds
+        return plan_digest(self._engine.plan, batch, plan, local_steps=rounds.decided)
 
     def _adopt_decision(self, decision: Decision) -> None:
         if decision.level_by_layer != self._engine.plan:

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
 from accordion.base.errors import ConfigError, HookError, StateError
+from accordion.base.local_steps import LocalSteps
 from accordion.compress.step_signals import Signal
-from accordion.config import Config, DetectorConfig, LocalSteps, Window
+from accordion.config import Config, DetectorConfig, Window
 from accordion.session.session import Session, StepResult, attach
 
 RATE = 0.1

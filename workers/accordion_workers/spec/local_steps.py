@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from accordion.config import LocalSteps, OuterStep
+from accordion.base.local_steps import LocalSteps, OuterStep
 from accordion_workers.spec.types import Strict, Whole
 
 _MOST = 1_000_000

@@ -108,7 +108,7 @@ def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
             decision.level_by_layer,
             decision.global_batch,
             decision.exchange_plan,
-            decision.local_steps,
+            local_steps=decision.local_steps,
         ),
         override_ids=decision.override_ids,
         acks=switch.acks,
