@@ -18,7 +18,7 @@ BUCKET_BYTES = 25 << 20
 POLL_S = 0.0002
 """Seconds between two looks whether an exchange has ended."""
 MOMENTUM, OUTER_RATE = 0.9, 0.7
-"""Of the outer step with Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
+"""Nesterov momentum and learning rate of the outer step, as in DiLoCo (arXiv:2311.08105)."""
 
 
 class ParameterChanges:

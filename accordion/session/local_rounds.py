@@ -22,7 +22,7 @@ from accordion.hook.parameter_changes import ParameterChanges
 from accordion.hook.trained_layers import parameters_of
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
-from accordion.session.requests import Requests
+from accordion.session.signal_requests import Requests
 
 
 class Rounds:

@@ -49,13 +49,13 @@ from accordion.session.decision_maker import DecisionMaker
 from accordion.session.local_rounds import create_rounds
 from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
-from accordion.session.requests import Requests
 from accordion.session.saved_states import (
     load_on_all_workers,
     merge_states,
     parse_decision,
     serialize_state,
 )
+from accordion.session.signal_requests import Requests
 from accordion.session.step_results import StepResult, Switch
 from accordion.session.training_warnings import (
     SKIPPED_IN_A_ROW,

@@ -14,8 +14,10 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accordion.base.errors import ConfigError, HookError, StateError
 from accordion.base.local_steps import LocalSteps
+from accordion.base.messages import Decision, Report
 from accordion.compress.step_signals import Signal
 from accordion.config import Config, DetectorConfig, Window
+from accordion.decide.controller import Decider
 from accordion.session.session import Session, StepResult, attach
 
 RATE = 0.1
@@ -52,13 +54,19 @@ class Worker:
     """A model that trains in a session with local steps."""
 
     def __init__(
-        self, rank: int, local: LocalSteps, make: MakeOptimizer = sgd, **more: Any
+        self,
+        rank: int,
+        local: LocalSteps | None,
+        make: MakeOptimizer = sgd,
+        *,
+        decider: Decider | None = None,
+        **more: Any,
     ) -> None:
         self.rank = rank
         self.ddp = DistributedDataParallel(build_model())
         self.optimizer = make(self.ddp)
         config = Config(**{"method": "none", "local_steps": local, **more})
-        self.session: Session = attach(self.ddp, config, self.optimizer)
+        self.session: Session = attach(self.ddp, config, self.optimizer, decider=decider)
 
     def step(self, number: int, *, spoil: bool = False) -> StepResult:
         self.optimizer.zero_grad()
@@ -371,12 +379,13 @@ def statistics(rank: int) -> Any:
     window = DetectorConfig(window=Window(steps=4))
     norms = []
     for local in (None, LocalSteps(low=2, high=2)):
-        worker = Worker(rank, local, detector=window)
         reports = []
-        worker.session._decisions._decider = lambda report, proposal, reports=reports: (
-            reports.append(report),
-            proposal,
-        )[1]
+
+        def decide(report: Report, proposal: Decision, kept: list[Report] = reports) -> Decision:
+            kept.append(report)
+            return proposal
+
+        worker = Worker(rank, local, decider=decide, detector=window)
         worker.session.lr = RATE
         for step in range(4):
             worker.step(step)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from accordion_workers.records.contract import JobSpec
-from accordion_workers.spec.local_steps import LocalStepsSpec
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from tests.distributed.loop_jobs import Result, run_job, spec
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"

@@ -27,7 +27,7 @@ from accordion_workers.spec.compression import CompressionSpec as CompressionSpe
 from accordion_workers.spec.data import DataLocations
 from accordion_workers.spec.env import Env
 from accordion_workers.spec.limits import LimitsSpec as LimitsSpec
-from accordion_workers.spec.local_steps import LocalStepsSpec
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from accordion_workers.spec.loggers import MAX_LOGGERS, LoggerSpec
 from accordion_workers.spec.objective import ObjectiveSpec, check_metric
 from accordion_workers.spec.requirements import PipRequirements
