@@ -33,6 +33,8 @@ class _Files(LoadFileScheduling):
 
     def _reschedule(self, node: Any) -> None:
         """Give a process more tests; it runs one only when it has the next, or knows of its end."""
+        if node not in self.registered_collections:  # it replaces a crashed one, and still collects
+            return
         super()._reschedule(node)
         while self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
             super()._reschedule(node)

@@ -126,6 +126,14 @@ def test_a_crash_fails_one_test_and_the_others_still_run(
     assert done.returncode == crashes
 
 
+def test_a_second_crash_finds_the_process_that_replaces_the_first(tmp_path: Path) -> None:
+    for number in range(4):
+        test = CRASHES_AT.format(tests=3, crashing=0 if number < 3 else None)
+        (tmp_path / f"test_{number}.py").write_text(test)
+    done = run_pytest(tmp_path, "", *OUR_SCHEDULER, "-n", "3")
+    assert "3 failed, 9 passed" in done.stdout.splitlines()[-1]
+
+
 def test_a_test_that_hangs_in_native_code_ends_its_process(tmp_path: Path) -> None:
     limits = ["-o", "timeout=0", "-o", "faulthandler_timeout=1"]
     done = run_pytest(tmp_path, HANGS, *OUR_SCHEDULER, "-n", "1", *limits)
