@@ -12,8 +12,8 @@ from accordion.hook.exchange_planner import Proposal
 
 
 class DecisionMaker:
-    """Decides on reports and, at step boundaries, on the end of the warm-up, changed overrides and
-    proposed exchange plans.
+    """Decides on reports and, at step boundaries, on the end of the warm-up or of the start before
+    local steps, changed overrides and proposed exchange plans.
     """
 
     def __init__(self, config: Config, controller: Controller, decider: Decider | None) -> None:
@@ -43,11 +43,15 @@ class DecisionMaker:
         return proposal if self._decider is None else self._decider(report, proposal)
 
     def decide_at_boundary(self, current: Decision, *, epoch: int, step: int) -> Decision:
-        """Return the decision on the warm-up's end, changed overrides, or the proposed plan."""
+        """Return the decision on the end of the warm-up or of the start before local steps, changed
+        overrides, or the proposed plan.
+        """
         proposal, self.proposal = self.proposal, None
-        if self._config.ends_start(step) and not self._overrides_changed:
+        ends_warm_up = self._config.ends_warm_up(step)
+        # The decision at the end of the warm-up, or on overrides, has the new length of rounds too.
+        if self._config.ends_start(step) and not (ends_warm_up or self._overrides_changed):
             return self._controller.end_start(epoch=epoch)
-        if self._config.ends_warm_up(step):
+        if ends_warm_up:
             # A plan that was measured at the warm-up's levels says nothing about those that follow.
             decision, proposal = self._controller.end_warm_up(epoch=epoch), None
             if not self._overrides_changed:

@@ -262,8 +262,8 @@ class Session:
     def step(self) -> StepResult:
         """Pass a step boundary: take the optimizer's step and apply what workers signalled.
 
-        The step is skipped on all workers if a gradient was not finite on one. Which side takes the
-        optimizer's step depends on the argument `step` of `attach`.
+        The step is skipped on all workers if a gradient was not finite on one; a local step only on
+        that one. Which side takes the optimizer's step depends on `step` of `attach`.
 
         Raises:
             HookError: no gradients were exchanged since the last step, a layer became trainable

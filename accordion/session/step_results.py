@@ -19,10 +19,12 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of a step, the same on all workers."""
+    """Result of a step, the same on all workers but for `taken` of a local step."""
 
     taken: bool
-    """Whether parameters change; False if a gradient was not finite on some worker."""
+    """Whether parameters change; False if a gradient was not finite on some worker, or in a local
+    step on this one.
+    """
     announced: frozenset[Signal]
     """Signals that some worker raised before its last bucket was exchanged."""
     switch: Switch | None

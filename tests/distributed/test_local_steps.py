@@ -16,7 +16,7 @@ from accordion.base.errors import ConfigError, HookError, StateError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Decision, Report
 from accordion.compress.step_signals import Signal
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import Config, DetectorConfig, WarmUp, Window
 from accordion.decide.controller import Decider
 from accordion.session.session import Session, StepResult, attach
 
@@ -190,6 +190,24 @@ def test_gradients_are_exchanged_in_every_step_of_the_start(run_group):
     assert lengths == [1] * 3 + [3] * 7
     assert reasons == ["the start of 4 steps ends: rounds of 3 local steps"]
     assert sum(one.numel() for one in momentum) == parameters_of(build_model()).numel()
+
+
+def start_and_warm_up(rank: int) -> Any:
+    local = LocalSteps(low=3, high=3, start_steps=4)
+    worker = Worker(rank, local, method="half", warm_up=WarmUp(steps=4))
+    found = []
+    for step in range(5):
+        decision = worker.session.decision
+        found.append(
+            (decision.local_steps, {one.method for one in decision.level_by_layer.values()})
+        )
+        worker.step(step)
+    return found
+
+
+def test_a_start_and_a_warm_up_may_end_together(run_group):
+    expected = [(1, {"none"})] * 4 + [(3, {"half"})]
+    assert run_group(WORKERS, start_and_warm_up) == [expected, expected]
 
 
 def by_hand(rank: int) -> Any:

@@ -223,7 +223,7 @@ def open_epoch(state: TrainState, epoch: int) -> None:
 
 
 def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:
-    """Count the steps skipped in a row; the count is equal on all ranks.
+    """Count the steps skipped in a row; the count is equal on all ranks, but for local steps.
 
     A skipped step that lowers the scale of the loss does not count: the next step differs from it.
 
