@@ -219,6 +219,7 @@ def test_of_two_backups_to_one_file_the_later_one_is_refused_and_the_file_is_who
     later: list[Future[BackupContents]] = []
     monkeypatch.setattr("accordion_service.backups.backups.copy_database", copy_first)
     contents = write_backup(world.settings, file, world.clock())
+    monkeypatch.setattr("accordion_service.backups.backups.copy_database", copy_database)
     restored = load_settings(home=tmp_path / "restored")
     try:
         assert restore_backup(restored, file, world.clock()).sha256 == contents.sha256

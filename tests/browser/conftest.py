@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
 from tests.browser.live_service import LiveService, live_service
 
@@ -34,6 +34,18 @@ def browser(require) -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the page said when its test failed."""
+    report = yield
+    watched = getattr(item, "funcargs", {}).get("watched")
+    if report.when == "call" and report.failed and watched:
+        report.sections.append(("the page", watched.describe()))
+    return report
+
+
 class Watched:
     """A page, and everything it did that a page of ours must not do."""
 
@@ -51,6 +63,14 @@ class Watched:
     def _see(self, url: str, base_url: str) -> None:
         if not url.startswith((base_url, "data:", "blob:")):
             self.faults.append(f"request to {url}")
+
+    def describe(self) -> str:
+        """Its faults, its text and the signs in its charts."""
+        body, signs = self.page.locator("body"), self.page.locator(".annotation")
+        try:
+            return f"{self.faults}\n{body.inner_text()}\nsigns: {signs.all_inner_texts()}"
+        except Error as error:
+            return f"{self.faults}\n{error}"
 
 
 @pytest.fixture

@@ -105,6 +105,17 @@ def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
     assert current(Database(empty_url)) == head()
 
 
+def test_threads_may_migrate_databases_of_their_own_at_once(tmp_path: Path) -> None:
+    together = Barrier(3)
+
+    def make(name: str) -> None:
+        together.wait()
+        upgrade(f"sqlite:///{tmp_path / name}")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(make, ("one.db", "two.db", "three.db")))
+
+
 def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
     def open_and_write(url: str) -> None:
         database = Database(url)

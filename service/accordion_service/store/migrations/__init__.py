@@ -4,6 +4,7 @@ version.
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from accordion_service.store.engine.postgres import find_encoding
 
 _PG_LOCK = 0x4143_434F
 """Any number that nobody else uses for an advisory lock in this database."""
+
+_RUNNING = threading.Lock()
+"""Held while Alembic runs, which keeps what it works on in variables of its module."""
 
 _FIRST = "r0001"
 """Revision of the first release; those of the development before it sort below."""
@@ -78,7 +82,8 @@ def _upgrade(url: str) -> None:
             _check_revision(found, url)
             config = alembic_config()
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            with _RUNNING:
+                command.upgrade(config, "head")
     finally:
         database.close()
 
