@@ -10,7 +10,7 @@ The law: what the workers were sent, averaged over them, is what their optimizer
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,11 +96,11 @@ class Flat(nn.Module):
 
 
 class Deep(nn.Module):
-    """Twenty matrices."""
+    """Eight matrices, unless the depth says otherwise, and the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 8) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(20))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(depth))
         self.leave = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,8 +194,8 @@ WAYS: Mapping[str, Way] = {
     ),
     "tied layers": Way(model=Tied),
     "one bucket": Way(ddp={"bucket_cap_mb": 100}),
-    "twenty buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
-    "twenty buckets, three to an exchange": Way(
+    "nine buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
+    "nine buckets, three to an exchange": Way(
         model=Deep, ddp={"bucket_cap_mb": 0.0001}, buckets_per_exchange=3
     ),
     "static graph in one exchange": Way(ddp={"static_graph": True}, buckets_per_exchange="all"),
@@ -244,9 +244,9 @@ class Trial:
         found = self.session.state_dict()["engine"]["residuals"]
         return {name: residual.double() for name, residual in found.items()}
 
-    def raw(self, step: int) -> dict[str, Tensor]:
+    def raw(self, twin: nn.Module, step: int) -> dict[str, Tensor]:
         """This worker's own gradient of the step, from a model without DDP."""
-        twin = copy.deepcopy(getattr(self.ddp.module, "_orig_mod", self.ddp.module))
+        twin.load_state_dict(self._model().state_dict())
         twin.zero_grad()
         self._select(twin, step)
         scale = self.scaler.get_scale() if self.scaler else 1.0
@@ -288,9 +288,22 @@ class Trial:
         self.backward(step)
         return self.finish()
 
-    def account(self, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Take the step: what this worker gave and what came back, by layer, in fp64."""
-        before, raw = self.owed(), self.raw(step)
+    def account(self, steps: Iterable[int]) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        """Take the steps: what this worker gave and what came back, by layer, in fp64."""
+        twin, owed, accounts = copy.deepcopy(self._model()), self.owed(), []
+        for step in steps:
+            gave, got = self._account(twin, step)
+            before, owed = owed, self.owed()
+            for name in gave:
+                for residuals, sign in ((before, 1.0), (owed, -1.0)):
+                    if name in residuals:
+                        gave[name] += sign * residuals[name].reshape(-1)
+            accounts.append((gave, got))
+        return accounts
+
+    def _account(self, twin: nn.Module, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Take a step: this worker's own gradient and the exchanged one, by layer, in fp64."""
+        raw = self.raw(twin, step)
         self.backward(step)
         scale = self.scaler.get_scale() if self.scaler else 1.0
         got = {
@@ -298,13 +311,15 @@ class Trial:
             for name, parameter in self.named().items()
         }
         assert self.finish()
-        after = self.owed()
-        gave = {name: self._flat(value) for name, value in raw.items()}
-        for name in gave:
-            for owed, sign in ((before, 1.0), (after, -1.0)):
-                if name in owed:
-                    gave[name] += sign * owed[name].reshape(-1)
-        return gave, {name: self._flat(value) for name, value in got.items()}
+        return (
+            {name: self._flat(value) for name, value in raw.items()},
+            {name: self._flat(value) for name, value in got.items()},
+        )
+
+    def _model(self) -> nn.Module:
+        """The model inside DDP, not compiled."""
+        model: nn.Module = getattr(self.ddp.module, "_orig_mod", self.ddp.module)
+        return model
 
     def _flat(self, value: Tensor) -> Tensor:
         """Return a tensor in fp64; complex values become interleaved real and imaginary parts."""

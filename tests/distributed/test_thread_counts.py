@@ -27,7 +27,7 @@ def _train(rank: int, factors: str, refresh_every: int) -> list[torch.Tensor]:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         level = {"rank": 4, "factors": factors, "refresh_every": refresh_every}
         session = attach(ddp, Config(method="powersgd", low=level, high=level), optimizer=optimizer)
-        for step in range(4):
+        for step in range(3):
             words = torch.randint(
                 ROWS, (4096,), generator=torch.Generator().manual_seed(2 * step + rank)
             )
@@ -52,11 +52,11 @@ def test_workers_with_one_and_two_threads_have_the_same_parameters_to_the_bit(
 @pytest.mark.parametrize("shape", [(64, 576), (8, 5000), (ROWS, 16), (48, 32, 3, 3)], ids=str)
 def test_workers_with_one_and_two_threads_get_the_same_bits_at_every_level(shape, level):
     shapes = {"w": shape, "v": shape}
-    cluster = UnlikeThreads(shapes, 3)
+    cluster = UnlikeThreads(shapes, 2)
     cluster.switch(level)
-    for seed in range(4):
-        first, *others = cluster.step(draw_gradients(shapes, 3, seed))
-        assert all(torch.equal(first[name], own[name]) for own in others for name in shapes)
+    for seed in range(3):
+        first, second = cluster.step(draw_gradients(shapes, 2, seed))
+        assert all(torch.equal(first[name], second[name]) for name in shapes)
 
 
 @pytest.mark.parametrize("shape", [(1, 50_000, 2), (1, ROWS, 4), (2, 512, 32)])
