@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.architecture import planted_imports
 from tests.architecture.source import FOLDERS, ROOT, module_name, parse, source_files
 from tests.programs import run_program
 
@@ -197,15 +200,16 @@ PLANTED = [
 ]
 
 
+@cache
 def contracts() -> dict[str, dict]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return {contract["id"]: contract for contract in settings["tool"]["importlinter"]["contracts"]}
 
 
-def lint_imports(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", *arguments]
+def run_in(folder: Path, command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program that finds the packages of the folder and not ours."""
     path = os.pathsep.join(str(folder / name) for name in ("", "workers", "service"))
-    return run_program(command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
+    return run_program(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, input=text)
 
 
 def loaded_by(modules: list[str]) -> set[str]:
@@ -229,34 +233,33 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def planted(copy: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The copy with one more import; taken out afterwards."""
-    name, line = request.param
-    path = copy / name
-    before = path.read_text() if path.exists() else None
-    path.write_text(f"{before or ''}\n{line}\n")
-    yield copy
-    path.unlink() if before is None else path.write_text(before)
+@pytest.fixture(scope="module")
+def reports(copy: Path) -> list[tuple[int, str]]:
+    """Status and report of import-linter for each planted import, all from one process."""
+    command = [sys.executable, str(Path(planted_imports.__file__))]
+    done = run_in(copy, command, json.dumps(PLANTED))
+    assert done.returncode == 0, done.stderr
+    return [(status, report) for status, report in json.loads(done.stdout)]
 
 
 def test_all_contracts_are_kept(copy: Path) -> None:
-    done = lint_imports(copy)
+    done = run_in(copy, [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"])
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
-    ("contract", "planted"),
+    ("place", "contract"),
     [
-        pytest.param(contract, (name, line), id=f"{contract}: {line}")
-        for contract, name, line in PLANTED
+        pytest.param(place, contract, id=f"{contract}: {line}")
+        for place, (contract, _, line) in enumerate(PLANTED)
     ],
-    indirect=["planted"],
 )
-def test_an_import_that_breaks_a_contract_is_found(contract: str, planted: Path) -> None:
-    done = lint_imports(planted, "--contract", contract)
-    assert done.returncode == 1
-    assert f"{contracts()[contract]['name']} BROKEN" in " ".join(done.stdout.split())
+def test_an_import_that_breaks_a_contract_is_found(
+    reports: list[tuple[int, str]], place: int, contract: str
+) -> None:
+    status, report = reports[place]
+    assert status == 1
+    assert f"{contracts()[contract]['name']} BROKEN" in " ".join(report.split())
 
 
 def test_every_contract_is_proved_by_a_planted_import() -> None:

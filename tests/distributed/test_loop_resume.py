@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from accordion_workers.common.errors import TaskRaised
@@ -31,9 +34,24 @@ def undisturbed(run_group, tmp_path_factory) -> Result:
     return run_group(2, run_job, tmp_path_factory.mktemp("undisturbed"), POWERSGD)[0]
 
 
+@pytest.fixture(scope="module")
+def stopped_once(run_group, tmp_path_factory) -> tuple[Path, Result]:
+    storage = tmp_path_factory.mktemp("stopped")
+    return storage, run_group(2, run_job, storage, POWERSGD, STOP_IN_EPOCH_2)[0]
+
+
 @pytest.fixture
-def stopped(run_group, tmp_path) -> Result:
-    return run_group(2, run_job, tmp_path, POWERSGD, STOP_IN_EPOCH_2)[0]
+def stopped(stopped_once, tmp_path) -> Result:
+    """The stopped job; the test's folder holds what it has saved."""
+    storage, result = stopped_once
+    shutil.copytree(storage, tmp_path, dirs_exist_ok=True)
+    return result
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped_once, run_group, tmp_path_factory) -> Result:
+    storage = shutil.copytree(stopped_once[0], tmp_path_factory.mktemp("resumed") / "storage")
+    return run_group(2, run_job, storage, POWERSGD, None, 2)[0]
 
 
 def test_a_stopped_job_has_saved_in_the_middle_of_the_epoch(stopped, tmp_path):
@@ -43,9 +61,8 @@ def test_a_stopped_job_has_saved_in_the_middle_of_the_epoch(stopped, tmp_path):
 
 
 def test_a_resumed_job_ends_with_the_bits_of_one_that_was_never_stopped(
-    undisturbed, stopped, run_group, tmp_path
+    undisturbed, stopped, resumed
 ):
-    resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
     assert equal(resumed.parameters, undisturbed.parameters)
     assert what_was_learned(stopped) + what_was_learned(resumed) == what_was_learned(undisturbed)
 
@@ -79,8 +96,8 @@ def test_a_resumed_job_has_the_bits_of_an_undisturbed_one_from_three_workers_on(
     assert equal(resumed.parameters, undisturbed.parameters)
 
 
-def test_a_resumed_job_says_where_it_went_on(stopped, run_group, tmp_path):
-    (started,) = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0].link.of("started")
+def test_a_resumed_job_says_where_it_went_on(stopped, resumed):
+    (started,) = resumed.link.of("started")
     assert (started.epoch, started.step) == (2, 47)
     assert started.resumed_from == stopped.link.of("checkpoint")[-1].name
 
@@ -93,8 +110,7 @@ def test_a_job_does_not_resume_with_another_number_of_samples(run_group, tmp_pat
     assert told in caught.value.error
 
 
-def test_bytes_since_the_job_began_go_on_where_they_were(undisturbed, stopped, run_group, tmp_path):
-    resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+def test_bytes_since_the_job_began_go_on_where_they_were(undisturbed, stopped, resumed):
     dense = [
         sum(record.bytes.dense for record in run.link.of("epoch"))
         for run in (stopped, resumed, undisturbed)
@@ -122,8 +138,9 @@ def test_a_job_without_any_good_checkpoint_begins_anew(undisturbed, stopped, run
 
 
 def test_a_finished_job_that_is_started_again_has_nothing_to_do(run_group, tmp_path):
-    first = run_group(2, run_job, tmp_path, POWERSGD)[0]
-    again = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+    job = synthetic()
+    first = run_group(2, run_job, tmp_path, job)[0]
+    again = run_group(2, run_job, tmp_path, job, None, 2)[0]
     assert (again.outcome, again.link.of("epoch")) == ("completed", [])
     assert equal(again.parameters, first.parameters)
 

@@ -4,6 +4,7 @@ session is lost, and no stop counts as the end of its job.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def end_of(run_group: Any, folder: Path, source: str, generation: int = 1, **cha
     return result.outcome, result.said.partition("end ")[2]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(run_group: Any, tmp_path_factory: Any) -> Any:
+    """How a script ends that nothing stops; each is run once."""
+    return cache(lambda source: end_of(run_group, tmp_path_factory.mktemp("whole"), source))
+
+
 @pytest.mark.parametrize(
     "loader",
     ["batches", LOADER],
@@ -62,28 +69,23 @@ def end_of(run_group: Any, folder: Path, source: str, generation: int = 1, **cha
 )
 @pytest.mark.parametrize(("signal", "step"), [("SAVE_STOP", 5), ("RESIZE", 5), ("SAVE_STOP", 3)])
 def test_a_stopped_script_keeps_what_follows_its_steps(
-    run_group: Any, tmp_path: Any, signal: str, step: int, loader: str
+    run_group: Any, undisturbed: Any, tmp_path: Any, signal: str, step: int, loader: str
 ) -> None:
     text = AVERAGED.replace("in batches", f"in {loader}")
-    (whole := tmp_path / "whole").mkdir()
-    (halves := tmp_path / "halves").mkdir()
-    undisturbed = end_of(run_group, whole, text.replace("BODY", "pass"))
-    first = end_of(run_group, halves, text.replace("BODY", stop_in(step, signal)))
-    second = end_of(run_group, halves, text.replace("BODY", "pass"), 2)
+    whole = text.replace("BODY", "pass")
+    first = end_of(run_group, tmp_path, text.replace("BODY", stop_in(step, signal)))
     assert first == ({"SAVE_STOP": "stopped", "RESIZE": "resized"}[signal], "")
-    assert second == undisturbed
+    assert end_of(run_group, tmp_path, whole, 2) == undisturbed(whole)
 
 
 def test_a_script_that_died_keeps_what_followed_its_last_saved_step(
-    run_group: Any, tmp_path: Any
+    run_group: Any, undisturbed: Any, tmp_path: Any
 ) -> None:
-    (whole := tmp_path / "whole").mkdir()
-    undisturbed = end_of(run_group, whole, AVERAGED.replace("BODY", "pass"))
+    whole = AVERAGED.replace("BODY", "pass")
     death, saving = f"if {STEPS} == 6: raise KeyError('a death')", {"every_steps": 1}
     with pytest.raises(TaskRaised, match="a death"):
         end_of(run_group, tmp_path, AVERAGED.replace("BODY", death), checkpoint=saving)
-    again = end_of(run_group, tmp_path, AVERAGED.replace("BODY", "pass"), 2, checkpoint=saving)
-    assert again == undisturbed
+    assert end_of(run_group, tmp_path, whole, 2, checkpoint=saving) == undisturbed(whole)
 
 
 TRAINED = SCRIPT.replace("BODY", stop_in(5))
@@ -111,12 +113,11 @@ def catch(handler: str) -> str:
     ids=["goes on", "exits", "raises", "calls the session", "in the loop"],
 )
 def test_a_script_that_catches_everything_still_leaves_at_a_stop(
-    run_group: Any, tmp_path: Any, source: str
+    run_group: Any, undisturbed: Any, tmp_path: Any, source: str
 ) -> None:
     assert end_of(run_group, tmp_path, source)[0] == "stopped"
-    again = end_of(run_group, tmp_path, SCRIPT.replace("BODY", "pass"), 2)
-    (whole := tmp_path / "whole").mkdir()
-    assert again == end_of(run_group, whole, SCRIPT.replace("BODY", "pass"))
+    whole = SCRIPT.replace("BODY", "pass")
+    assert end_of(run_group, tmp_path, whole, 2) == undisturbed(whole)
 
 
 def test_a_script_that_catches_a_stop_at_its_start_does_not_train(
@@ -174,19 +175,19 @@ DRAWS = "loss = loss * (1 + random.random() + numpy.random.random())"
 
 @pytest.mark.parametrize("step", [2, 3, 5])
 def test_a_stopped_script_draws_the_numbers_of_an_undisturbed_one(
-    run_group: Any, tmp_path: Any, step: int
+    run_group: Any, undisturbed: Any, tmp_path: Any, step: int
 ) -> None:
     text = RANDOM.replace("SEEDS", "(torch.manual_seed, random.seed, numpy.random.seed)")
-    (whole := tmp_path / "whole").mkdir()
-    undisturbed = end_of(run_group, whole, text.replace("BODY", DRAWS))
+    whole = text.replace("BODY", DRAWS)
     end_of(run_group, tmp_path, text.replace("BODY", f"{DRAWS}\n        {stop_in(step)}"))
-    assert end_of(run_group, tmp_path, text.replace("BODY", DRAWS), 2) == undisturbed
+    assert end_of(run_group, tmp_path, whole, 2) == undisturbed(whole)
 
 
-def test_a_scheduler_whose_rates_are_of_numpy_is_resumed(run_group: Any, tmp_path: Any) -> None:
+def test_a_scheduler_whose_rates_are_of_numpy_is_resumed(
+    run_group: Any, undisturbed: Any, tmp_path: Any
+) -> None:
     rates = "LambdaLR(optimizer, lambda step: numpy.float64(0.9) ** step)"
     text = AVERAGED.replace("ExponentialLR(optimizer, 0.9)", rates)
-    (whole := tmp_path / "whole").mkdir()
-    undisturbed = end_of(run_group, whole, text.replace("BODY", "pass"))
+    whole = text.replace("BODY", "pass")
     end_of(run_group, tmp_path, text.replace("BODY", stop_in(5)))
-    assert end_of(run_group, tmp_path, text.replace("BODY", "pass"), 2) == undisturbed
+    assert end_of(run_group, tmp_path, whole, 2) == undisturbed(whole)
