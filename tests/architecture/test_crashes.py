@@ -44,6 +44,8 @@ def test_hangs(): time.sleep(200)
 def test_ok(): pass
 """
 
+PLUGINS = ("-p", "xdist", "-p", "pytest_timeout")
+"""Those of our settings and options; others that are installed take a second in each process."""
 OUR_SCHEDULER = ("--noconftest", "-p", "tests.crashed_processes", "--dist", "loadfile")
 
 
@@ -64,6 +66,7 @@ def run_pytest(
         "pyproject.toml",
         "-p",
         "no:cacheprovider",
+        *PLUGINS,
         *options,
         str(folder),
     ]
@@ -71,6 +74,7 @@ def run_pytest(
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
         "ACCORDION_CRASHES": str(folder / "crashes"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     return run_program(command, cwd=ROOT, env=env)
 
