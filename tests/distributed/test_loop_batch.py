@@ -4,6 +4,8 @@ compression.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,33 +109,44 @@ def test_every_rank_acknowledges_the_batch_with_its_plan(grown):
         assert [(ack.rank, ack.digest) for ack in acks.acks] == [(0, digest), (1, digest)]
 
 
-def stopped_in_warmup(run_group: Any, storage: Any) -> Result:
-    """One step after the batch has grown: three more until the rate is whole."""
-    result: Result = run_group(
-        2, run_job, storage, job(), RecordingLink(orders=STOP, order_after=("epoch", 1))
-    )[0]
+@pytest.fixture(scope="module")
+def stopped_once(run_group, tmp_path_factory) -> tuple[Path, Result]:
+    storage, link = (
+        tmp_path_factory.mktemp("stopped"),
+        RecordingLink(orders=STOP, order_after=("epoch", 1)),
+    )
+    return storage, run_group(2, run_job, storage, job(), link)[0]
+
+
+@pytest.fixture
+def stopped_in_warmup(stopped_once, tmp_path) -> Result:
+    """One step after the batch has grown: three more until the rate is whole. The test's folder
+    holds what the job has saved.
+    """
+    storage, result = stopped_once
     assert (result.outcome, result.link.of("checkpoint")[-1].step) == ("stopped", 47)
+    shutil.copytree(storage, tmp_path, dirs_exist_ok=True)
     return result
 
 
 def test_a_job_stopped_while_its_rate_follows_the_batch_ends_with_the_same_bits(
-    grown, run_group, tmp_path
+    grown, stopped_in_warmup, run_group, tmp_path
 ):
-    stopped = stopped_in_warmup(run_group, tmp_path)
     resumed = run_group(2, run_job, tmp_path, job(), None, 2)[0]
     assert equal(resumed.parameters, grown.parameters)
-    assert what_was_learned(stopped) + what_was_learned(resumed) == what_was_learned(grown)
+    assert what_was_learned(stopped_in_warmup) + what_was_learned(resumed) == what_was_learned(
+        grown
+    )
     assert resumed.link.of("started")[0].steps_per_epoch == 6
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_resize_while_the_rate_follows_the_batch_bends_nothing(
-    grown, run_group, tmp_path, workers
+    grown, stopped_in_warmup, run_group, tmp_path, workers
 ):
     """What PowerSGD sends is linear in the gradients, and a resize keeps the mean of the
     residuals.
     """
-    stopped_in_warmup(run_group, tmp_path)
     resized = run_group(workers, run_job, tmp_path, job(), None, 2)[0]
     assert column(resized, "global_batch") == [256] * 5
     assert column(resized, "level_by_layer") == column(grown, "level_by_layer")[2:]

@@ -24,30 +24,33 @@ def ordered(
     return run_group(2, run_job, storage, STRONG, link)[0]
 
 
-def test_an_override_holds_from_the_next_step_until_the_epoch_it_names(run_group, tmp_path):
-    link = ordered(run_group, tmp_path, LIGHT_IN_2).link
-    levels = [record.level_by_layer for record in link.of("epoch")]
+@pytest.fixture(scope="module")
+def light(run_group, tmp_path_factory) -> RecordingLink:
+    """Link of the job that is light in epoch 2."""
+    return ordered(run_group, tmp_path_factory.mktemp("light"), LIGHT_IN_2).link
+
+
+def test_an_override_holds_from_the_next_step_until_the_epoch_it_names(light):
+    levels = [record.level_by_layer for record in light.of("epoch")]
     assert [level["hidden.weight"] for level in levels] == ["high", "high", "low", "high"]
     assert [level["output.weight"] for level in levels] == ["high"] * 4
 
 
-def test_every_rank_acknowledges_an_override_with_its_own_step_and_plan(run_group, tmp_path):
-    link = ordered(run_group, tmp_path, LIGHT_IN_2).link
-    first = next(record for record in link.of("acks") if record.override_ids == ("by-hand",))
+def test_every_rank_acknowledges_an_override_with_its_own_step_and_plan(light):
+    first = next(record for record in light.of("acks") if record.override_ids == ("by-hand",))
     assert (first.epoch, first.step, first.world_size) == (2, 47, 2)
     assert [(ack.rank, ack.step, ack.digest) for ack in first.acks] == [
         (rank, 47, first.digest) for rank in (0, 1)
     ]
 
 
-def test_an_acknowledged_digest_is_that_of_the_decision_beside_it(run_group, tmp_path):
-    link = ordered(run_group, tmp_path, LIGHT_IN_2).link
-    digests = [plan_digest(record.decision.level_by_layer) for record in link.of("decision")]
-    assert digests == [record.digest for record in link.of("acks")]
+def test_an_acknowledged_digest_is_that_of_the_decision_beside_it(light):
+    digests = [plan_digest(record.decision.level_by_layer) for record in light.of("decision")]
+    assert digests == [record.digest for record in light.of("acks")]
 
 
-def test_the_policy_has_the_wheel_again_when_an_override_ends(run_group, tmp_path):
-    last = ordered(run_group, tmp_path, LIGHT_IN_2).link.of("acks")[-1]
+def test_the_policy_has_the_wheel_again_when_an_override_ends(light):
+    last = light.of("acks")[-1]
     assert (last.epoch, last.override_ids) == (3, ())
 
 

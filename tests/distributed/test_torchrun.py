@@ -1,5 +1,5 @@
-"""Scripts under torchrun: those of the book, that of deploy/jobs without a job, and how a process
-ends.
+"""Scripts under torchrun, or in a warm process with its environment: those of the book, that of
+deploy/jobs without a job, and how a process ends.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 
+from tests.conftest import free_port
+from tests.distributed.code_jobs import run_without_us
 from tests.programs import run_program
 
 HERE = Path(__file__).parent
@@ -52,19 +56,7 @@ def blocks_of(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (BOOK / page).read_text(), flags=re.DOTALL)
 
 
-def test_the_script_in_the_book_runs_and_saves_bytes(tmp_path):
-    (script,) = blocks_of("torchrun.md", "python")
-    (tmp_path / "train.py").write_text(script)
-    run = torchrun("train.py", folder=tmp_path)
-    sent, dense = (
-        int(n.replace(",", ""))
-        for n in re.search(r"sent (\S+) bytes, dense (\S+)", run.stdout).groups()
-    )
-    assert sent < dense / 4
-    assert "critical" in run.stdout
-
-
-def test_the_calls_beside_the_script_of_the_book_run_in_it(tmp_path):
+def test_the_script_in_the_book_saves_bytes_and_the_calls_beside_it_run_in_it(tmp_path):
     (script,), (override, save, gather) = (
         blocks_of("torchrun.md", language) for language in ("python", "py")
     )
@@ -74,23 +66,44 @@ def test_the_calls_beside_the_script_of_the_book_run_in_it(tmp_path):
     end = "dist.destroy_process_group()"
     calls = ["saved_workers = world_size", override, save, gather, "print('called')", end]
     (tmp_path / "train.py").write_text(script.replace(end, "\n".join(calls)))
-    assert torchrun("train.py", folder=tmp_path).stdout.count("called") == 2
+    said = torchrun("train.py", folder=tmp_path).stdout
+    sent, dense = (
+        int(n.replace(",", "")) for n in re.search(r"sent (\S+) bytes, dense (\S+)", said).groups()
+    )
+    assert sent < dense / 4
+    assert "critical" in said
+    assert said.count("called") == 2
 
 
-def test_the_lines_of_a_job_in_the_book_train_under_torchrun(tmp_path):
+def run_as_launched(rank: int, port: int, file: str, arguments: list[str]) -> str:
+    """What a script prints that makes its group from the environment that torchrun sets."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    environment = {name: str(value) for name, value in names.items()}
+    dist.destroy_process_group()
+    with patch.dict(os.environ, {**environment, "MASTER_ADDR": "127.0.0.1"}):
+        return run_without_us(rank, file, arguments)
+
+
+def test_the_lines_of_a_job_in_the_book_train_without_a_job(run_group, tmp_path):
     (lines,) = blocks_of("own_script.md", "python")
     begin = 'session.init_process_group("gloo")  # in place of torch.distributed\'s\n'
     head, tail = lines.split(begin)
     script = f"{OWN_LINES_NEED}{head}{begin}{MODEL}{tail}print('trained')\n"
     (tmp_path / "train.py").write_text(script)
-    assert torchrun("train.py", folder=tmp_path).stdout.count("trained") == 2
+    file = str(tmp_path / "train.py")
+    assert run_group(2, run_as_launched, free_port(), file, []) == ["trained\n"] * 2
 
 
-@pytest.mark.parametrize(
-    "script", [("ends_later.py", f"{OWN_SCRIPT}/plain.py"), (f"{OWN_SCRIPT}/code/train.py",)]
-)
-def test_the_example_of_a_script_runs_before_it_was_a_job_and_after(script):
-    assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\n", torchrun(*script, "--epochs=1").stdout)
+def test_the_example_of_a_script_runs_before_it_was_a_job(run_group):
+    file = f"{OWN_SCRIPT}/plain.py"
+    said, nothing = run_group(2, run_as_launched, free_port(), file, ["--epochs=1"])
+    assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\n", said)
+    assert nothing == ""
+
+
+def test_the_example_of_a_script_runs_under_torchrun_as_in_a_job():
+    said = torchrun(f"{OWN_SCRIPT}/code/train.py", "--epochs=1").stdout
+    assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\n", said)
 
 
 @pytest.mark.skipif(
