@@ -19,6 +19,8 @@ import torch.distributed as dist
 from tests.process_end import end_with_parent
 
 MOST_PROCESSES = 4
+PRELOADED = ["torch._dynamo", "accordion_workers.training.loop"]
+"""What one process imports for all that it forks; a first step takes the compiler of torch too."""
 PEER_TIMEOUT = timedelta(seconds=60)
 """After this long a process whose peer failed gives up."""
 
@@ -43,8 +45,8 @@ def _in_group(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        # Threads of a group that garbage refers to look for work 100 times a second. What is left is
-        # frozen: later collections would go through it, a tenth of the time of all tests.
+        # Threads of a group that garbage refers to look for work 100 times a second. What is left
+        # is frozen: later collections would go through it, a tenth of the time of all tests.
         gc.collect()
         gc.freeze()
 
@@ -78,7 +80,8 @@ class _Processes:
 
 
 def _create_pool() -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     return ProcessPoolExecutor(MOST_PROCESSES, mp_context=context, initializer=end_with_parent)
 
 
