@@ -87,8 +87,9 @@ RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of torch that wait for each other spin: with two processes on two CPUs that is most of
-    # their time.
+    # their time. Those of tests that ask for two threads sleep.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _XDIST_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = range(
     20_000 + _XDIST_NUMBER, 32_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
