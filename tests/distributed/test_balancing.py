@@ -13,7 +13,7 @@ from accordion_workers.training.clock import Clock
 from tests.distributed.loop_jobs import Result
 from tests.distributed.loop_tasks import Shaky, run_task
 
-EPOCHS = {"training": {"epochs": 3}}
+EPOCHS = {"training": {"epochs": 2}}
 """Each epoch has 23 batches of four micro-batches, the last of two."""
 
 

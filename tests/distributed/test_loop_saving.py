@@ -328,7 +328,7 @@ def go_on(rank: int, storage: Path, job: JobSpec) -> Result:
 def test_a_worker_that_is_killed_in_an_upload_leaves_the_checkpoint_before_it(run_group, tmp_path):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     processes = [
-        multiprocessing.get_context("spawn").Process(
+        multiprocessing.get_context("forkserver").Process(
             target=die_in_an_upload, args=(rank, tmp_path, job)
         )
         for rank in (0, 1)

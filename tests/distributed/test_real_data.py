@@ -42,23 +42,23 @@ def test_a_small_resnet_learns_pictures_by_heart(run_group, tmp_path, require):
 
 def test_a_small_transformer_learns_to_spell_on_real_text(run_group, tmp_path, require):
     data = require.data("tinyshakespeare") / "input.txt"
-    job = job_file("lm-small.yaml", data, {"samples": 1000, "eval_samples": 100}, {"epochs": 3})
+    job = job_file("lm-small.yaml", data, {"samples": 1000, "eval_samples": 100}, {"epochs": 2})
     result = run_group(2, run_job, tmp_path, job)[0]
     assert (
         losses(result)[-1] < 3.0
-    )  # 4.17 knows nothing, 3.31 how frequent each character is; measured 2.56
+    )  # 4.17 knows nothing, 3.31 how frequent each character is; measured 2.80
     assert result.link.of("epoch")[-1].metrics["loss"] < 3.0
 
 
 def test_a_small_transformer_learns_to_spell_with_local_steps(run_group, tmp_path, require):
     data = require.data("tinyshakespeare") / "input.txt"
     options = {"samples": 1000, "eval_samples": 100}
-    job = job_file("lm-local-steps.yaml", data, options, {"epochs": 4})
+    job = job_file("lm-local-steps.yaml", data, options, {"epochs": 2})
     job = job.model_copy(update={"local_steps": LocalStepsSpec(low=8, high=16, start_steps=32)})
     result = run_group(2, run_job, tmp_path, job)[0]
-    assert losses(result)[-1] < 3.0  # as above; measured MEASURED
+    assert losses(result)[-1] < 3.0  # as above; measured 2.68
     assert result.link.of("epoch")[-1].metrics["loss"] < 3.0
-    start, *_, last = [epoch.bytes.payload for epoch in result.link.of("epoch")]
+    start, last = [epoch.bytes.payload for epoch in result.link.of("epoch")]
     assert last < start / 5
 
 
