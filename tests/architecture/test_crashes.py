@@ -45,7 +45,7 @@ def test_ok(): pass
 """
 
 PLUGINS = ("-p", "xdist", "-p", "pytest_timeout")
-"""Those of our settings and options; others that are installed take a second in each process."""
+"""Plugins of our settings and options; all that are installed take a second in each process."""
 OUR_SCHEDULER = ("--noconftest", "-p", "tests.crashed_processes", "--dist", "loadfile")
 
 
