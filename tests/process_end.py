@@ -10,9 +10,11 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
+from multiprocessing import parent_process
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -33,6 +35,18 @@ unconfigured.
 def end_with_parent() -> None:
     """Have this process end with its parent: a killed test session leaves nothing behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end_with_session() -> None:
+    """Have this process end with the one that asked a fork server for it: its parent is the
+    server, which lives as long as its children.
+    """
+    threading.Thread(target=_exit_after, args=(parent_process(),), daemon=True).start()
+
+
+def _exit_after(session: Any) -> None:
+    session.join()
+    os._exit(1)
 
 
 def keep_crash_trace(folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.process_end import end_with_parent
+from tests.process_end import end_with_session
 
 MOST_PROCESSES = 4
 PRELOADED = ["torch._dynamo", "accordion_workers.training.loop"]
@@ -82,7 +82,7 @@ class _Processes:
 def _create_pool() -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    return ProcessPoolExecutor(MOST_PROCESSES, mp_context=context, initializer=end_with_parent)
+    return ProcessPoolExecutor(MOST_PROCESSES, mp_context=context, initializer=end_with_session)
 
 
 @pytest.fixture(scope="session")
