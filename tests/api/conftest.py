@@ -159,7 +159,7 @@ def shared_live(
 
 def serve_live(home: Path, **more: Any) -> Iterator[Live]:
     settings = load_settings(
-        home=home, port=0, drain_interval_s=0.02, survey_interval_s=0.05, **more
+        home=home, port=0, drain_interval_s=0.05, survey_interval_s=0.1, **more
     )
     app = create_app(settings)
     runtime, stop = FakeRuntime(clock=time.time), threading.Event()
