@@ -36,9 +36,21 @@ def world(
     world.close()
 
 
+@pytest.fixture(scope="module")
+def mlflow_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file of MLflow without runs: its tables take more than a second to make."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    SqlAlchemyStore(f"sqlite:///{file}", f"{file}-artifacts").engine.dispose()
+    return file
+
+
 @pytest.fixture(params=sorted(KINDS))
-def kind(request: pytest.FixtureRequest, require: Require) -> str:
+def kind(request: pytest.FixtureRequest, require: Require, world: LoggerWorld) -> str:
     require.package(PACKAGES[request.param])
+    if request.param == "mlflow":
+        world.mlflow_file = request.getfixturevalue("mlflow_file")
     return request.param
 
 
