@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from accordion_service.api.app_state import MAX_WAITING_EXPORTS
 from accordion_service.api.model_files import export_model_file
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.errors import Conflict, Unavailable
+from accordion_workers.checkpoint import model_export
 from accordion_workers.checkpoint.async_save import SHARED_FILE
 from accordion_workers.checkpoint.checkpoint_files import Manifest, write_manifest, write_part
 from accordion_workers.checkpoint.storage import LocalStorage
@@ -76,6 +78,18 @@ def test_a_running_job_gives_the_newest_or_a_named_model(
     assert world.job(job_id).status == Status.RUNNING
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export without a process of its own, which takes two seconds to load torch."""
+
+    def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
+        model_export.main(Path(command[-1]), json.loads(given["input"]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, job_id: str) -> None:
     queued = world.submit(**LONG)
     for id_, status, detail in (
@@ -92,6 +106,7 @@ def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, jo
     assert "has no checkpoint '../g1'; GET /api/v1/jobs/" in unknown.json()["detail"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("mode", "number"), [("min", -1), ("max", 0)])
 def test_the_best_model_is_that_of_the_objective(
     client: TestClient, world: World, mode: str, number: int
@@ -118,6 +133,7 @@ def test_without_an_objective_no_model_is_the_best(
     assert "has no objective, by which a checkpoint could be the best" in refused.json()["detail"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_storage_that_the_service_does_not_see_is_reported(
     client: TestClient, world: World, job_id: str
 ) -> None:

@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     limit = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < limit, f"not reached in {LIMIT_S} s"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 @pytest.fixture
