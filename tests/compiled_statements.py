@@ -28,6 +28,7 @@ def _is_equal(dialect: DefaultDialect, other: object) -> bool:
     return isinstance(other, DefaultDialect) and _identity(dialect) == _identity(other)
 
 
-def _identity(dialect: Any) -> tuple[Any, ...]:
+def _identity(dialect: DefaultDialect) -> tuple[Any, ...]:
     """What compiled statements and the conversion of their results depend on."""
-    return (type(dialect), dialect._json_serializer, dialect._json_deserializer)
+    given = vars(dialect)
+    return (type(dialect), given.get("_json_serializer"), given.get("_json_deserializer"))

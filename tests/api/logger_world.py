@@ -25,6 +25,15 @@ KINDS: dict[str, dict[str, Any]] = {
 """A logger of each kind that needs no server."""
 
 
+def make_mlflow_file(folder: Path) -> Path:
+    """Make an SQLite file with the tables of MLflow."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    file = folder / "mlflow.db"
+    SqlAlchemyStore(f"sqlite:///{file}", f"{file}-artifacts").engine.dispose()
+    return file
+
+
 class LoggerWorld(World):
     """A world without the process that serves loggers: its clock is not that of the tests."""
 

@@ -63,21 +63,6 @@ def model_of(client: TestClient, job_id: str, **params: Any) -> Any:
     return client.get(f"{JOBS}/{job_id}/model", params=params)
 
 
-def test_a_running_job_gives_the_newest_or_a_named_model(
-    client: TestClient, world: World, job_id: str
-) -> None:
-    names = save_reported(world, job_id)
-    answer = model_of(client, job_id)
-    assert answer.status_code == 200
-    assert load(answer.content)["weight"].tolist() == [[len(names) - 1.0] * 3] * 2
-    assert answer.headers["Accordion-Checkpoint"] == names[-1]
-    assert answer.headers["Content-Length"] == str(len(answer.content))
-    assert answer.headers["Content-Disposition"] == "attachment; filename=a-b.safetensors"
-    first = model_of(client, job_id, checkpoint=names[0])
-    assert load(first.content)["weight"].tolist() == [[0.0] * 3] * 2
-    assert world.job(job_id).status == Status.RUNNING
-
-
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export without a process of its own, which takes two seconds to load torch."""
@@ -87,6 +72,27 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_a_running_job_gives_its_newest_model(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    names = save_reported(world, job_id)
+    answer = model_of(client, job_id)
+    assert answer.status_code == 200
+    assert load(answer.content)["weight"].tolist() == [[len(names) - 1.0] * 3] * 2
+    assert answer.headers["Accordion-Checkpoint"] == names[-1]
+    assert answer.headers["Content-Length"] == str(len(answer.content))
+    assert answer.headers["Content-Disposition"] == "attachment; filename=a-b.safetensors"
+    assert world.job(job_id).status == Status.RUNNING
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_checkpoint_that_is_named_gives_its_model(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    first = model_of(client, job_id, checkpoint=save_reported(world, job_id)[0])
+    assert load(first.content)["weight"].tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.usefixtures("in_this_process")
