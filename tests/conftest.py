@@ -24,6 +24,7 @@ import structlog
 from hypothesis import settings
 
 from accordion_service.store.migrations import upgrade
+from tests.compiled_statements import share_compiled_statements
 from tests.crashed_processes import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.database_kinds import DATABASE_FIXTURES, check_exception, kinds_of, uses_postgresql
 from tests.pooled_databases import PooledDatabases
@@ -49,6 +50,8 @@ structlog.configure(
     # A cached logger would escape `capture_logs`.
     cache_logger_on_first_use=False,
 )
+
+share_compiled_statements()
 
 # what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
 os.environ.setdefault("ACCORDION_NO_AUTH", "1")

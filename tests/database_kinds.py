@@ -14,12 +14,10 @@ ON_BOTH_DATABASES = frozenset(
     {
         "api/test_any_life",
         "api/test_failover",
-        "api/test_job_lives",
         "api/test_two_of_each",
         "api/test_writers",
         "service/test_database_errors",
         "service/test_delivery_queue",
-        "service/test_list_filters",
         "service/test_queries",
         "service/test_queries_on_postgres",
         "service/test_record_ingest",

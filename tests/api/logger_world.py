@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ KINDS: dict[str, dict[str, Any]] = {
 """A logger of each kind that needs no server."""
 
 
+def make_mlflow_file(folder: Path) -> Path:
+    """Make an SQLite file with the tables of MLflow."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    file = folder / "mlflow.db"
+    SqlAlchemyStore(f"sqlite:///{file}", f"{file}-artifacts").engine.dispose()
+    return file
+
+
 class LoggerWorld(World):
     """A world without the process that serves loggers: its clock is not that of the tests."""
 
@@ -32,9 +42,20 @@ class LoggerWorld(World):
         # Other tests resolve names without the guard.
         monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
         super().__init__(home, **settings)
+        self.mlflow_file: Path | None = None
+        """Where set, the SQLite files of MLflow begin as copies of this one."""
         self.guard = AddressGuard(self.settings.webhook_networks)
         self.guard.install()
         self.turns = self.new_turns()
+
+    def submit(self, **changes: Any) -> str:
+        job_id = super().submit(**changes)
+        if self.mlflow_file is not None:
+            folder = self.settings.loggers_of(job_id)
+            folder.mkdir(parents=True)
+            for number in range(len(changes["loggers"])):
+                shutil.copy(self.mlflow_file, folder / f"mlflow-{number}.db")
+        return job_id
 
     def new_turns(self) -> LoggerTurns:
         """The loggers as a new process serves them."""

@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
+import pytest
 from fastapi.testclient import TestClient
 from joserfc import jwt
 from joserfc.jwk import RSAKey
@@ -85,6 +87,14 @@ class Provider:
         return jwt.encode({"alg": "RS256", "kid": published["kid"]}, claims, key)
 
 
+@cache
+def make_key() -> Any:
+    """The key with which all providers begin: making one takes a tenth of a second."""
+    from authlib import jose
+
+    return jose.RSAKey.generate_key(is_private=True)
+
+
 @contextmanager
 def run_provider(require: Require) -> Iterator[Provider]:
     """Run a provider inside the block; the test is skipped where its package is not installed."""
@@ -92,7 +102,10 @@ def run_provider(require: Require) -> Iterator[Provider]:
     import oidc_provider_mock
     from werkzeug.serving import make_server
 
-    app = oidc_provider_mock.app()
+    with pytest.MonkeyPatch.context() as patch:
+        key = make_key()
+        patch.setattr(type(key), "generate_key", lambda **_: key)
+        app = oidc_provider_mock.app()
     provider = Provider(app)
     app.before_request(provider.before)
     app.after_request(provider.after)

@@ -81,7 +81,7 @@ class Team:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():  # pytest's time limit ends it
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def at(seconds: float) -> str:

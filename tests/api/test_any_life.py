@@ -126,7 +126,7 @@ def check_end(world: World, job_id: str, *, cancelled_at: float | None) -> None:
         assert came_in_last_epoch(cancelled_at, world.history.epochs(job_id))
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(
     happenings=st.lists(st.sampled_from(HAPPENINGS), max_size=25), ending=st.sampled_from(ENDINGS)
 )

@@ -31,7 +31,7 @@ from accordion_service.store.tables.models import Base, JobRow
 from accordion_service.store.writes.copying import copy_database, count_rows
 from tests.api.conftest import LOCAL
 from tests.api.world import World
-from tests.postgres import Postgres
+from tests.pooled_databases import PooledDatabases
 
 PATIENCE_S = 30.0
 LONG = {"training": {"epochs": 400}}
@@ -49,10 +49,10 @@ def new_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         yield load_settings(home=home)
         return
-    server: Postgres = request.getfixturevalue("postgres")
-    url = server.create_database()
+    databases: PooledDatabases = request.getfixturevalue("pooled_databases")
+    url = databases.take()
     yield load_settings(home=home, database_url=url)
-    server.drop_database(url)
+    databases.give_back(url)
 
 
 def used_service(world: World, client: TestClient) -> str:

@@ -15,6 +15,7 @@ from accordion_workers.records.contract import Cursor, PausedRecord, Record
 from tests.api.world import TURN_S, World
 
 LONG = {"training": {"epochs": 40}}
+SHORT = {"training": {"epochs": 12}}
 WIDE = {"workers": {"min": 1, "max": 4}, **LONG}
 
 
@@ -24,7 +25,7 @@ def told(world: World, job_id: str, what: str) -> list[dict[str, Any]]:
 
 
 def test_a_running_job_is_resized_and_loses_no_step(world: World) -> None:
-    job_id = world.submit(**LONG)
+    job_id = world.submit(**SHORT)
     world.train(job_id, workers=2)
     world.resize(job_id, 1, 3)
     world.reach(job_id, Status.RESIZING)
@@ -44,7 +45,7 @@ def test_a_running_job_is_resized_and_loses_no_step(world: World) -> None:
         0,
     )
     assert world.finish(job_id).attempt == 1
-    assert world.epochs(job_id) == list(range(40))
+    assert world.epochs(job_id) == list(range(12))
 
 
 def test_what_changes_of_group_cost_is_counted_for_the_job_and_its_attempt(world: World) -> None:
@@ -185,7 +186,7 @@ def test_another_attempt_starts_with_what_is_granted_then(world: World) -> None:
 
 
 def test_paused_job_holds_no_workers_and_continues_from_its_checkpoint(world: World) -> None:
-    job_id = world.submit(**LONG)
+    job_id = world.submit(**SHORT)
     world.turn_until(lambda: world.epochs(job_id) == [0, 1])
     world.pause(job_id)
     assert world.job(job_id).status == Status.PAUSING
@@ -202,7 +203,7 @@ def test_paused_job_holds_no_workers_and_continues_from_its_checkpoint(world: Wo
     world.resume(job_id)
     assert world.job(job_id).status == Status.QUEUED
     assert world.finish(job_id).attempt == 2
-    assert world.epochs(job_id) == list(range(40))
+    assert world.epochs(job_id) == list(range(12))
     assert [row.reason for row in world.history.attempts(job_id)] == [
         Reason.PAUSED_BY_USER,
         Reason.COMPLETED,
@@ -221,7 +222,7 @@ def test_a_waiting_job_is_paused_at_once_and_frees_the_queue(world: World) -> No
 
 
 def test_a_job_that_does_not_pause_in_time_is_paused_by_force(world: World) -> None:
-    job_id = world.submit(**LONG)
+    job_id = world.submit(**SHORT)
     world.turn_until(lambda: world.epochs(job_id) == [0, 1])
     world.runtime.stuck.add(job_id)
     world.pause(job_id)
@@ -233,7 +234,7 @@ def test_a_job_that_does_not_pause_in_time_is_paused_by_force(world: World) -> N
     world.runtime.stuck.clear()
     world.resume(job_id)
     assert world.finish(job_id).status == Status.SUCCEEDED
-    assert world.epochs(job_id) == list(range(40))
+    assert world.epochs(job_id) == list(range(12))
 
 
 def test_a_job_that_vanishes_while_it_pauses_is_paused(world: World) -> None:
@@ -253,7 +254,7 @@ def test_a_job_that_finishes_while_it_pauses_has_succeeded(world: World) -> None
 
 
 def test_job_resumed_while_pausing_pauses_first_and_then_continues(world: World) -> None:
-    job_id = world.submit(**LONG)
+    job_id = world.submit(**SHORT)
     world.train(job_id)
     world.pause(job_id)
     world.resume(job_id)
@@ -289,7 +290,7 @@ def test_a_job_that_had_paused_when_it_was_cancelled_is_cancelled(world: World) 
 def test_an_attempt_whose_pause_was_withdrawn_is_followed_by_another(
     world: World,
 ) -> None:
-    job_id = world.submit(**LONG)
+    job_id = world.submit(**SHORT)
     world.train(job_id)
     fake = world.runtime.jobs[job_id]
     paused = PausedRecord(step=fake.step)

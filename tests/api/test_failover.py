@@ -91,7 +91,7 @@ def live(tmp_path: Path, url: str) -> Iterator[Live]:
 
 def wait_until(condition: Any) -> None:
     while not condition():  # pytest's time limit ends it
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def read_lease(url: str) -> tuple[int, float]:

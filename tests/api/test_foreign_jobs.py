@@ -53,6 +53,16 @@ def backup(
         yield copy
 
 
+def turn_both(world: World, copy: World) -> None:
+    """Let two schedulers of one installation turn for longer than the claim of a predecessor
+    lasts.
+    """
+    for _ in range(int(2 * CONFLICT_S)):
+        world.clock.now += 1.0
+        world.turn()
+        copy.scheduler.run_once()
+
+
 def test_scheduler_with_another_database_leaves_running_jobs_alone(
     world: World, beside, client: TestClient
 ) -> None:
@@ -96,9 +106,7 @@ def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(
     world.train(job_id := world.submit(training={"epochs": 300}))
     copy = beside(backup())
     copy.cancel(job_id)
-    for _ in range(int(2 * CONFLICT_S / 0.25)):
-        world.turn()
-        copy.scheduler.run_once()
+    turn_both(world, copy)
     assert world.runtime.removed == []
     assert world.job(job_id).status == Status.RUNNING
     assert "from another database" in copy.cluster.get().message
@@ -109,10 +117,10 @@ def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(
 ) -> None:
     world.train(world.submit(training={"epochs": 300}))
     copy = beside(backup())
-    for _ in range(int(2 * CONFLICT_S / 0.25)):
-        world.turn()
-        copy.scheduler.run_once()
-    copy.turn(100)
+    turn_both(world, copy)
+    for _ in range(25):
+        copy.clock.now += 1.0
+        copy.turn()
     assert not copy.cluster.get().reachable
     assert world.runtime.removed == []
 

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from accordion_service.domain.jobs.statuses import Status
 from tests.api.world import TURN_S, World
 
-LOST_S = 4.0
+LOST_S = 2.0
 
 
 def turns_of(seconds: float) -> int:
@@ -111,7 +111,7 @@ def test_silent_guest_is_lost_and_runs_again_when_it_reports(strict: World) -> N
     job_id = train(strict)
     silence(strict, job_id)
     assert (strict.job(job_id).status, strict.job(job_id).world_size) == (Status.LOST, 0)
-    assert "4 s (ACCORDION_GUEST_LOST_S)" in strict.job(job_id).message
+    assert "2 s (ACCORDION_GUEST_LOST_S)" in strict.job(job_id).message
     go_on(strict, job_id)
     strict.train(job_id)
     assert (strict.job(job_id).world_size, strict.job(job_id).message) == (2, "2 workers train")
@@ -137,7 +137,7 @@ def test_guest_that_stays_lost_fails_in_the_end(strict: World) -> None:
     strict.turn(turns_of(2 * LOST_S))
     job = strict.job(job_id)
     assert (job.status, job.reason) == (Status.FAILED, "LOST")
-    assert "8 s (ACCORDION_GUEST_CLOSED_S)" in job.message
+    assert "4 s (ACCORDION_GUEST_CLOSED_S)" in job.message
     assert strict.events(job_id)[-1].type == "end"
 
 

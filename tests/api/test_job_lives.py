@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,25 +221,35 @@ def test_a_supervisor_that_is_out_of_sight_for_a_moment_is_adopted_again(world: 
     assert world.finish(job_id).attempt == 1
 
 
-def test_losses_with_progress_in_between_are_never_the_jobs_failure(world: World) -> None:
-    job_id = world.submit(training={"epochs": 12})
-    for epoch in range(world.settings.max_lost_attempts + 2):
-        world.turn_until(lambda epoch=epoch: epoch in world.epochs(job_id))
-        world.runtime.lose(job_id)
-    assert world.finish(job_id).status == Status.SUCCEEDED
+@pytest.fixture
+def strict(tmp_path: Path, database_url: str) -> Iterator[World]:
+    """A service that follows a lost attempt by one other attempt without progress."""
+    world = World(tmp_path, database_url=database_url, max_lost_attempts=1)
+    yield world
+    world.close()
 
 
-def test_losses_without_progress_end_in_lost(world: World) -> None:
-    job_id = world.submit()
-    for attempt in range(1, world.settings.max_lost_attempts + 2):
-        world.turn_until(lambda attempt=attempt: world.runtime.started[-1:] == [(job_id, attempt)])
-        world.runtime.jobs[job_id].phase = "running"
-        world.runtime.stuck.add(job_id)
-        _begin(world, job_id)
-        world.runtime.lose(job_id)
-    job = world.finish(job_id)
+def test_losses_with_progress_in_between_are_never_the_jobs_failure(strict: World) -> None:
+    job_id = strict.submit(training={"epochs": 12})
+    for epoch in range(strict.settings.max_lost_attempts + 2):
+        strict.turn_until(lambda epoch=epoch: epoch in strict.epochs(job_id))
+        strict.runtime.lose(job_id)
+    assert strict.finish(job_id).status == Status.SUCCEEDED
+
+
+def test_losses_without_progress_end_in_lost(strict: World) -> None:
+    job_id = strict.submit()
+    for attempt in range(1, strict.settings.max_lost_attempts + 2):
+        strict.turn_until(
+            lambda attempt=attempt: strict.runtime.started[-1:] == [(job_id, attempt)]
+        )
+        strict.runtime.jobs[job_id].phase = "running"
+        strict.runtime.stuck.add(job_id)
+        _begin(strict, job_id)
+        strict.runtime.lose(job_id)
+    job = strict.finish(job_id)
     assert (job.status, job.reason) == (Status.FAILED, Reason.LOST)
-    assert f"the limit is {world.settings.max_lost_attempts}" in job.message
+    assert f"the limit is {strict.settings.max_lost_attempts}" in job.message
 
 
 def test_what_the_journal_of_a_lost_job_holds_is_stored_with_its_end(world: World) -> None:

@@ -17,7 +17,7 @@ from accordion_service.store.writes.logger_queue import CLAIM_S, LoggerQueue
 from accordion_service.store.writes.steering import accept_any
 from accordion_workers.spec.loggers import MlflowSpec
 from tests.api.logger_readers import PACKAGES, READERS, StoredRun
-from tests.api.logger_world import KINDS, LoggerWorld
+from tests.api.logger_world import KINDS, LoggerWorld, make_mlflow_file
 from tests.conftest import Require
 
 
@@ -36,9 +36,17 @@ def world(
     world.close()
 
 
+@pytest.fixture(scope="module")
+def mlflow_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file of MLflow without runs: its tables take more than a second to make."""
+    return make_mlflow_file(tmp_path_factory.mktemp("mlflow"))
+
+
 @pytest.fixture(params=sorted(KINDS))
-def kind(request: pytest.FixtureRequest, require: Require) -> str:
+def kind(request: pytest.FixtureRequest, require: Require, world: LoggerWorld) -> str:
     require.package(PACKAGES[request.param])
+    if request.param == "mlflow":
+        world.mlflow_file = request.getfixturevalue("mlflow_file")
     return request.param
 
 

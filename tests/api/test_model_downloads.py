@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from accordion_service.api.app_state import MAX_WAITING_EXPORTS
 from accordion_service.api.model_files import export_model_file
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.errors import Conflict, Unavailable
+from accordion_workers.checkpoint import model_export
 from accordion_workers.checkpoint.async_save import SHARED_FILE
 from accordion_workers.checkpoint.checkpoint_files import Manifest, write_manifest, write_part
 from accordion_workers.checkpoint.storage import LocalStorage
@@ -61,7 +63,18 @@ def model_of(client: TestClient, job_id: str, **params: Any) -> Any:
     return client.get(f"{JOBS}/{job_id}/model", params=params)
 
 
-def test_a_running_job_gives_the_newest_or_a_named_model(
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export without a process of its own, which takes two seconds to load torch."""
+
+    def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
+        model_export.main(Path(command[-1]), json.loads(given["input"]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_a_running_job_gives_its_newest_model(
     client: TestClient, world: World, job_id: str
 ) -> None:
     names = save_reported(world, job_id)
@@ -71,11 +84,18 @@ def test_a_running_job_gives_the_newest_or_a_named_model(
     assert answer.headers["Accordion-Checkpoint"] == names[-1]
     assert answer.headers["Content-Length"] == str(len(answer.content))
     assert answer.headers["Content-Disposition"] == "attachment; filename=a-b.safetensors"
-    first = model_of(client, job_id, checkpoint=names[0])
-    assert load(first.content)["weight"].tolist() == [[0.0] * 3] * 2
     assert world.job(job_id).status == Status.RUNNING
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_a_checkpoint_that_is_named_gives_its_model(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    first = model_of(client, job_id, checkpoint=save_reported(world, job_id)[0])
+    assert load(first.content)["weight"].tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, job_id: str) -> None:
     queued = world.submit(**LONG)
     for id_, status, detail in (
@@ -92,6 +112,7 @@ def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, jo
     assert "has no checkpoint '../g1'; GET /api/v1/jobs/" in unknown.json()["detail"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("mode", "number"), [("min", -1), ("max", 0)])
 def test_the_best_model_is_that_of_the_objective(
     client: TestClient, world: World, mode: str, number: int
@@ -118,6 +139,7 @@ def test_without_an_objective_no_model_is_the_best(
     assert "has no objective, by which a checkpoint could be the best" in refused.json()["detail"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_storage_that_the_service_does_not_see_is_reported(
     client: TestClient, world: World, job_id: str
 ) -> None:

@@ -117,7 +117,7 @@ def chosen(file: str, test: str, *, postgresql: bool) -> list[str]:
 def test_every_test_runs_on_postgresql_in_one_of_the_two_commands() -> None:
     runs = [
         [chosen(file, test, postgresql=asked) for test in ("test_a", "test_b")]
-        for file in ("api/test_planted", "api/test_job_lives")
+        for file in ("api/test_planted", "api/test_writers")
         for asked in (False, True)
     ]
     assert runs == [

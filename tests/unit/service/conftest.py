@@ -24,7 +24,7 @@ from tests.unit.service.event_loop import InEventLoop
 
 SPEC = "name: NAME\ntask: {name: digits-mlp}\ntraining: {epochs: 3}\n"
 LONG = ("--set", "training.epochs=2000")
-"""Forty seconds on the scripted cluster; a test that needs a running job cancels it."""
+"""A hundred seconds on the scripted cluster; a test that needs a running job cancels it."""
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -21,7 +22,6 @@ from accordion_service.settings.home import Home
 from accordion_service.settings.secret_box import create_secret_box
 from accordion_service.settings.settings import load_settings
 from accordion_service.store.engine.database import Database
-from accordion_service.store.migrations import upgrade
 from accordion_service.store.tables.models import JobRow
 from accordion_service.store.writes.accounts import AccountStore
 from accordion_service.store.writes.copying import copy_database
@@ -33,10 +33,11 @@ from tests.unit.service.conftest import Accordion
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, migrated_file: Path) -> Path:
     """Home directory of the command line, with a database that nobody has used."""
     home = tmp_path / "home"
-    upgrade(f"sqlite:///{home / 'accordion.db'}")
+    home.mkdir(mode=0o700)
+    shutil.copy(migrated_file, home / "accordion.db")
     return home
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def client(tmp_path):
+def client(tmp_path, migrated_file):
+    shutil.copy(migrated_file, tmp_path / "accordion.db")
     return TestClient(create_app(load_settings(home=tmp_path)), base_url="http://127.0.0.1")
 
 

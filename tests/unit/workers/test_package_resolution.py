@@ -288,7 +288,7 @@ def test_a_stop_counts_before_the_storage_is_read(job: Job) -> None:
 
 
 def test_a_torn_resolution_is_made_again(job: Job) -> None:
-    job.resolve("acc-beta")
+    packages_folder(job.storage).mkdir(parents=True)
     (packages_folder(job.storage) / "resolution.json").write_text("")
     job.resolve("acc-beta")
     assert job.versions == {"acc-beta": "2.0"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import inspect, select
+from collections.abc import Set
+
+from sqlalchemy import Select, inspect, select
 from sqlalchemy.orm import defer
 
 from accordion_service.store.engine.database import Database
@@ -35,11 +37,7 @@ class UnfinishedJobs:
                 if job_id in versions and _version(row) == versions[job_id]
             }
             changed = versions.keys() - known.keys()
-            query = select(JobRow).where(IS_UNFINISHED)
-            query = query.options(*(defer(column) for column in _DEFERRED))
-            if len(changed) < MAX_IDS_PER_QUERY:
-                query = query.where(JobRow.id.in_(changed))
-            read = session.scalars(query).all() if changed else ()
+            read = session.scalars(_select_jobs(changed)).all() if changed else ()
         self._rows = known | {row.id: row for row in read}
         return sorted(self._rows.values(), key=lambda row: (row.created_at, row.id))
 
@@ -51,6 +49,13 @@ class UnfinishedJobs:
     def forget_all(self) -> None:
         """Read all rows again the next time."""
         self._rows = {}
+
+
+def _select_jobs(job_ids: Set[str]) -> Select[JobRow]:
+    """Select unfinished jobs: those of the IDs, or all if there are many."""
+    query = select(JobRow).where(IS_UNFINISHED)
+    query = query.options(*(defer(column) for column in _DEFERRED))
+    return query.where(JobRow.id.in_(job_ids)) if len(job_ids) < MAX_IDS_PER_QUERY else query
 
 
 def _version(row: JobRow) -> int | None:
