@@ -136,10 +136,13 @@ class Require:
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
 
-    def __call__(self, program: str) -> Path:
-        """Path of an installed program."""
-        found = shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
-        return Path(found) if found else self.missing(f"program {program!r} is not installed")
+    def __call__(self, *programs: str) -> Path:
+        """Path of the first of these programs that is installed."""
+        path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+        found = (shutil.which(program, path=path) for program in programs)
+        one = next(filter(None, found), None)
+        names = " or ".join(map(repr, programs))
+        return Path(one) if one else self.missing(f"program {names} is not installed")
 
     def package(self, name: str) -> None:
         """Go on if a Python package is installed."""

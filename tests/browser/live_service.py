@@ -22,7 +22,8 @@ from accordion_service.settings.settings import Settings, load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.conftest import free_port
 
-TICKS_PER_EPOCH = 4
+TICKS_PER_EPOCH = 2
+TICK_S = 0.2
 PATIENCE_S = 60.0
 POLL_S = 0.05
 
@@ -134,7 +135,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
     """The service while the block runs; `given` are settings."""
     settings = load_settings(
-        home=home, port=free_port(), drain_interval_s=0.1, survey_interval_s=0.2, **given
+        home=home, port=free_port(), drain_interval_s=TICK_S, survey_interval_s=TICK_S, **given
     )
     runtime = FakeRuntime(clock=time.time, cpus=(4.0, 4.0), ticks_per_epoch=TICKS_PER_EPOCH)
     url = f"http://127.0.0.1:{settings.port}"

@@ -12,7 +12,7 @@ from tests.e2e.real_up import TEN_SECONDS, WAIT_S, accordion, processes_of, star
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_stopping_leaves_nothing_running_and_the_job_goes_on_at_the_next_up(home: Path) -> None:
+def test_a_stopped_or_killed_up_leaves_nothing_running_and_the_next_one_goes_on(home: Path) -> None:
     first = start(home)
     job = first.client.submit(TEN_SECONDS)
     wait_for(lambda: first.client.checkpoints(job.id).items)
@@ -21,18 +21,16 @@ def test_stopping_leaves_nothing_running_and_the_job_goes_on_at_the_next_up(home
     assert first.process.returncode == 0
     assert processes_of(home) == []
     assert not (home / "up.json").exists()
+
     second = start(home)
     wait_for(lambda: second.client.job(job.id).status in ("SUCCEEDED", "FAILED"))
     assert second.client.job(job.id).status == "SUCCEEDED"
     assert second.client.attempts(job.id).items[-1].number == 2
 
-
-def test_a_killed_up_takes_everything_with_it(home: Path) -> None:
-    up = start(home)
-    job = up.client.submit(TEN_SECONDS)
-    wait_for(lambda: up.client.job(job.id).status == "RUNNING")
-    up.process.kill()
-    up.process.communicate(timeout=WAIT_S)
+    other = second.client.submit(TEN_SECONDS)
+    wait_for(lambda: second.client.job(other.id).status == "RUNNING")
+    second.process.kill()
+    second.process.communicate(timeout=WAIT_S)
     wait_for(lambda: not processes_of(home))
 
 

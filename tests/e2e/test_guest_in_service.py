@@ -64,21 +64,8 @@ def test_guest_is_seen_overridden_and_ended_by_its_own_script(
     assert [epoch.epoch for epoch in epochs] == list(range(EPOCHS))
     assert epochs[0].bytes.payload < epochs[0].bytes.dense / 4
     assert epochs[-1].metrics["accuracy"] > 0.85
-
-
-def test_what_the_workers_of_a_guest_run_print_reaches_its_terminal(
-    up: Up, script, tmp_path: Path
-) -> None:
-    def said() -> str:
-        return (tmp_path / "log").read_text()
-
-    def has_printed() -> bool:
-        assert script.poll() in (None, 0), said()[-4000:]
-        return "watch it with: accordion watch" in said() or script.poll() == 0
-
-    wait_for(has_printed, said)
-    # Rank 0 says so when the run registers.
-    assert "watch it with: accordion watch" in said()
+    # What workers print reaches the terminal of the script: rank 0 says so when the run registers.
+    assert "watch it with: accordion watch" in (tmp_path / "log").read_text()
 
 
 def wait_and_get(find):

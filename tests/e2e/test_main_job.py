@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tests.e2e.real_up import Up, wait_for
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SPEC = yaml.safe_load((Path(__file__).parents[2] / "deploy/jobs/digits-watch.yaml").read_text())
 LONG = 1000
-"""Epochs of a job that is cancelled."""
+"""Epochs of a job that is cancelled: it still runs when Prometheus has seen it for as long as that
+may take.
+"""
 FIRST, UNTIL = 8, 30
 """The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch
 30.
@@ -35,18 +38,23 @@ def calm(up: Up) -> str:
 
 
 @pytest.fixture(scope="module")
-def overridden(up: Up, calm: str) -> str:
-    """Id of the job when, in epoch 8, a person holds all layers at `low`."""
-    job = up.client.submit(_paced(0.02))
+def overridden(up: Up) -> Iterator[str]:
+    """Id of the job with many more epochs, of which, in epoch 8, a person holds all layers at
+    `low`.
+    """
+    training = {**SPEC["training"], "epochs": LONG}
+    job = up.client.submit({**_paced(0.02), "name": "overridden", "training": training})
     wait_for(lambda: len(up.client.epochs(job.id).items) >= FIRST)
     wish = up.client.override(job.id, OverrideRequest(level="low", until=UNTIL, reason="a test"))
-    wait_for(lambda: _state(up, job.id) != "PENDING" and _state(up, job.id) != "DELIVERED")
+    wait_for(lambda: _state(up, job.id) not in ("PENDING", "DELIVERED"))
     assert _state(up, job.id) == "APPLIED", wish
-    return _finished(up, job.id)
+    yield job.id
+    up.client.cancel(job.id)
+    wait_for(lambda: up.client.job(job.id).status == "CANCELLED")
 
 
 @pytest.fixture(scope="module")
-def restarted_actor(up: Up, overridden: str) -> str:
+def restarted_actor(up: Up, calm: str) -> str:
     """Id of the job when the Accordion actor's process is killed in epoch 4."""
     job = up.client.submit(_paced(0.02))
     wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
@@ -106,27 +114,6 @@ def test_the_job_learns_and_changes_its_levels_by_itself(up: Up, calm: str) -> N
     assert all(0 < epoch.bytes.payload < epoch.bytes.fp16 < epoch.bytes.dense for epoch in epochs)
 
 
-def test_an_override_is_applied_when_every_rank_says_so(up: Up, overridden: str) -> None:
-    override = up.client.overrides(overridden).items[0]
-    assert (override.acks, override.world_size) == (2, 2)
-    assert [ack.rank for ack in override.ack_list] == [0, 1]
-    assert len({ack.digest for ack in override.ack_list}) == 1
-
-
-def test_the_epochs_show_the_level_of_an_override_until_it_is_cancelled(
-    up: Up, calm: str, overridden: str
-) -> None:
-    applied = up.client.overrides(overridden).items[0].epoch
-    assert applied is not None
-    assert FIRST <= applied < UNTIL
-    levels, untouched = _levels(up, overridden), _levels(up, calm)
-    assert untouched[applied] == "high"
-    assert set(levels[applied:UNTIL]) == {"low"}
-    schedule = up.client.schedule(overridden)
-    assert {layer.said_by for layer in schedule.layers} == {"policy"}
-    assert up.client.overrides(overridden).items[0].state == "EXPIRED"
-
-
 def test_killing_the_accordion_actor_changes_no_decision(
     up: Up, calm: str, restarted_actor: str
 ) -> None:
@@ -136,25 +123,38 @@ def test_killing_the_accordion_actor_changes_no_decision(
     assert [epoch.loss for epoch in epochs] == [epoch.loss for epoch in undisturbed]
 
 
+def test_an_override_is_applied_when_every_rank_says_so(up: Up, overridden: str) -> None:
+    override = up.client.overrides(overridden).items[0]
+    assert (override.acks, override.world_size) == (2, 2)
+    assert [ack.rank for ack in override.ack_list] == [0, 1]
+    assert len({ack.digest for ack in override.ack_list}) == 1
+
+
+def test_the_epochs_show_the_level_of_an_override_until_it_expires(up: Up, overridden: str) -> None:
+    applied = up.client.overrides(overridden).items[0].epoch
+    assert applied is not None
+    assert FIRST <= applied < UNTIL
+    wait_for(lambda: len(up.client.epochs(overridden).items) > UNTIL)
+    levels = _levels(up, overridden)
+    assert levels[applied - 1] == "high"
+    assert set(levels[applied:UNTIL]) == {"low"}
+    schedule = up.client.schedule(overridden)
+    assert {layer.said_by for layer in schedule.layers} == {"policy"}
+    assert up.client.overrides(overridden).items[0].state == "EXPIRED"
+
+
 def test_every_panel_finds_numbers_while_a_real_job_trains(
-    up: Up, restarted_actor: str, require
+    up: Up, overridden: str, require
 ) -> None:
-    # it still runs when Prometheus has seen it for as long as it may take.
-    job = up.client.submit(
-        {**SPEC, "name": "scraped", "training": {**SPEC["training"], "epochs": LONG}}
-    )
-    wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
     with prometheus(str(require("prometheus")), up.client.url, token=up.token) as url:
         # The model has one bucket: there is nothing to plan, so exchanges are not measured.
         faults = live_faults(
-            json.loads(JOB_DASHBOARD.read_text()), url, job.id, without={"Wait for exchanges"}
+            json.loads(JOB_DASHBOARD.read_text()), url, overridden, without={"Wait for exchanges"}
         )
     assert faults == []
-    why = up.client.why(job.id)
+    why = up.client.why(overridden)
     assert why.cause is not None, why
     assert sum(why.seconds_by_cause.values()) == pytest.approx(why.step_s)
-    up.client.cancel(job.id)
-    wait_for(lambda: up.client.job(job.id).status == "CANCELLED")
 
 
 def test_a_plan_is_measured_in_a_process_of_the_cluster(up: Up) -> None:

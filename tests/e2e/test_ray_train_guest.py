@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,13 +32,11 @@ from accordion_workers.records.contract import (
     Started,
 )
 from tests.e2e.guest_driver import EPOCHS, NAME
-from tests.programs import run_program
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "jobs" / "ray-train-guest"
-PAGE = ROOT / "docs" / "start" / "ray_train.md"
 INSTALLATION = "0123456789ab"
 STEPS_PER_EPOCH = 45
 """1,437 pictures for two workers, 16 a step."""
@@ -127,20 +124,6 @@ def cluster(ray_cluster: str) -> Iterator[str]:
     ray.init(address=ray_cluster, log_to_driver=False, ignore_reinit_error=True)
     yield ray_cluster
     ray.shutdown()
-
-
-def test_the_script_of_the_book_trains_and_its_run_registers(cluster: str, tmp_path: Path) -> None:
-    service = Service()
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    (tmp_path / "train.py").write_text(script)
-    run = run_program(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster},
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr[-6000:]
-    assert service.guest() is not None
 
 
 def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.programs import run_program
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+RAY_TRAIN_PAGE = ROOT / "docs/start/ray_train.md"
 OWN_SCRIPT = ROOT / "deploy/jobs/own-script/code/train.py"
 PACKAGES = {
     "accordion",
@@ -59,35 +61,6 @@ switch = session.end_epoch(lr=0.1, next_lr=0.1)
 if dist.get_rank() == 0:
     print("decided", switch.decision.epoch)
 dist.destroy_process_group()
-"""
-GUEST = """
-import ray
-import torch
-from ray.train import RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer, prepare_model
-
-ray.init(log_to_driver=False, runtime_env={"working_dir": "."})
-
-
-def train():
-    import accordion_ray
-
-    model = prepare_model(torch.nn.Linear(64, 64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    accordion_ray.attach(model, optimizer)
-    for _ in range(3):
-        model(torch.randn(8, 64)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        ray.train.report({"loss": 0.0})
-
-
-TorchTrainer(
-    train,
-    scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
-    run_config=RunConfig(name="guest", storage_path=__STORAGE__),
-).fit()
-print("trained as a guest")
 """
 SDK = """
 from accordion_client import connect
@@ -154,7 +127,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text('OWNER = "the user"\n')
     (folder / "library.py").write_text(CHECK + LIBRARY)
     (folder / "sdk.py").write_text(CHECK + SDK)
-    guest = GUEST.replace("__STORAGE__", repr(str(tmp_path_factory.mktemp("runs"))))
+    (guest,) = re.findall(r"```python\n(.*?)```", RAY_TRAIN_PAGE.read_text(), flags=re.DOTALL)
     (folder / "guest.py").write_text(CHECK + guest)
     for name in STRANGERS:
         (folder / "code" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -180,12 +153,12 @@ class Installed:
         command = [str(self._python.with_name("accordion")), *arguments]
         return run(command, self._folder, ACCORDION_HOME=str(self._home))
 
-    def python(self, *arguments: str) -> str:
-        """Output of Python with these arguments, in the same folder."""
+    def python(self, *arguments: str, **more: str) -> str:
+        """Output of Python with these arguments and variables, in the same folder."""
         variables = json.loads(self("env", "--json"))
         given = {name: value for name, value in variables.items() if value is not None}
         command = [str(self._python), *arguments]
-        return run(command, self._folder, **given, ACCORDION_HOME=str(self._home))
+        return run(command, self._folder, **given, **more, ACCORDION_HOME=str(self._home))
 
 
 @pytest.fixture(scope="module")
@@ -240,5 +213,9 @@ def test_a_script_runs_as_a_job_beside_strangers(installed: Installed) -> None:
     assert JOB["name"] in installed.python("sdk.py")
 
 
-def test_a_guest_of_ray_train_runs_beside_strangers(installed: Installed) -> None:
-    assert "trained as a guest" in installed.python("guest.py")
+def test_the_ray_train_script_of_the_book_runs_beside_strangers(
+    installed: Installed, tmp_path: Path
+) -> None:
+    installed.python("guest.py", HOME=str(tmp_path))
+    [guest] = json.loads(installed("list", "--kind", "guest", "--json"))["items"]
+    assert guest["status"] == "SUCCEEDED"

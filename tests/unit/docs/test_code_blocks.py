@@ -29,7 +29,7 @@ from tests.unit.service.conftest import Accordion
 RUN_ELSEWHERE = {
     "start/torchrun": "tests/distributed/test_torchrun.py",
     "start/own_script": "tests/distributed/test_torchrun.py",
-    "start/ray_train": "tests/e2e/test_ray_train_guest.py",
+    "start/ray_train": "tests/e2e/test_wheel.py",
     "guides/team": "tests/unit/service/test_walk_through.py",
 }
 """Tests that run the blocks of a page in `python`, `py` or `console`."""
