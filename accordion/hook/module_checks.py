@@ -104,9 +104,9 @@ def check_synchronized(module: DistributedDataParallel) -> None:
     if not module.require_backward_grad_sync:
         raise HookError(
             "the optimizer steps inside no_sync(), where gradients are not exchanged; to accumulate"
-            " them, leave no_sync() before the last backward pass of a step. Steps on local"
-            " gradients, whose parameters are averaged later (LocalSGD), leave nothing to compress:"
-            " train them without Accordion"
+            " them, leave no_sync() before the last backward pass of a step. For steps on local"
+            " gradients, whose parameters are averaged later (LocalSGD), train without no_sync() and"
+            " set local_steps in Config"
         )
 
 

@@ -261,13 +261,17 @@ CONTROLLER = Row(
         Panel(
             title="Decisions and overrides",
             width=8,
-            description="Decisions per minute, and overrides by state.",
+            description=(
+                "Decisions per minute, overrides by state, and steps that each worker takes between"
+                " two exchanges."
+            ),
             queries=(
                 Query(
                     expr=f"60 * {rate_of_job('accordion_job_decisions_total')}",
                     legend="decisions per minute",
                 ),
                 Query(expr=of_job("accordion_job_overrides"), legend="overrides {{state}}"),
+                Query(expr=of_job("accordion_job_local_steps"), legend="local steps"),
             ),
         ),
     ),

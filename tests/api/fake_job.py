@@ -111,6 +111,7 @@ def epoch_record(job: FakeJob, decision: Decision, statistic: dict[str, float]) 
         metrics={"loss": 2.3 * (1 - done) + 0.08, **_measured(job.launch.spec.task.name, done)},
         lr=lr_of(job, job.epoch),
         global_batch=job.global_batch,
+        local_steps=decision.local_steps,
         samples=SAMPLES,
         seconds_by_phase={name: 0.4 * part for name, part in _PHASES.items()},
         bytes=bytes_of(decision, job.steps_per_epoch, job.world_size),

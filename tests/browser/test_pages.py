@@ -404,3 +404,22 @@ def test_a_job_shows_its_packages_when_they_are_resolved(page, service):
     row = page.locator("#events tr", has_text="packages")
     expect(row).to_contain_text(shown)
     service.wait_for_end(job_id)
+
+
+def test_the_page_tells_how_many_local_steps_workers_take(page, service):
+    ladder = {"low": 4, "high": 16}
+    job_id = service.submit("rounds", compression={"method": "half"}, local_steps=ladder)
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#schedule-rounds")).to_have_text(
+        "Local steps: each worker takes 4 steps between two exchanges."
+    )
+    expect(page.locator("#rate-said")).to_contain_text("Newest number of local steps 4.")
+    expect(page.locator("#rate .legend")).to_contain_text("local steps (right)")
+
+
+def test_a_page_of_a_job_without_local_steps_does_not_mention_them(page, running):
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#schedule tr")).not_to_have_count(0)
+    expect(page.locator("#schedule-rounds")).to_be_hidden()
+    expect(page.locator("#rate-said")).to_contain_text("Newest learning rate")
+    expect(page.locator("#rate-said")).not_to_contain_text("local steps")

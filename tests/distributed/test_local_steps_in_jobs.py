@@ -45,8 +45,9 @@ def test_a_job_learns_with_a_fraction_of_the_exchanges(undisturbed, run_group, t
     assert counted == [epoch.bytes.dense for epoch in every_step.link.of("epoch")]
 
 
-def test_decisions_tell_the_length_of_rounds_and_all_ranks_run_it(undisturbed):
+def test_decisions_and_epochs_tell_the_length_of_rounds_and_all_ranks_run_it(undisturbed):
     assert {record.decision.local_steps for record in undisturbed.link.of("decision")} == {4}
+    assert {epoch.local_steps for epoch in undisturbed.link.of("epoch")} == {4}
     for record in undisturbed.link.of("acks"):
         assert [ack.digest for ack in record.acks] == [record.digest] * 2
 

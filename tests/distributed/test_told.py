@@ -237,10 +237,10 @@ def _local_step(rank):
     return None
 
 
-def test_a_step_on_local_gradients_is_told_that_there_is_nothing_to_compress(run_group):
+def test_a_step_on_local_gradients_is_told_of_local_steps(run_group):
     for sentence, _ in run_group(2, _local_step):
         assert "inside no_sync(), where gradients are not exchanged" in sentence
-        assert "LocalSGD" in sentence
+        assert "(LocalSGD), train without no_sync() and set local_steps in Config" in sentence
 
 
 CALLS = {

@@ -79,6 +79,8 @@ def _list_values(record: EpochRecord) -> Iterator[tuple[str, float]]:
     yield "train/workers", record.world_size
     if record.global_batch:
         yield "train/global_batch", record.global_batch
+    if record.local_steps > 1:
+        yield "train/local_steps", record.local_steps
     seconds = sum(
         seconds for name, seconds in record.seconds_by_phase.items() if name in _TRAINING_PHASES
     )

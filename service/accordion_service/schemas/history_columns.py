@@ -27,6 +27,8 @@ class EpochColumns(Answer):
     """Mean training losses; null where one was not finite."""
     lr: list[float]
     """Learning rates."""
+    local_steps: list[int]
+    """Optimizer steps of each worker between two exchanges."""
     metrics: dict[str, list[float | None]]
     """Metrics of the evaluations, by name; null where an epoch has none."""
     seconds_by_phase: dict[str, list[float | None]]

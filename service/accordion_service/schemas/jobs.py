@@ -383,7 +383,7 @@ class BatchSchedule(Answer):
 
 
 class ScheduleView(Answer):
-    """Compression and batch in force now."""
+    """Compression, local steps and batch in force now."""
 
     epoch: int
     """Epoch in progress, counted from 0."""
@@ -393,6 +393,10 @@ class ScheduleView(Answer):
     """Every compressed layer, in the order of the model."""
     batch: BatchSchedule | None
     """The global batch; null if the spec has no `batch`, so that its size is fixed."""
+    local_steps: int = 1
+    """Optimizer steps that each worker takes between two exchanges; 1 if gradients are exchanged in
+    every step.
+    """
 
 
 class EventView(Answer):

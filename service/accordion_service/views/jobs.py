@@ -239,6 +239,7 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
         step=progress.step if progress else 0,
         layers=layers,
         batch=_batch_schedule(spec, decision) if spec else None,
+        local_steps=decision.local_steps if decision else 1,
     )
 
 

@@ -110,6 +110,9 @@ _JOB_FAMILIES: Mapping[str, Family] = {
     "accordion_exchange_wait_predicted_seconds": Family(
         "gauge", "Seconds for which a step would wait for exchanges at each level, as predicted."
     ),
+    "accordion_job_local_steps": Family(
+        "gauge", "Steps that each worker takes between two exchanges; 1 without local steps."
+    ),
     "accordion_job_decisions_total": Family("counter", "Decisions that all workers applied."),
     "accordion_job_overrides": Family("gauge", "Overrides, by state."),
     "accordion_job_checkpoint_timestamp_seconds": Family(
@@ -348,6 +351,7 @@ def _group_samples(facts: _Facts) -> Iterator[Sample]:
     if not facts.history.decisions:
         return
     decision = facts.history.decisions[0].decision
+    yield Sample("accordion_job_local_steps", decision["local_steps"], {})
     group_by_layer = groups_of(list(decision["regime_by_layer"]))
     critical = {
         group_by_layer[layer]

@@ -66,6 +66,10 @@ class EpochRecord(Reported):
     """Learning rate at the end of the epoch."""
     global_batch: int
     """Samples per step at the end of the epoch; 0 if unknown, as in most guest runs."""
+    local_steps: int = 1
+    """Optimizer steps that each worker took between two exchanges at the end of the epoch; 1 if
+    gradients were exchanged in every step.
+    """
     samples: int
     """Training samples of the epoch; 0 if unknown, as in most guest runs."""
     skipped_steps: int = 0

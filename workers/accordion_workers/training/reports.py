@@ -137,6 +137,7 @@ def epoch_record(
         metrics={**state.context.control.take_metrics(), **metrics},
         lr=lr,
         global_batch=decision.global_batch or state.spec.training.global_batch,
+        local_steps=decision.local_steps,
         samples=state.position.samples,
         skipped_steps=state.session.skipped_steps - state.epoch_baseline.skipped_steps,
         seconds_by_phase={

@@ -72,8 +72,11 @@ export function drawLines({ epochs, marked }) {
     { yaxis: { rangemode: "tozero" } },
     `Newest training loss ${number(newest(epochs, (row) => row.loss), 4)}, evaluation loss ${number(newest(epochs, evalLoss), 4)}.`, marked);
   drawMetrics({ epochs, marked });
-  draw("rate", [line("learning rate", epochs, (row) => row.lr, 4, { line: { shape: "hv" } })],
-    { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${number(newest(epochs, (row) => row.lr))}.`, marked);
+  const rounds = epochs.some((row) => row.local_steps > 1)
+    ? [{ ...line("local steps (right)", epochs, (row) => row.local_steps, 1, { line: { shape: "hv", dash: "dot" } }), yaxis: "y2" }] : [];
+  const now = rounds.length ? ` Newest number of local steps ${newest(epochs, (row) => row.local_steps)}.` : "";
+  draw("rate", [line("learning rate", epochs, (row) => row.lr, 4, { line: { shape: "hv" } }), ...rounds],
+    { showlegend: rounds.length > 0, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${number(newest(epochs, (row) => row.lr))}.${now}`, marked);
 }
 
 // Fractions and larger numbers need different axes: metrics of the first one's kind use the left, the others the right.

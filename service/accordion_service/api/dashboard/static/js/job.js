@@ -150,6 +150,10 @@ function showSchedule() {
     cell("", swatch(levelClass(row.level), row.level)), cell("", `${row.method} ${levelText(row.options)}`),
     cell("", sayer(row)), cell("", row.policy_level))));
   showBatch(schedule.batch, schedule.batch && sayer(schedule.batch));
+  at("schedule-rounds").hidden = !job.spec.local_steps;
+  at("schedule-rounds").textContent = schedule.local_steps > 1
+    ? `Local steps: each worker takes ${schedule.local_steps} steps between two exchanges.`
+    : "Local steps: gradients are exchanged in every step now.";
 }
 
 const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));
