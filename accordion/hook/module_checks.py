@@ -105,8 +105,8 @@ def check_synchronized(module: DistributedDataParallel) -> None:
         raise HookError(
             "the optimizer steps inside no_sync(), where gradients are not exchanged; to accumulate"
             " them, leave no_sync() before the last backward pass of a step. For steps on local"
-            " gradients, whose parameters are averaged later (LocalSGD), train without no_sync() and"
-            " set local_steps in Config"
+            " gradients, whose parameters are averaged later (LocalSGD), train without no_sync()"
+            " and set local_steps in Config"
         )
 
 
