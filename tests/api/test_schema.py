@@ -114,7 +114,7 @@ def test_nobody_sees_or_changes_what_belongs_to_another_user(guarded: Live) -> N
     eve, owner = add_user(guarded, "eve", scopes), add_user(guarded, "owner", scopes)
     foreign = add_objects(owner)
     before = describe_objects(owner)
-    check(guarded, eve.token, phases="fuzzing", foreign=foreign)
+    check(guarded, eve.token, phases="fuzzing,stateful", foreign=foreign)
     assert describe_objects(owner) == before
 
 
