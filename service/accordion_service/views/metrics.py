@@ -316,6 +316,8 @@ def _elasticity_samples(facts: _Facts) -> Iterator[Sample]:
     yield Sample("accordion_job_restarts_total", facts.row.failures, {})
     yield from _change_samples(stored_elasticity(facts.row))
     yield Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
+    for row in facts.history.decisions[:1]:  # an older version stored them without it
+        yield Sample("accordion_job_local_steps", row.decision.get("local_steps", 1), {})
     for state in get_args(OverrideState):
         yield Sample(
             "accordion_job_overrides",
@@ -351,7 +353,6 @@ def _group_samples(facts: _Facts) -> Iterator[Sample]:
     if not facts.history.decisions:
         return
     decision = facts.history.decisions[0].decision
-    yield Sample("accordion_job_local_steps", decision["local_steps"], {})
     group_by_layer = groups_of(list(decision["regime_by_layer"]))
     critical = {
         group_by_layer[layer]

@@ -230,6 +230,14 @@ def test_figures_of_a_job_are_those_of_its_rows(database):
     assert value(text, "accordion_job_overrides", job_id="j", state="APPLIED") == 1
 
 
+def test_a_decision_that_was_stored_before_there_were_local_steps_hides_no_job(database):
+    old = decision(3, dict.fromkeys(LAYERS))
+    old.decision.pop("local_steps")
+    text = scrape(database, job_row(), old)
+    assert value(text, "accordion_job_local_steps", job_id="j") == 1
+    assert value(text, "accordion_job_workers_wanted", job_id="j") == 2
+
+
 def test_planned_steps_follow_a_batch_that_has_grown(database):
     """200 steps of the small batch, then epochs of 10 larger ones: more than 10 × 20 in all."""
     grown = progress(epoch=10, step=250, steps_per_epoch=10, steps=300)

@@ -315,6 +315,12 @@ def test_numbers_that_are_not_finite_do_not_break_the_charts() -> None:
     assert drawn["decision"]["change_by_layer"] == {"fc1": None, "fc2": None}
 
 
+def test_the_chart_of_the_rate_has_the_local_steps() -> None:
+    epochs = [make_epoch(0, local_steps=4), make_epoch(1, local_steps=16)]
+    drawn = data_of(render(make_source(2, epochs=epochs)))["epochs"]
+    assert [(row["lr"], row["local_steps"]) for row in drawn] == [(0.1, 4), (0.1, 16)]
+
+
 def test_overrides_and_decisions_have_who_and_why() -> None:
     override = make_override(1)
     held = dict.fromkeys(LAYERS, override.id)

@@ -52,6 +52,7 @@ _EPOCH_FIELDS = {
     "loss",
     "metrics",
     "lr",
+    "local_steps",
     "world_size",
     "bytes",
     "seconds_by_phase",
