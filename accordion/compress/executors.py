@@ -35,6 +35,8 @@ class Executor(Protocol):
 
     is_parallel: bool
     """Whether the backward pass continues during an exchange."""
+    can_be_timed: bool
+    """Whether the host sees when an exchange begins and ends beside the backward pass."""
 
     def create_future(self) -> Any:
         """Return the future of a buffer whose gradients the current stream has computed."""
@@ -50,6 +52,7 @@ class InlineExecutor:
     """Runs an exchange in the call of `submit`, which raises its errors."""
 
     is_parallel = False
+    can_be_timed = False
 
     def create_future(self) -> Any:
         """Implements `Executor`."""
@@ -74,6 +77,7 @@ class ThreadExecutor:
     is_parallel = True
 
     def __init__(self, device: torch.device) -> None:
+        self.can_be_timed = device.type == "cpu"
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._device = device
         self._failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
@@ -124,6 +128,7 @@ class StreamExecutor:
     """Runs exchanges on a CUDA stream; the host only enqueues them, in the order of the buckets."""
 
     is_parallel = True
+    can_be_timed = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

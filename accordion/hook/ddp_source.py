@@ -105,6 +105,9 @@ class DdpSource:
     def remove(self) -> None:
         """Do nothing, because a DDP module keeps its hook for good."""
 
+    def exchange_gradients(self) -> None:
+        """Do nothing: the backward pass exchanges them."""
+
     def take_signals(self) -> Tensor:
         """Return the step's signals, averaged over the workers, (7,).
 

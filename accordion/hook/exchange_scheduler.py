@@ -11,24 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import GroupNetwork
-from accordion.compress.executors import (
-    Executor,
-    InlineExecutor,
-    PendingBuffer,
-    StreamExecutor,
-    ThreadExecutor,
-    backend_name,
-    create_exchange_group,
-    register_exit_delay,
-)
+from accordion.compress.executors import Executor, PendingBuffer
 from accordion.compress.layer_stacks import Bucket
 from accordion.compress.step_signals import Signal
 from accordion.config import BucketsPerExchange
@@ -62,14 +51,13 @@ class ExchangeScheduler:
     """Exchanges the buckets of each step in their order.
 
     Waiting in callbacks of several buckets' futures can deadlock on gloo, so collectives block: in
-    a thread in parallel with the backward pass, or inside `hand_over` with `overlap=False`.
+    a thread in parallel with the backward pass, or inside `hand_over`.
 
     Args:
         engine: compresses the gradients.
-        group: the workers; with `overlap` its members get a group of their own for the exchanges.
-        device: where the gradients are.
+        network: connects the workers.
+        executor: runs the exchanges.
         raised: returns the signals that this worker raises; called once per step.
-        overlap: whether to exchange gradients in parallel with the backward pass.
         buckets_per_exchange: number of buckets that are exchanged together; `all` exchanges all
             buckets of a step at once, and `auto` follows `exchange_plan`, which starts with single
             buckets.
@@ -81,23 +69,18 @@ class ExchangeScheduler:
     def __init__(
         self,
         engine: Engine,
-        group: dist.ProcessGroup,
-        device: torch.device,
+        network: GroupNetwork,
+        executor: Executor,
         *,
         raised: Callable[[], frozenset[Signal]],
-        overlap: bool,
         buckets_per_exchange: BucketsPerExchange,
     ) -> None:
-        register_exit_delay()
-        self.network, self._executor = _choose_executor(group, device, overlap=overlap)
+        self.network, self._executor = network, executor
         self._engine = engine
         self._raised = raised
         self.exchange_plan: Plan = ()
         self.can_plan = (
-            buckets_per_exchange == "auto"
-            and self.network.world_size > 1
-            and isinstance(self._executor, ThreadExecutor)
-            and device.type == "cpu"
+            buckets_per_exchange == "auto" and network.world_size > 1 and executor.can_be_timed
         )
         """Whether exchanges are timed and follow `exchange_plan`; the host cannot time a GPU's."""
         self._group_size = self._fixed_group_size(buckets_per_exchange)
@@ -160,7 +143,7 @@ class ExchangeScheduler:
             is_last: whether it is the last one of the step.
 
         Raises:
-            Exception: without overlap, the errors of the exchange.
+            Exception: if the executor is not parallel, the errors of the exchange.
         """
         future: torch.futures.Future[Tensor] = self._executor.create_future()
         self._waiting.append(_WaitingBucket(future=future, bucket=bucket, ready_s=ready_s))
@@ -220,13 +203,3 @@ class ExchangeScheduler:
                     is_last=is_last,
                 )
             )
-
-
-def _choose_executor(
-    group: dist.ProcessGroup, device: Any, *, overlap: bool
-) -> tuple[GroupNetwork, Executor]:
-    if not overlap:
-        return GroupNetwork(group, device), InlineExecutor()
-    if device.type == "cuda" and backend_name(group, device) == "nccl":
-        return GroupNetwork(group, device), StreamExecutor(device)
-    return GroupNetwork(create_exchange_group(group), device), ThreadExecutor(device)

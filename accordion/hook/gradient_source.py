@@ -35,6 +35,14 @@ class GradientSource(Protocol):
             Exception: their exchange failed.
         """
 
+    def exchange_gradients(self) -> None:
+        """Exchange the gradients that a backward pass left in the parameters, where the pass itself
+        does not.
+
+        Raises:
+            Exception: the exchange failed.
+        """
+
     def take_signals(self) -> Tensor:
         """Return the step's signals, averaged over the workers, (7,), and begin the next step.
 

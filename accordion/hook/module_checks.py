@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.errors import ConfigError, HookError, ReportError
+from accordion.compress.exchange import GroupNetwork
 from accordion.config import Config
 from accordion.hook.attach_refusal import check_not_refused
+from accordion.hook.simulated_module import ParallelModule, SimulatedDataParallel
 
 
 def check_attachable(module: object, config: object, decider: object) -> None:
@@ -61,14 +63,19 @@ def has_peers() -> bool:
     return launched and os.environ.get("WORLD_SIZE") != "1"
 
 
-def process_group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
-    """Return the process group of a DistributedDataParallel module, and None for other modules."""
-    return module.process_group if isinstance(module, DistributedDataParallel) else None
+def network_of(module: torch.nn.Module) -> GroupNetwork:
+    """Return the network of the workers that share a module; without peers for one that is not
+    wrapped.
+    """
+    if isinstance(module, SimulatedDataParallel):
+        return module.network
+    group = module.process_group if isinstance(module, DistributedDataParallel) else None
+    return GroupNetwork(group, device_of(module))
 
 
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside DistributedDataParallel, or the module itself if not wrapped."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    return module.module if isinstance(module, ParallelModule) else module
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
@@ -137,7 +144,7 @@ def _other_wrappers(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
         " without Accordion",
     )
     yield (
-        not isinstance(module, DistributedDataParallel) and has_peers(),
+        not isinstance(module, ParallelModule) and has_peers(),
         f"attach() got a {name}; call init_process_group() and wrap the model in"
         " DistributedDataParallel first",
     )

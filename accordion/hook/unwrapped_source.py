@@ -76,6 +76,9 @@ class UnwrappedSource:
         self._accumulated.add(name)
         self._engine.observe_accumulated_gradient(_make_layer(name, parameter))
 
+    def exchange_gradients(self) -> None:
+        """Do nothing: there are no peers."""
+
     def take_signals(self) -> Tensor:
         """Return this process's signals, (7,), and add the residuals to the gradients.
 

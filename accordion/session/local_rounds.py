@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from accordion.base.errors import HookError, StateError
@@ -19,6 +18,8 @@ from accordion.config import Config
 from accordion.hook.ddp_source import DdpSource
 from accordion.hook.layers import named_layers
 from accordion.hook.parameter_changes import ParameterChanges
+from accordion.hook.simulated_module import ParallelModule
+from accordion.hook.simulated_source import SimulatedSource
 from accordion.hook.trained_layers import parameters_of
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
@@ -86,7 +87,7 @@ class LocalRounds(Rounds):
     peers takes no rounds: its steps are everybody's.
 
     Args:
-        module: the module, wrapped in DistributedDataParallel.
+        module: the module, wrapped in DistributedDataParallel or simulated.
         source: its gradients.
         engine: compresses the changes of a round.
         coordinator: averages the optimizers' state.
@@ -97,8 +98,8 @@ class LocalRounds(Rounds):
 
     def __init__(
         self,
-        module: DistributedDataParallel,
-        source: DdpSource,
+        module: ParallelModule,
+        source: DdpSource | SimulatedSource,
         engine: Engine,
         *,
         coordinator: Coordinator,
@@ -200,7 +201,7 @@ def create_rounds(
     if local is None:
         return Rounds()
     _check(module, steps)
-    if coordinator.world_size == 1 or not isinstance(module, DistributedDataParallel):
+    if coordinator.world_size == 1 or not isinstance(module, ParallelModule):
         return Rounds()
     follows_start = local.start_steps > 0
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)

@@ -26,7 +26,6 @@ from torch.amp import GradScaler
 from accordion.base.errors import OverrideError
 from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.compress.compression_engine import Engine
-from accordion.compress.exchange import GroupNetwork
 from accordion.compress.ledger import Ledger
 from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
@@ -39,7 +38,7 @@ from accordion.hook.module_checks import (
     check_rate_known,
     device_of,
     inner_module,
-    process_group_of,
+    network_of,
     unwrap_module,
 )
 from accordion.policies import POLICIES
@@ -152,7 +151,7 @@ class Session:
     ) -> None:
         self._config, self._optimizer_steps = config, optimizer_steps
         self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
-        self._network = network = GroupNetwork(process_group_of(module), device_of(module))
+        self._network = network = network_of(module)
         self.rank: int = network.rank
         self.world_size: int = network.world_size
         self._engine = Engine(

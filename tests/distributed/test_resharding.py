@@ -13,6 +13,7 @@ import torch
 
 from accordion_workers.checkpoint import broadcast
 from accordion_workers.checkpoint.checkpoint_files import read_part
+from accordion_workers.common.peers import GroupPeers
 from accordion_workers.records.contract import DesiredState
 from accordion_workers.training import resume
 from accordion_workers.training.checkpointing import restore_checkpoint
@@ -169,7 +170,7 @@ def _broadcast(rank: int) -> dict[str, Any]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broadcast, "PIECE_BYTES", 16)
-        return broadcast.broadcast_state(state if rank == 0 else None, device="cpu")
+        return broadcast.broadcast_state(state if rank == 0 else None, GroupPeers(), device="cpu")
 
 
 def test_a_state_that_is_broadcast_arrives_with_its_bits_and_strides(run_group):

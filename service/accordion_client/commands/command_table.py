@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "submit": "jobs:submit",
     "clone": "jobs:clone",
     "plan": "plans:plan",
+    "simulate": "simulate:simulate",
     "list": "listing:list_jobs",
     "show": "history:show",
     "why": "history:why",

@@ -6,6 +6,7 @@ import json as json_format
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,8 +27,10 @@ from accordion_client.commands.comparison import (
     Comparison,
     IncomparableError,
     compare_jobs,
+    keep_compared,
 )
 from accordion_client.commands.completion import complete_job
+from accordion_client.commands.simulated_jobs import list_simulated
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.domain.performance.metric_goals import name_direction
 from accordion_service.schemas.format import (
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from accordion_client import Client
-    from accordion_service.schemas.jobs import EpochView
 
 _PAGE = 500
 """Epochs in a request, the most that the service returns at once."""
@@ -51,7 +53,10 @@ JobsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="JOB...",
-        help="ids, id prefixes or names of two or more jobs; if several match, the unfinished one",
+        help=(
+            "ids, id prefixes or names of two or more jobs, of which the unfinished one is taken if"
+            " several match; or folders of simulations"
+        ),
         autocompletion=complete_job,
     ),
 ]
@@ -80,11 +85,10 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Compare jobs: what differs in their specs, their metric, time, bytes and workers."""
-    if len(jobs) < 2:
+    simulated = {job: list_simulated(Path(job)) for job in jobs}
+    if len(jobs) < 2 and len(simulated[jobs[0]]) < 2:
         raise typer.BadParameter(f"there is one job, {jobs[0]}; give two or more")
-    with connect_client(url) as client:
-        found = [find_to_read(client, job) for job in jobs]
-        histories = [ComparedHistory(job=job, epochs=_read_epochs(client, job.id)) for job in found]
+    histories = [one for job in jobs for one in simulated[job] or _read_jobs([job], url)]
     try:
         compared = compare_jobs(histories, metric=metric, reaches=reaches, now=datetime.now(UTC))
     except IncomparableError as error:
@@ -101,6 +105,13 @@ def compare(
         out.print("The specs differ only in the name.")
 
 
+def _read_jobs(jobs: Sequence[str], url: str) -> list[ComparedHistory]:
+    """Return the histories of jobs of the service."""
+    with connect_client(url) as client:
+        found = [find_to_read(client, job) for job in jobs]
+        return [ComparedHistory(job=job, epochs=_read_epochs(client, job.id)) for job in found]
+
+
 def _read_epochs(client: Client, job_id: str) -> list[ComparedEpoch]:
     page = client.epochs(job_id, limit=_PAGE)
     epochs = [keep_compared(row) for row in page.items]
@@ -108,20 +119,6 @@ def _read_epochs(client: Client, job_id: str) -> list[ComparedEpoch]:
         page = client.epochs(job_id, limit=_PAGE, cursor=page.next_cursor)
         epochs += [keep_compared(row) for row in page.items]
     return epochs
-
-
-def keep_compared(row: EpochView) -> ComparedEpoch:
-    """Return the part of an epoch that is compared."""
-    return ComparedEpoch(
-        epoch=row.epoch,
-        step=row.step,
-        world_size=row.world_size,
-        loss=row.loss,
-        metrics=row.metrics,
-        seconds_by_phase=row.seconds_by_phase,
-        sent_bytes=row.bytes.wire,
-        dense_bytes=row.bytes.dense_wire,
-    )
 
 
 def tabulate_figures(compared: Comparison) -> Table:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.domain.performance.metric_goals import (
@@ -23,7 +24,51 @@ from accordion_service.domain.performance.metric_goals import (
 )
 
 if TYPE_CHECKING:
-    from accordion_service.schemas.jobs import JobView
+    from accordion_workers.spec.public_records import EpochRecord
+
+
+class ComparedSource(Protocol):
+    """What is compared: a job of the service, or a simulated one."""
+
+    @property
+    def id(self) -> str:
+        """Distinguishes it."""
+
+    @property
+    def name(self) -> str:
+        """Shown for it."""
+
+    @property
+    def kind(self) -> Kind:
+        """Whether its steps are counted from 0."""
+
+    @property
+    def status(self) -> Enum:
+        """How it ended, or what it does."""
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Its spec as submitted."""
+
+    @property
+    def priority(self) -> int:
+        """Its present priority."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its present labels."""
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When it began to train."""
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended."""
+
+    @property
+    def progress(self) -> Any:
+        """Its newest progress; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +95,7 @@ class ComparedEpoch:
 class ComparedHistory:
     """A job and all of its finished epochs, oldest first."""
 
-    job: JobView
+    job: ComparedSource
     epochs: Sequence[ComparedEpoch]
 
 
@@ -122,6 +167,20 @@ class IncomparableError(ValueError):
     """These jobs cannot be compared; the message says why."""
 
 
+def keep_compared(row: EpochRecord) -> ComparedEpoch:
+    """Return the part of an epoch that is compared."""
+    return ComparedEpoch(
+        epoch=row.epoch,
+        step=row.step,
+        world_size=row.world_size,
+        loss=row.loss,
+        metrics=row.metrics,
+        seconds_by_phase=row.seconds_by_phase,
+        sent_bytes=row.bytes.wire,
+        dense_bytes=row.bytes.dense_wire,
+    )
+
+
 def compare_jobs(
     histories: Sequence[ComparedHistory],
     *,
@@ -154,7 +213,7 @@ def compare_jobs(
     )
 
 
-def _get_present_spec(job: JobView) -> dict[str, Any]:
+def _get_present_spec(job: ComparedSource) -> dict[str, Any]:
     """Return the spec of a job with the priority and the labels that it has now."""
     return {**job.spec, "priority": job.priority, "labels": job.labels}
 
@@ -306,7 +365,7 @@ def _compute_training_s(
     return sum(sum(row.seconds_by_phase.values()) for row in rows)
 
 
-def _compute_duration_s(job: JobView, now: datetime) -> float | None:
+def _compute_duration_s(job: ComparedSource, now: datetime) -> float | None:
     if job.started_at is None:
         return None
     return max(0.0, ((job.ended_at or now) - job.started_at).total_seconds())

@@ -19,6 +19,7 @@ from accordion_client.commands.cli_support import (
     create_console,
     print_json,
 )
+from accordion_client.commands.local_specs import build_environment, check_spec, name_option
 from accordion_client.commands.model_source import resolve_warm_start
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.schemas.format import format_level, format_milliseconds, format_rounded
@@ -160,41 +161,16 @@ def _ask_planner(request: dict[str, Any], archive: bytes | None) -> dict[str, An
         SettingsError: the spec is wrong, or its task cannot be measured here.
     """
     from accordion_service.errors import SettingsError
-    from accordion_service.process.child_processes import inherit_environment
+    from accordion_workers.planning.plan_checks import explain_refusal
     from accordion_workers.planning.planner_process import run_planner
 
-    _check_spec(request)
-    environment = inherit_environment(lambda _: True) | _read_variables(request["spec"])
-    _add_data(request["spec"], environment)
+    check_spec(_set_workers(request), explain_refusal)
+    environment = build_environment(request["spec"])
     _report_start("on this machine")
     answer = run_planner(request, code=archive, environment=environment)
     if "error" in answer:
         raise SettingsError(answer["error"])
     return answer
-
-
-def _check_spec(request: dict[str, Any]) -> None:
-    """Check the spec with this number of workers, in the words of the service.
-
-    Raises:
-        SettingsError: the spec is wrong, or its step cannot be measured.
-    """
-    from pydantic import ValidationError
-
-    from accordion_service.errors import SettingsError
-    from accordion_service.schemas.invalid_values import describe_errors, join_items
-    from accordion_workers.planning.plan_checks import explain_refusal
-    from accordion_workers.records.contract import JobSpec
-
-    spec = _set_workers(request)
-    try:
-        refusal = explain_refusal(JobSpec.model_validate(spec))
-    except ValidationError as error:
-        found = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
-        items = describe_errors(found, JobSpec, spec)
-        raise SettingsError(_name_option(join_items(items, len(found)))) from None
-    if refusal:
-        raise SettingsError(refusal)
 
 
 def _set_workers(request: dict[str, Any]) -> dict[str, Any]:
@@ -205,44 +181,8 @@ def _set_workers(request: dict[str, Any]) -> dict[str, Any]:
     return {**spec, "workers": {**section, "min": 1, "max": request["workers"]}}
 
 
-def _name_option(message: str) -> str:
-    """Return a message about the spec with the option that sets its number of workers."""
-    return message.replace("workers.max", "--workers")
-
-
 def _report_start(where: str) -> None:
     typer.echo(f"measuring a step of one worker and every method {where}", err=True)
-
-
-def _read_variables(spec: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of a spec, without references to secrets: the service alone knows
-    these, and here the caller's own variables take their place.
-    """
-    env = spec.get("env")
-    if not isinstance(env, dict):
-        return {}
-    return {name: str(value) for name, value in env.items() if isinstance(value, str | int)}
-
-
-def _add_data(spec: dict[str, Any], environment: dict[str, str]) -> None:
-    """Add the variables with the paths of data that are on this machine.
-
-    Raises:
-        SettingsError: the variable of data that are fetched for jobs is not set.
-    """
-    from accordion_service.errors import SettingsError
-    from accordion_workers.records.contract import name_variable
-
-    data = spec.get("data")
-    for name, location in data.items() if isinstance(data, dict) else ():
-        variable = name_variable(str(name))
-        if str(location).startswith("/"):
-            environment.setdefault(variable, str(location))
-        elif variable not in environment:
-            raise SettingsError(
-                f"the spec names data {name!r} at {location}, and a plan fetches none; set"
-                f" {variable} to a path on this machine that has them"
-            )
 
 
 def _ask_service(request: dict[str, Any], archive: bytes | None, url: str) -> PlanView:
@@ -284,7 +224,7 @@ def _add_plan(client: Client, request: dict[str, Any]) -> PlanView:
             measure_s=request["measure_s"],
         )
     except Refused as error:
-        raise SettingsError(_name_option(str(error))) from None
+        raise SettingsError(name_option(str(error))) from None
 
 
 def _report_failure(plan: PlanView, *, json: bool) -> None:

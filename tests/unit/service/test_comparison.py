@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accordion_client.commands.compare import keep_compared, tabulate_figures, tabulate_specs
+from accordion_client.commands.compare import tabulate_figures, tabulate_specs
 from accordion_client.commands.comparison import (
     ComparedHistory,
     Comparison,

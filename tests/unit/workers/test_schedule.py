@@ -46,6 +46,39 @@ def test_a_drop_in_the_middle_of_the_warm_up_holds_at_once():
     assert schedule.step_rate(1, 1.0) == pytest.approx(0.1)
 
 
+def test_a_cosine_falls_from_the_peak_to_its_floor_and_never_rises():
+    schedule = Schedule(lr=0.2, cosine_epochs=4, cosine_floor=0.1)
+    falling = rates(schedule, 4)
+    assert all(later < earlier for earlier, later in pairwise(falling))
+    assert schedule.epoch_rate(0) == 0.2
+    assert schedule.epoch_rate(2) == pytest.approx(0.2 * 0.55)
+    assert falling[-1] == schedule.epoch_rate(4) == schedule.epoch_rate(9) == pytest.approx(0.02)
+
+
+def test_a_cosine_counts_the_epochs_of_its_warm_up():
+    schedule = Schedule(lr=1.0, cosine_epochs=4, warmup_epochs=1)
+    assert schedule.step_rate(0, 0.5) == pytest.approx(0.5 * schedule.epoch_rate(0), rel=0.05)
+    assert schedule.step_rate(1, 1.0) == schedule.epoch_rate(2)
+
+
+@pytest.mark.parametrize(
+    ("decay", "name"),
+    [({"shape": "cosine", "at": [1]}, "at"), ({"floor": 0.5}, "floor")],
+)
+def test_a_decay_refuses_what_its_shape_has_not(decay, name):
+    with pytest.raises(ValueError, match=f"lr_decay has {name} and shape"):
+        TrainingSpec.model_validate({"lr_decay": decay})
+
+
+def test_a_spec_names_a_cosine():
+    training = TrainingSpec.model_validate(
+        {"epochs": 7, "lr_decay": {"shape": "cosine", "floor": 0.02}}
+    )
+    assert build_schedule(training) == Schedule(
+        lr=0.1, decay_factor=0.1, cosine_epochs=7, cosine_floor=0.02
+    )
+
+
 def test_a_spec_names_the_schedule():
     training = TrainingSpec.model_validate(
         {"optimizer": {"lr": 0.4}, "lr_decay": {"at": [4], "factor": 0.2}, "warmup": {"epochs": 3}}

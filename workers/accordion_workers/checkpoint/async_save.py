@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
 from accordion_workers.checkpoint.checkpoint_files import (
@@ -28,6 +27,7 @@ from accordion_workers.checkpoint.checkpoint_files import (
 )
 from accordion_workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from accordion_workers.checkpoint.storage import Storage, storage_advice
+from accordion_workers.common.peers import Peers
 from accordion_workers.spec.objective import Mode
 
 SHARED_FILE = "shared.pt"
@@ -87,15 +87,14 @@ class SaveGroup:
     world_size: int
 
     @classmethod
-    def of_group(cls, name: str, number: int) -> SaveGroup:
-        """Build it from the default process group."""
-        store = dist.distributed_c10d._get_default_store()  # The store that every backend has.
+    def of_peers(cls, peers: Peers, name: str, number: int) -> SaveGroup:
+        """Build it from a worker's peers."""
         return cls(
-            store=store,
+            store=peers.store,
             name=name,
             number=number,
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
+            rank=peers.rank,
+            world_size=peers.world_size,
         )
 
     def publish(self, written: PartResult) -> None:

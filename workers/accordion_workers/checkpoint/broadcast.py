@@ -8,32 +8,31 @@ from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from accordion.compress.layer_tensors import memory_order_view
+from accordion_workers.common.peers import Peers
 
 PIECE_BYTES = 1 << 26
 """Largest message in which a part of a tensor is sent."""
 _T = TypeVar("_T")
 
 
-def broadcast_state(state: _T | None, *, device: str) -> _T:
+def broadcast_state(state: _T | None, peers: Peers, *, device: str) -> _T:
     """Return rank 0's state on all ranks: plain values and CPU tensors, nested in any way.
 
     Tensors are sent in pieces, one after the other, so that no rank holds the state twice. `device`
-    is one that the process group can send from.
+    is one that the peers can send from.
     """
     writer = _OutlineWriter()
-    is_first = dist.get_rank() == 0
-    sent = [writer.outline_of(state) if is_first else b""]
-    dist.broadcast_object_list(sent, src=0, device=torch.device(device))
-    reader = _OutlineReader(sent[0])
+    is_first = peers.rank == 0
+    outline = peers.share_object(writer.outline_of(state) if is_first else b"")
+    reader = _OutlineReader(outline)
     received = state if is_first else reader.load()
     for tensor in writer.tensors if is_first else reader.tensors:
         for piece in _split_into_pieces(tensor):
             moved = piece.to(device)
-            dist.broadcast(moved, src=0)
+            peers.broadcast_(moved)
             if moved is not piece:
                 piece.copy_(moved)
     return cast("_T", received)

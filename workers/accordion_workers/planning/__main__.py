@@ -12,10 +12,7 @@ prints does not mix with the answer. The job's own modules come last on `sys.pat
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,13 +21,11 @@ from pydantic import ValidationError
 
 from accordion.base.errors import AccordionError
 from accordion_workers.common.errors import TaskRaised, WorkerError
+from accordion_workers.common.parent_process import end_with
 from accordion_workers.data.files import DataError
 from accordion_workers.planning.predictions import nominal_link, predict_steps
 from accordion_workers.planning.step_measurement import measure_step
 from accordion_workers.records.contract import JobSpec
-
-PARENT_POLL_S = 0.5
-"""Seconds between two looks whether the parent still runs."""
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -56,17 +51,6 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent, such as a Ray task that was cancelled."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
     """Return the spec with this number of workers."""
     section = spec.get("workers", {})
@@ -87,7 +71,7 @@ def _describe_task_error(error: TaskRaised) -> dict[str, Any]:
 def main(answer_file: str) -> int:
     """Answer the request on standard input; return the exit code."""
     request = json.load(sys.stdin)
-    _end_with(request["parent"])
+    end_with(request["parent"])
     try:
         answer = answer_request(request)
     except ValidationError as error:

@@ -147,8 +147,14 @@ class WarmupSpec(Strict):
 
 
 class LrDecaySpec(Strict):
-    """Multiplies the learning rate by `factor` at the start of each epoch listed in `at`."""
+    """Multiplies the learning rate by `factor` at the start of each epoch listed in `at`, or lets
+    it fall along a cosine.
+    """
 
+    shape: Literal["steps", "cosine"] = "steps"
+    """`steps`: drops at the epochs of `at`; `cosine`: from the peak at the start to `floor` at the
+    end of the job (arXiv:1608.03983, without restarts), beside the warm-up.
+    """
     at: Annotated[
         tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)
     ] = ()
@@ -157,6 +163,20 @@ class LrDecaySpec(Strict):
     """
     factor: Number = Field(default=0.1, gt=0, lt=1)
     """Factor of each drop, between 0 and 1."""
+    floor: Number = Field(default=0.0, ge=0, lt=1)
+    """Rate at the end of a cosine, as a share of the peak."""
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> LrDecaySpec:
+        own = type(self).model_fields
+        foreign = ("floor",) if self.shape == "steps" else ("at", "factor")
+        given = [name for name in foreign if getattr(self, name) != own[name].default]
+        if given:
+            raise ValueError(
+                f"lr_decay has {given[0]} and shape {self.shape}, which has none; leave it out, or"
+                " take the other shape: steps has at and factor, cosine has floor"
+            )
+        return self
 
 
 class TrainingSpec(Strict):

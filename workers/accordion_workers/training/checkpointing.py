@@ -285,7 +285,7 @@ def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
             keep_best=objective.mode if objective is not None else None,
         ),
         _open_storage(state),
-        SaveGroup.of_group(name, state.save_status.begun),
+        SaveGroup.of_peers(state.context.peers, name, state.save_status.begun),
         done=partial(_post_record, state, start=start, blocked_s=blocked_s),
         failed=partial(_log_failure, state, count=state.save_status.failed + 1),
         superseded=partial(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accordion.base.messages import Decision, Report
+from accordion_workers.common.peers import GroupPeers, Peers
 from accordion_workers.records.contract import DesiredState, Launch, Payload, Progress, Started
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class WorkerContext:
     previous_group: PreviousGroup | None = None
     """The previous group; None for the attempt's first."""
     control: LoopControl = field(default_factory=LoopControl)
+    peers: Peers = field(default_factory=GroupPeers)
     parts: tuple[Task, Data, Data] | None = None
     """The task, its training data and its held-out data, if the process has loaded them before."""
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from accordion_workers.data.nested import to_device
@@ -58,9 +57,7 @@ def gather_summaries(state: TrainState, metrics: MetricSums) -> list[Summary]:
         eval_samples=metrics.samples,
         parameters=parameter_digest(state.model),
     )
-    gathered = [own] * state.context.world_size
-    dist.all_gather_object(gathered, own)
-    return gathered
+    return state.context.peers.gather_objects(own)
 
 
 def mean_loss(parts: Sequence[Summary]) -> float | None:
@@ -108,7 +105,7 @@ def sync_drifted_parameters(state: TrainState, parts: Sequence[Summary]) -> bool
     if not drifted:
         return True
     for parameter in state.model.parameters():
-        dist.broadcast(parameter.detach(), src=0)
+        state.context.peers.broadcast_(parameter.detach())
     state.context.link.log(
         f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch"
         f" {state.position.epoch}: all continue with rank 0's; do the machines have different"

@@ -115,6 +115,7 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
         backward_micro_batch(state, order, mine[-1], batch=batch)
     else:
         backward_without_samples(state, order, pieces[0])
+    state.session.source.exchange_gradients()
     if state.spec.training.clip_norm is not None:
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)

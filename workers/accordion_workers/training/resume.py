@@ -281,7 +281,7 @@ def _broadcast_merged(state: TrainState, storage: Storage, manifest: Manifest) -
     found = wait_for_storage(
         state, lambda: _read_merged(storage, manifest, merged) if is_first else None
     )
-    shared, own = broadcast_state(found, device=state.context.device)
+    shared, own = broadcast_state(found, state.context.peers, device=state.context.device)
     return shared, own if is_first else {**own, "loss": {"total": 0.0, "samples": 0}}
 
 

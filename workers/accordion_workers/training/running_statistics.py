@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from accordion.base.wire import Mean
@@ -76,7 +75,7 @@ def _weighted_means(state: TrainState, buffers: Sequence[Tensor], samples: int) 
     # Not values * 0, which is NaN for infinite values, such as those of masks.
     weighted = values * samples if samples else torch.zeros_like(values)
     summed = torch.cat([weighted, weighted.new_tensor([samples])])
-    dist.all_reduce(summed)
+    state.context.peers.sum_(summed)
     state.session.ledger.count((OVERHEAD,), Mean(summed), OVERHEAD)
     means = summed[:-1] / summed[-1] if summed[-1] else values
     parts = torch.split(means, [buffer.numel() for buffer in buffers])

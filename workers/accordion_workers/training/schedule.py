@@ -11,8 +11,8 @@ from accordion_workers.spec.job import JobSpec, TrainingSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Step decay with a linear warm-up over the first epochs. Positions are samples, which the
-    batch size does not change.
+    """Step decay or a cosine, with a linear warm-up over the first epochs. Positions are samples,
+    which the batch size does not change.
     """
 
     lr: float
@@ -20,16 +20,28 @@ class Schedule:
     """Epochs at whose start the rate is multiplied by `decay_factor`."""
     decay_factor: float = 1.0
     warmup_epochs: int = 0
+    cosine_epochs: int = 0
+    """Epochs of a cosine over the whole job; 0 for step decay."""
+    cosine_floor: float = 0.0
+    """Share of the peak at the end of the cosine."""
 
     def epoch_rate(self, epoch: int) -> float:
-        """Return the schedule's own rate, before warm-up, which the detector compares."""
-        drops = sum(at <= epoch for at in self.decay_at)
-        return self.lr * self.decay_factor**drops
+        """Return the schedule's own rate at the start of an epoch, before warm-up, which the
+        detector compares.
+        """
+        return self._rate(epoch, 0.0)
+
+    def _rate(self, epoch: int, done: float) -> float:
+        if not self.cosine_epochs:
+            return self.lr * self.decay_factor ** sum(at <= epoch for at in self.decay_at)
+        place = min(1.0, (epoch + done) / self.cosine_epochs)
+        height = 0.5 * (1.0 + math.cos(math.pi * place))
+        return self.lr * (self.cosine_floor + (1.0 - self.cosine_floor) * height)
 
     def step_rate(self, epoch: int, done: float) -> float:
         """Return the rate of a step that ends when this part of the epoch, in (0, 1], is done."""
         warmth = min(1.0, (epoch + done) / self.warmup_epochs) if self.warmup_epochs else 1.0
-        return self.epoch_rate(epoch) * warmth
+        return self._rate(epoch, done) * warmth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +95,14 @@ class BatchScaling:
 
 def build_schedule(training: TrainingSpec) -> Schedule:
     """Build the schedule of the rate at the low batch size."""
+    decay = training.lr_decay
     return Schedule(
         lr=training.optimizer.lr,
-        decay_at=training.lr_decay.at,
-        decay_factor=training.lr_decay.factor,
+        decay_at=decay.at,
+        decay_factor=decay.factor,
         warmup_epochs=training.warmup.epochs,
+        cosine_epochs=training.epochs if decay.shape == "cosine" else 0,
+        cosine_floor=decay.floor,
     )
 
 

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch.distributed as dist
-
 from accordion_workers.checkpoint.storage import MissingCheckpointsError
 from accordion_workers.common.errors import CheckpointError
 
@@ -94,17 +92,14 @@ class SlowWaitNotice:
 
 def gather_objects(state: TrainState, own: Any) -> list[Any]:
     """Return the objects of all ranks, in rank order."""
-    given = [None] * state.context.world_size
-    dist.all_gather_object(given, own)
-    return given
+    return state.context.peers.gather_objects(own)
 
 
 def decide_on_rank_0(state: TrainState, decide: Callable[[], _T]) -> _T:
     """Call `decide` on rank 0 and return its result on all ranks."""
-    decided = [decide() if state.context.rank == 0 else None]
-    dist.broadcast_object_list(decided, src=0)
-    value: Any = decided[0]
-    return value  # type: ignore[no-any-return]
+    decided: Any = decide() if state.context.rank == 0 else None
+    shared: _T = state.context.peers.share_object(decided)
+    return shared
 
 
 def run_on_all_ranks(

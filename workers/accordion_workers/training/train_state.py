@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -255,7 +254,7 @@ def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
         seeded_generators(derive_seed("model", spec.training.seed), context.device),
     ):
         model = parts[0].model().to(context.device)
-    ddp = _wrap_ddp(model, context.device)
+    ddp = context.peers.wrap(model, context.device)
     optimizer = _build_optimizer(model, spec.training.optimizer)
     scaler = (
         GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
@@ -333,17 +332,6 @@ def seeded_generators(seed: int, device: str) -> Iterator[None]:
         if cuda:
             torch.cuda.manual_seed(seed)
         yield
-
-
-def _wrap_ddp(model: nn.Module, device: str) -> DistributedDataParallel:
-    places: dict[str, Any] = (
-        {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
-    )
-    with warnings.catch_warnings():
-        # The replacement that the warning names is missing from the oldest supported torch.
-        warnings.simplefilter("ignore", FutureWarning)
-        # Broadcasting would send all buffers in every forward pass, without the ledger.
-        return DistributedDataParallel(model, broadcast_buffers=False, **places)
 
 
 def _build_optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:

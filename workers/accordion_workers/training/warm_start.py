@@ -35,7 +35,7 @@ def load_initial_model(state: TrainState, source: ModelSource) -> None:
             f"the model of job {source.job_id} to start with cannot be read: {error}; name another"
             " checkpoint in warm_start"
         ) from error
-    name, model = broadcast_state(found, device=state.context.device)
+    name, model = broadcast_state(found, state.context.peers, device=state.context.device)
     try:
         state.model.load_state_dict(model)
     except RuntimeError as error:

@@ -1,0 +1,158 @@
+"""`simulate`: a job trained by pretended workers on this machine, without the service."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accordion_client.commands.cli_support import (
+    FAILED,
+    ChangesOption,
+    JsonOption,
+    SpecArgument,
+    create_console,
+    print_json,
+)
+from accordion_client.commands.local_specs import build_environment, check_spec
+
+if TYPE_CHECKING:
+    from accordion_client.commands.simulations import SeedRun
+
+MAX_WORKERS = 64
+"""Most simulated workers: each has a model of its own, and all compute one after the other."""
+MAX_SEEDS = 100
+
+
+def simulate(
+    file: SpecArgument,
+    *,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_WORKERS, help="number of simulated workers")
+    ],
+    seeds: Annotated[
+        str,
+        typer.Option(
+            metavar="SEEDS", help="seeds, such as 0,1,2 or 0-2 (default: the spec's training.seed)"
+        ),
+    ] = "",
+    changes: ChangesOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="where runs are kept and go on (default: simulations/NAME)",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="cpu, or a GPU that all workers share: cuda:0")
+    ] = "cpu",
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="seeds at the same time (default: the processors; 1 on a GPU)"
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a job with pretended workers in one process, and print what it learned and sent.
+
+    The workers take turns on one device, with the job's own loop, methods, policy and local steps.
+    Ctrl-C saves, and the same command goes on. accordion compare FOLDER... compares simulations.
+    """
+    from accordion_client.commands.pack import pack_code
+    from accordion_client.commands.simulation_tables import SimulationView
+    from accordion_client.commands.simulations import Simulations
+    from accordion_client.commands.spec_file import read_spec
+    from accordion_workers.simulation.simulated_runs import read_epochs
+
+    spec = read_spec(file, changes or [])
+    archive = pack_code(spec, file)
+    numbers = parse_seeds(seeds)
+    runs = [_prepare(spec, out, workers=workers, seed=seed) for seed in numbers or [None]]
+    environment = build_environment(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "code.zip")
+        if archive is not None:
+            code.write_bytes(archive)
+        simulations = Simulations(
+            runs,
+            code=None if archive is None else code,
+            environment=environment,
+            device=device,
+            processes=processes or (1 if device != "cpu" else os.cpu_count() or 1),
+        )
+        ended = simulations.run()
+    view = SimulationView.of_runs([(one.run, read_epochs(one.folder)) for one in ended])
+    if json:
+        print_json(asdict(view))
+    else:
+        out_console = create_console()
+        for part in view.tables():
+            out_console.print(part)
+    _report_unfinished(ended)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that a text lists, `0,1,2` or `0-2`; none for an empty text.
+
+    Raises:
+        SettingsError: it lists no seeds, one twice, or more than `MAX_SEEDS`.
+    """
+    from accordion_service.errors import SettingsError
+
+    seeds: list[int] = []
+    for part in filter(None, text.replace(" ", "").split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise SettingsError(
+                f"--seeds has {part!r}; give whole numbers from 0 on, such as 0,1,2 or 0-2"
+            )
+        seeds += range(int(first), min(int(last or first), int(first) + MAX_SEEDS) + 1)
+    if text and not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS:
+        raise SettingsError(
+            f"--seeds is {text!r}; give from 1 to {MAX_SEEDS} seeds, each once, such as 0-2"
+        )
+    return seeds
+
+
+def _prepare(spec: dict[str, Any], out: Path | None, *, workers: int, seed: int | None) -> SeedRun:
+    """Return the run of a seed, in its folder.
+
+    Raises:
+        SettingsError: the spec is wrong or cannot be simulated, or the folder has another run.
+    """
+    from accordion_client.commands.simulations import SeedRun
+    from accordion_service.domain.file_names import name_file
+    from accordion_service.errors import SettingsError
+    from accordion_workers.simulation.simulated_runs import RunError, SimulatedRun, claim_run
+    from accordion_workers.simulation.simulated_spec import build_simulated_spec, explain_refusal
+
+    checked = check_spec(build_simulated_spec(spec, workers=workers, seed=seed), explain_refusal)
+    name = checked.name or checked.task.name
+    seed = checked.training.seed
+    folder = (out or Path("simulations", name_file(name, ""))) / f"seed-{seed}"
+    plain = checked.model_dump(mode="json", exclude_unset=True)
+    wanted = SimulatedRun(name=name, spec=plain, workers=workers, seed=seed)
+    try:
+        return SeedRun(folder=folder, run=claim_run(folder, wanted))
+    except (OSError, RunError) as error:
+        raise SettingsError(str(error)) from error
+
+
+def _report_unfinished(runs: Sequence[SeedRun]) -> None:
+    failed = [one for one in runs if one.run.status == "FAILED"]
+    stopped = [one for one in runs if one.run.status == "STOPPED"]
+    for one in failed:
+        typer.echo(f"accordion: seed {one.run.seed} failed: {one.run.message}", err=True)
+    if stopped:
+        names = ", ".join(str(one.run.seed) for one in stopped)
+        typer.echo(f"accordion: stopped at seed {names}; the same command goes on", err=True)
+    if failed or stopped:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,139 @@
+"""`accordion simulate`: jobs of pretended workers, their tables, and what goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accordion_client.commands.simulate import parse_seeds
+from accordion_client.commands.simulation_tables import compute_interval, format_interval
+from accordion_service.errors import SettingsError
+from tests.unit.service.conftest import Accordion
+
+JOB = """
+name: small
+task: {name: digits-mlp, options: {hidden: 16}}
+training: {epochs: 2}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("", []), ("3", [3]), ("0,1, 2", [0, 1, 2]), ("5-7,1", [5, 6, 7, 1])]
+)
+def test_seeds_are_numbers_and_ranges(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "1,1", "0-3,2", "0-100000", "3-1", ","])
+def test_other_seeds_are_refused_with_an_example(text):
+    with pytest.raises(SettingsError, match="such as"):
+        parse_seeds(text)
+
+
+def test_the_interval_is_that_of_students_t():
+    mean, half = compute_interval([1.0, 2.0, 3.0])
+    assert (mean, half) == pytest.approx((2.0, 4.303 / 3**0.5))
+    assert format_interval([0.5, 0.75, None], "accuracy") == "62.5 ±158.8 %"
+    assert format_interval([0.5], "accuracy") == "50.0 %"
+    assert format_interval([None], "loss") == "-"
+
+
+def test_a_simulation_prints_its_seeds_and_epochs_and_compares_them(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    simulate = ("simulate", job, "--workers", "3", "--seeds", "0,1", "--out", out)
+    view = accordion(*simulate, "--json").json()
+    assert [seed["status"] for seed in view["seeds"]] == ["SUCCEEDED", "SUCCEEDED"]
+    assert [row["epoch"] for row in view["epochs"]] == [0, 1]
+    assert view["seeds"][0]["loss"] != view["seeds"][1]["loss"]
+    assert all(0 < seed["wire"] < seed["dense_wire"] for seed in view["seeds"])
+    # The second call trains nothing again.
+    lines = accordion(*simulate).out.splitlines()
+    assert lines[0] == "small, 3 simulated workers"
+    assert [line.split()[0] for line in lines if line[:1] in "01m"] == ["0", "1", "0", "1", "mean"]
+    assert " ±" in lines[-2]
+    compared = accordion("compare", out).out
+    assert "runs/seed-0" in compared
+    assert "training.seed" in compared
+
+
+def test_a_folder_with_another_simulation_is_refused_with_what_differs(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    simulate = ("simulate", job, "--workers", "1", "--out", out)
+    assert accordion(*simulate).code == 0
+    said = accordion(*simulate, "--set", "training.epochs=3")
+    assert said.code == 2
+    assert "another training.epochs (2, now 3); give --out another folder" in said.err
+    said = accordion("simulate", job, "--workers", "2", "--out", out)
+    assert said.code == 2
+    assert "another workers (1, now 2)" in said.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (("--workers", "9"), "for --workers 9"),
+        (("--set", "policy.name=cost_aware"), "simulated workers have none"),
+        (("--set", "task={name: script, options: {file: a.py}}"), "a script has a training loop"),
+        (("--set", "training.epochs=0"), "training.epochs"),
+        (("--set", "task.options.data=1"), "data"),
+    ],
+)
+def test_a_job_that_cannot_be_simulated_is_refused_in_one_sentence(
+    accordion: Accordion, job: Path, changes: tuple[str, ...], sentence: str
+) -> None:
+    said = accordion("simulate", job, "--workers", "2", *changes)
+    assert said.code == 2
+    assert sentence in said.err
+    assert not Path("simulations").exists()
+
+
+def test_what_the_task_raises_is_one_sentence_and_its_output_is_kept(
+    accordion: Accordion, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    options = "{samples: 256, width: 16, raise_at_step: 2}"
+    file.write_text(f"task: {{name: synthetic, options: {options}}}\n")
+    out = tmp_path / "runs"
+    said = accordion("simulate", file, "--workers", "2", "--out", out)
+    assert said.code == 1
+    assert "seed 0 failed: " in said.err
+    assert "raise_at_step" in said.err
+    assert "Traceback" not in said.err
+    assert "Traceback" in (out / "seed-0" / "output.log").read_text()
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_path: Path) -> None:
+    file, out = tmp_path / "job.yaml", tmp_path / "runs"
+    file.write_text(JOB.replace("epochs: 2", "epochs: 60"))
+    arguments = ["simulate", file, "--workers", "2", "--out", out]
+    command = [sys.executable, "-m", "accordion_client.commands.main", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        records = out / "seed-0" / "records"
+        while not any('"kind":"epoch"' in one.read_text() for one in records.glob("*.jsonl")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        said = process.communicate()[1]
+    assert process.returncode == 1
+    assert "stopped at seed 0; the same command goes on" in said
+    assert json.loads((out / "seed-0" / "run.json").read_text())["status"] == "STOPPED"
+    view = accordion(*arguments, "--json").json()
+    assert [row["epoch"] for row in view["epochs"]] == list(range(60))

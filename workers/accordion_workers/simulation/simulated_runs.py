@@ -1,0 +1,143 @@
+"""Folders of simulated runs, one for each seed: what runs there, and what it recorded; loads no
+torch.
+
+    FOLDER/seed-0/run.json       name, spec, workers and status
+    FOLDER/seed-0/records/       the records of a job
+    FOLDER/seed-0/checkpoints/
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from accordion_workers.hub.journal import read_records
+from accordion_workers.records.contract import EpochRecord
+
+_FILE = "run.json"
+
+
+class RunStatus(StrEnum):
+    """How a simulated run ended."""
+
+    STOPPED = "STOPPED"
+    """It goes on where it was when it is started again."""
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+class RunError(ValueError):
+    """A folder does not fit what is to run in it; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A simulation with one seed."""
+
+    name: str
+    spec: Mapping[str, Any]
+    workers: int
+    seed: int
+    status: RunStatus = RunStatus.STOPPED
+    message: str = ""
+    """Why it failed."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into its folder.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f"{_FILE}.draft"
+        draft.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        draft.replace(folder / _FILE)
+
+
+def claim_run(folder: Path, wanted: SimulatedRun) -> SimulatedRun:
+    """Return the run in a folder, the wanted one if there is none, which is written.
+
+    Raises:
+        RunError: the folder has a run of another spec or number of workers.
+        OSError: it cannot be read or written.
+    """
+    found = read_run(folder)
+    if found is None:
+        wanted.write(folder)
+        return wanted
+    places = [place for place in ("workers", "spec") if _part(found, place) != _part(wanted, place)]
+    if places:
+        differences = _list_differences(asdict(found)[places[0]], asdict(wanted)[places[0]])
+        raise RunError(
+            f"{folder} has a simulation with another {differences or places[0]}; give --out another"
+            " folder, or remove this one"
+        )
+    return found
+
+
+def read_run(folder: Path) -> SimulatedRun | None:
+    """Return the run in a folder; None if there is none.
+
+    Raises:
+        RunError: what is there is damaged.
+    """
+    file = folder / _FILE
+    if not file.is_file():
+        return None
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        return SimulatedRun(**{**fields, "status": RunStatus(fields["status"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} is damaged ({error}); remove its folder") from error
+
+
+def list_runs(folder: Path) -> list[tuple[Path, SimulatedRun]]:
+    """Return the run in a folder, or those in the folders of its seeds.
+
+    Raises:
+        RunError: one is damaged.
+    """
+    places = [folder, *sorted(folder.glob("seed-*"), key=_read_seed)]
+    found = ((place, read_run(place)) for place in places)
+    return [(place, run) for place, run in found if run is not None]
+
+
+def end_run(folder: Path, run: SimulatedRun, status: RunStatus, message: str = "") -> SimulatedRun:
+    """Write how a run ended; return it so.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    ended = replace(run, status=status, message=message)
+    ended.write(folder)
+    return ended
+
+
+def read_epochs(folder: Path) -> list[EpochRecord]:
+    """Return the finished epochs of a run; of one that was trained again, the last record."""
+    payloads = (record.payload for record in read_records(folder))
+    by_epoch = {one.epoch: one for one in payloads if isinstance(one, EpochRecord)}
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def _part(run: SimulatedRun, place: str) -> str:
+    return json.dumps(asdict(run)[place], sort_keys=True)
+
+
+def _list_differences(found: Any, wanted: Any, prefix: str = "") -> str:
+    """Return the first few values that differ, such as `training.epochs (3, now 5)`."""
+    if not (isinstance(found, Mapping) and isinstance(wanted, Mapping)):
+        return f"{prefix.rstrip('.')} ({json.dumps(found)}, now {json.dumps(wanted)})"
+    places = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    return ", ".join(
+        _list_differences(found.get(key), wanted.get(key), f"{prefix}{key}.") for key in places[:3]
+    )
+
+
+def _read_seed(folder: Path) -> tuple[int, str]:
+    number = folder.name.removeprefix("seed-")
+    return (int(number) if number.isdecimal() else 0, number)
