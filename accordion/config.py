@@ -285,8 +285,7 @@ class Config:
 
     def ends_start(self, step: int) -> bool:
         """Return whether a step is the first one after the start of a run with local steps."""
-        start = 0 if self.local_steps is None else self.local_steps.start_steps
-        return 0 < start == step
+        return step > 0 and self.local_steps is not None and self.local_steps.start_steps == step
 
     def ladder(self) -> tuple[Level, ...]:
         """Return the levels of layers without an entry in `by_layer`, from the lightest on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -27,9 +28,11 @@ class LocalSteps:
     """Steps of a round at the peak of the learning rate."""
     high: int
     """Most steps of a round."""
-    start_steps: int = 0
+    start_steps: int | Literal["auto"] = 0
     """First steps of a run, in which gradients are exchanged in every step: training is critical
-    there, and language models lose from 0.1 to 0.2 of loss without a start.
+    there, and language models lose from 0.1 to 0.2 of loss without a start. `auto` ends the start
+    by the agreement of the workers: once it is below 0.1 in two windows in a row, the start takes
+    as many steps again. It needs windows in steps, about a fiftieth of the run, and two workers.
     """
     power: float = 1.0
     """Power of the fall of the learning rate by which rounds become longer."""
@@ -40,12 +43,13 @@ class LocalSteps:
     """
 
     def __post_init__(self) -> None:
-        whole = all(type(one) is int for one in (self.low, self.high, self.start_steps))
-        if not whole or not 1 <= self.low <= self.high or self.start_steps < 0:
+        start = 0 if self.start_steps == "auto" else self.start_steps
+        whole = all(type(one) is int for one in (self.low, self.high, start))
+        if not whole or not 1 <= self.low <= self.high or start < 0:
             raise ConfigError(
                 f"local_steps has low={self.low!r}, high={self.high!r} and"
                 f" start_steps={self.start_steps!r}; give whole numbers, low at least 1, high at"
-                " least low, start_steps at least 0"
+                " least low, start_steps at least 0 or 'auto'"
             )
         if not isinstance(self.power, int | float) or not 0.0 <= self.power <= 4.0:
             raise ConfigError(
@@ -57,11 +61,21 @@ class LocalSteps:
                 f"local_steps has outer={self.outer!r}; known are {', '.join(get_args(OuterStep))}"
             )
 
-    def length(self, *, step: int, fall: float) -> int:
+    @property
+    def has_start(self) -> bool:
+        """Whether a run begins with exchanges in every step."""
+        return self.start_steps != 0
+
+    def length(self, *, step: int, fall: float, quiet_step: int | None = None) -> int:
         """Return the steps of a round from `step` on, after the learning rate fell to 1 / `fall` of
-        its peak.
+        its peak; at `quiet_step` the workers' agreement had vanished, None before.
         """
-        if step < self.start_steps:
+        start: float
+        if self.start_steps == "auto":
+            start = math.inf if quiet_step is None else 2 * quiet_step
+        else:
+            start = self.start_steps
+        if step < start:
             return 1
         try:
             length = self.low * max(1.0, fall) ** self.power

@@ -145,7 +145,11 @@ class LockstepNetwork(GroupNetwork):
 
     def _all_gather(self, gathered: Tensor, row: Tensor, name: str) -> None:
         del name
-        gathered.copy_(self.group.collect(self.rank, row, torch.stack))
+        gathered.copy_(self.group.collect(self.rank, row, _stack))
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(rows))
 
 
 def _sum_in_rank_order(buffers: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ step reads the gradient once.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -108,13 +109,15 @@ class GradientSums:
         self._step_energies.zero_()
 
     def summary(self, device: torch.device) -> Tensor:
-        """Return one row per layer, (layers, 1027), in the order of the shapes.
+        """Return one row per layer, (layers, 1028), in the order of the shapes.
 
-        A row is the sketch of the mean gradient over the steps, the mean square norm, and the
-        energies before and after compression; zeros if nothing was added.
+        A row is the sketch of the mean gradient over the steps, the mean square norm, the energies
+        before and after compression, and the squared norm of the sketch; zeros if nothing was
+        added.
         """
-        rows = torch.cat([self._sums, self._energies], dim=1)
-        return rows.to(device).div_(max(1, self.steps))
+        rows = torch.cat([self._sums, self._energies], dim=1).to(device).div_(max(1, self.steps))
+        own_squares = rows[:, :SKETCH_SIZE].square().sum(1, keepdim=True)
+        return torch.cat([rows, own_squares], dim=1)
 
     def clear(self) -> None:
         """Start a new window."""
@@ -254,6 +257,22 @@ def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float
     return dict(zip(layers, summary[:, SKETCH_SIZE].sqrt().tolist(), strict=True))
 
 
+def estimate_agreement(summary: Tensor, world_size: int) -> float | None:
+    """Return how far the workers' mean gradients over a window agree, given the averaged summary;
+    None for one worker or zero gradients.
+
+    With A = |mean over the workers|^2 / mean of |one worker's|^2, it is (A - 1/W) / (1 - 1/W): 1 if
+    all are equal, 0 in expectation if they are independent with mean zero, as A is 1/W then. It is
+    the share of signal in a worker's window, as the gradient noise scale is for a step
+    (arXiv:1812.06162).
+    """
+    common = float(summary[:, :SKETCH_SIZE].square().sum(dtype=torch.float64))
+    own = float(summary[:, -1].sum(dtype=torch.float64))
+    if world_size == 1 or not (own > 0.0 and math.isfinite(own)):
+        return None
+    return (common / own - 1.0 / world_size) / (1.0 - 1.0 / world_size)
+
+
 def sent_shares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
     """Return the share of a layer's energy that compression sent, from 0 to 1, for each layer for
     which it was measured, given the averaged summary.
@@ -262,7 +281,7 @@ def sent_shares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
     steps and the workers. Where the residual is orthogonal to what was sent, as for top-k, it is
     the compression gain of GraVAC (arXiv:2305.12201).
     """
-    energies = summary[:, SKETCH_SIZE:].tolist()
+    energies = summary[:, SKETCH_SIZE : SKETCH_SIZE + 3].tolist()
     return {
         layer: min(1.0, max(0.0, 1.0 - row[_LEFT] / row[_OWED]))
         for layer, row in zip(layers, energies, strict=True)
@@ -270,9 +289,14 @@ def sent_shares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
     }
 
 
-def window_fields(layers: Sequence[str], summary: Tensor) -> dict[str, dict[str, float]]:
-    """Return what a window measured, as fields of a `Report`, given the averaged summary."""
+def window_fields(
+    layers: Sequence[str], summary: Tensor, *, agreement: float | None
+) -> dict[str, Any]:
+    """Return what a window measured, as fields of a `Report`, given the averaged summary and the
+    agreement.
+    """
     return {
+        "agreement": agreement,
         "statistic_by_layer": estimate_norms(layers, summary),
         "rms_by_layer": root_mean_squares(layers, summary),
         "sent_share_by_layer": sent_shares(layers, summary),

@@ -56,6 +56,7 @@ _MEASURED = {
     "next_lr",
     "statistic_by_layer",
     "rms_by_layer",
+    "agreement",
     "sent_share_by_layer",
     "cost_s_by_layer",
     "exchange_wait_s",
@@ -222,12 +223,12 @@ class Controller:
         )
         return self.decision
 
-    def end_start(self, *, epoch: int) -> Decision:
-        """Return the decision at the end of the start of a run with local steps, in `epoch`."""
+    def end_start(self, *, epoch: int, step: int) -> Decision:
+        """Return the decision at the end of the start of a run with local steps."""
         local = self._config.local_steps
         if local is None:
             return self.decision
-        step, length = local.start_steps, self._rate.round_length(local, local.start_steps)
+        length = self._rate.round_length(local, step)
         reason = f"the start of {step} steps ends: rounds of {length} local steps"
         self.decision = self._decision(epoch=epoch, step=step, cause="start", reason=reason)
         return self.decision

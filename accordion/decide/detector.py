@@ -67,9 +67,10 @@ class DetectorResult:
     """Relative change of the statistic; None if it was not compared or is not finite."""
 
 
-def window_is_full(config: DetectorConfig, steps: int) -> bool:
-    """Return whether a window counted in steps ends after this many steps."""
-    return config.window_in_force.steps is not None and steps % config.window_in_force.steps == 0
+def window_is_full(config: DetectorConfig, steps: int, *, last: int = 1) -> bool:
+    """Return whether a window counted in steps ended in the `last` of this many steps."""
+    length = config.window_in_force.steps
+    return length is not None and steps // length > (steps - last) // length
 
 
 def window_is_due(config: DetectorConfig, epoch: int, *, epoch_end: bool) -> bool:

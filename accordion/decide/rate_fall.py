@@ -1,4 +1,4 @@
-"""How far the learning rate stands below its peak, by which rounds of local steps become longer."""
+"""What makes rounds longer: the end of a start, and the fall of the learning rate."""
 
 from __future__ import annotations
 
@@ -9,23 +9,45 @@ from accordion.base.messages import Report
 
 _MOST = 1e9
 """Fall that counts as one to zero."""
+QUIET_BELOW = 0.1
+"""Agreement below which a window has little but noise."""
+QUIET_WINDOWS = 2
+"""Windows in a row that must be quiet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFall:
-    """Fall of the learning rate as far as it was reported."""
+    """Fall of the learning rate, and end of the workers' agreement, as far as they were
+    reported.
+    """
 
     peak: float = 0.0
     """Highest rate."""
     fall: float = 1.0
     """Ratio of the peak to the rate now."""
+    quiet_windows: int = 0
+    """Last windows in a row whose agreement was below `QUIET_BELOW`."""
+    quiet_step: int | None = None
+    """Step at which there were `QUIET_WINDOWS` of them for the first time."""
 
     def after(self, report: Report) -> RateFall:
         """Return the fall after a report."""
         rate = report.next_lr if report.epoch_end else report.lr
         peak = max(self.peak, report.lr, rate)
-        return RateFall(peak=peak, fall=min(peak / rate, _MOST) if rate > 0.0 else _MOST)
+        windows, step = self.quiet_windows, self.quiet_step
+        if report.agreement is not None:
+            windows = windows + 1 if report.agreement < QUIET_BELOW else 0
+        if step is None and windows >= QUIET_WINDOWS:
+            step = report.step
+        return RateFall(
+            peak=peak,
+            fall=min(peak / rate, _MOST) if rate > 0.0 else _MOST,
+            quiet_windows=windows,
+            quiet_step=step,
+        )
 
     def round_length(self, local: LocalSteps | None, step: int) -> int:
         """Return the local steps of a round from `step` on; 1 without local steps."""
-        return 1 if local is None else local.length(step=step, fall=self.fall)
+        if local is None:
+            return 1
+        return local.length(step=step, fall=self.fall, quiet_step=self.quiet_step)

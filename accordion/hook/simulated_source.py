@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import (
+    _DEFAULT_FIRST_BUCKET_BYTES,
+    _compute_bucket_assignment_by_size,
+)
 
 from accordion.base.errors import HookError
 from accordion.compress.compression_engine import Engine
@@ -17,7 +20,7 @@ from accordion.hook.exchange_scheduler import ExchangeScheduler
 from accordion.hook.layers import named_layers
 from accordion.hook.simulated_module import SimulatedDataParallel
 
-BUCKET_BYTES = (dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20)
+BUCKET_BYTES = (_DEFAULT_FIRST_BUCKET_BYTES, 25 << 20)
 """Sizes of DDP's first bucket and of the others."""
 
 
@@ -77,8 +80,8 @@ class SimulatedSource:
             self.exchanges.hand_over(
                 bucket, ready_s=time.perf_counter(), is_last=bucket is filled[-1]
             )
-        for bucket in self._buckets:
-            bucket.write_back()
+        for gradients in self._buckets:
+            gradients.write_back()
 
     def take_signals(self) -> Tensor:
         """Return the step's signals, averaged over the workers, (7,), and begin the next step.
@@ -149,7 +152,7 @@ class _GradientBucket:
 def _divide(parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Divide parameters into buckets as DDP does after its first step."""
     names: Sequence[str] = list(parameters)[::-1]
-    indices, _ = dist._compute_bucket_assignment_by_size(
+    indices, _ = _compute_bucket_assignment_by_size(
         [parameters[name] for name in names], list(BUCKET_BYTES)
     )
     for bucket in indices:

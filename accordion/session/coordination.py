@@ -29,7 +29,12 @@ from accordion.base.messages import (
 from accordion.base.wire import Gather, Mean, Request
 from accordion.compress.exchange import GroupNetwork
 from accordion.compress.ledger import OVERHEAD, Ledger
-from accordion.compress.statistics import SKETCH_SIZE, GradientSums, window_fields
+from accordion.compress.statistics import (
+    SKETCH_SIZE,
+    GradientSums,
+    estimate_agreement,
+    window_fields,
+)
 from accordion.session.bandwidth_probe import BandwidthProbe
 from accordion.session.training_warnings import warn_of_wait
 
@@ -214,14 +219,16 @@ class Coordinator:
         self, sums: GradientSums, layers: Sequence[LayerInfo], kind: StatisticKind
     ) -> dict[str, Any]:
         """Return what a window's sums measured, as fields of a report; clear the sums."""
-        own = sums.summary(self._device)
+        own, agreement = sums.summary(self._device), None
         if kind == "paper":
             # The paper sums rank 0's gradients: undo the mean over the steps and the one over the
             # workers.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
         summary = self.average_tensor(own)
         sums.clear()
-        return window_fields([layer.name for layer in layers], summary)
+        if kind == "mean":
+            agreement = estimate_agreement(summary, self.world_size)
+        return window_fields([layer.name for layer in layers], summary, agreement=agreement)
 
     def probe_latency(self) -> float:
         """Return the seconds of the shortest of a few all-reduces of one value for each worker.

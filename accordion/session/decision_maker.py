@@ -50,7 +50,7 @@ class DecisionMaker:
         ends_warm_up = self._config.ends_warm_up(step)
         # The decision at the end of the warm-up, or on overrides, has the new length of rounds too.
         if self._config.ends_start(step) and not (ends_warm_up or self._overrides_changed):
-            return self._controller.end_start(epoch=epoch)
+            return self._controller.end_start(epoch=epoch, step=step)
         if ends_warm_up:
             # A plan that was measured at the warm-up's levels says nothing about those that follow.
             decision, proposal = self._controller.end_warm_up(epoch=epoch), None

@@ -203,7 +203,6 @@ def create_rounds(
     _check(module, steps)
     if coordinator.world_size == 1 or not isinstance(module, ParallelModule):
         return Rounds()
-    follows_start = local.start_steps > 0
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
     return LocalRounds(
         module,
@@ -213,7 +212,7 @@ def create_rounds(
         requests=requests,
         optimizers=steps.optimizers,
         nesterov=local.outer == "nesterov"
-        or (local.outer == "auto" and follows_start and not is_sgd),
+        or (local.outer == "auto" and local.has_start and not is_sgd),
     )
 
 

@@ -285,6 +285,7 @@ class Session:
         """
         self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
+        before = self._rounds.steps
         taken, announced = self._take_step()
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
@@ -297,7 +298,9 @@ class Session:
             switch = self._apply_decision(decide)
         if self._rounds.length == 1:
             self._plan_exchanges()
-        if window_is_full(self._config.detector, self.steps):
+        # A window that ends in a round of local steps waits for its end.
+        ended = not self._rounds.steps
+        if ended and window_is_full(self._config.detector, self.steps, last=before + 1):
             switch = self._close_window(
                 epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
             )

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,8 +75,11 @@ def simulate(
 
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
+    if archive is not None:
+        spec["code"] = sha256(archive).hexdigest()
     numbers = parse_seeds(seeds)
-    runs = [_prepare(spec, out, workers=workers, seed=seed) for seed in numbers or [None]]
+    seeds_or_own: Sequence[int | None] = numbers or [None]
+    runs = [_prepare(spec, out, workers=workers, seed=seed) for seed in seeds_or_own]
     environment = build_environment(spec)
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "code.zip")
@@ -110,7 +114,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in filter(None, text.replace(" ", "").split(",")):
         first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
+        if not all(number.isdecimal() for number in part.split("-", 1)):
             raise SettingsError(
                 f"--seeds has {part!r}; give whole numbers from 0 on, such as 0,1,2 or 0-2"
             )

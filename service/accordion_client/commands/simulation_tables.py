@@ -62,6 +62,8 @@ class EpochResult:
     """Mean number of layers at each level at its end."""
     local_steps: float
     """Steps of a round at its end; 1 if gradients are exchanged in every step."""
+    agreement: float | None
+    """Agreement of the workers in its last window."""
     global_batch: float
 
 
@@ -107,7 +109,7 @@ class SimulationView:
     def _tabulate_epochs(self) -> Table:
         table = create_table(
             "EPOCH", *self._metric_header(), "LOSS", "RATE", "BATCH", "LAYERS BY LEVEL",
-            "LOCAL STEPS", "SENT",
+            "AGREEMENT", "LOCAL STEPS", "SENT",
         )  # fmt: skip
         for row in self.epochs:
             levels = (f"{name} {count:g}" for name, count in row.layers_by_level.items())
@@ -118,6 +120,7 @@ class SimulationView:
                 format_number(row.lr, 3),
                 f"{row.global_batch:g}",
                 ", ".join(levels),
+                format_number(row.agreement, 2),
                 f"{row.local_steps:g}",
                 format_bytes(row.wire),
             )
@@ -209,6 +212,7 @@ def _average_epoch(rows: Sequence[EpochRecord], metric: str | None) -> EpochResu
         wire=fmean(row.bytes.wire for row in rows),
         layers_by_level={name: count / len(rows) for name, count in sorted(levels.items())},
         local_steps=fmean(row.local_steps for row in rows),
+        agreement=_mean([row.agreement for row in rows]),
         global_batch=fmean(row.global_batch for row in rows),
     )
 

@@ -81,6 +81,8 @@ def _list_values(record: EpochRecord) -> Iterator[tuple[str, float]]:
         yield "train/global_batch", record.global_batch
     if record.local_steps > 1:
         yield "train/local_steps", record.local_steps
+    if record.agreement is not None:
+        yield "train/agreement", record.agreement
     seconds = sum(
         seconds for name, seconds in record.seconds_by_phase.items() if name in _TRAINING_PHASES
     )

@@ -65,7 +65,13 @@ def test_a_simulation_prints_its_seeds_and_epochs_and_compares_them(
     # The second call trains nothing again.
     lines = accordion(*simulate).out.splitlines()
     assert lines[0] == "small, 3 simulated workers"
-    assert [line.split()[0] for line in lines if line[:1] in "01m"] == ["0", "1", "0", "1", "mean"]
+    assert [line.split()[0] for line in lines if line[:1] in {"0", "1", "m"}] == [
+        "0",
+        "1",
+        "0",
+        "1",
+        "mean",
+    ]
     assert " ±" in lines[-2]
     compared = accordion("compare", out).out
     assert "runs/seed-0" in compared
@@ -91,8 +97,8 @@ def test_a_folder_with_another_simulation_is_refused_with_what_differs(
     [
         (("--workers", "9"), "for --workers 9"),
         (("--set", "policy.name=cost_aware"), "simulated workers have none"),
-        (("--set", "task={name: script, options: {file: a.py}}"), "a script has a training loop"),
-        (("--set", "training.epochs=0"), "training.epochs"),
+        (("--set", "task={name: script, options: {file: a.py}}"), "needs code"),
+        (("--set", "training.epochs=0"), "/training/epochs: 0 is rejected"),
         (("--set", "task.options.data=1"), "data"),
     ],
 )
@@ -103,6 +109,16 @@ def test_a_job_that_cannot_be_simulated_is_refused_in_one_sentence(
     assert said.code == 2
     assert sentence in said.err
     assert not Path("simulations").exists()
+
+
+def test_a_script_cannot_be_simulated(accordion: Accordion, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    file = tmp_path / "job.yaml"
+    file.write_text("code: ./code\ntask: {name: script, options: {file: train.py}}\n")
+    said = accordion("simulate", file, "--workers", "2")
+    assert said.code == 2
+    assert "a script has a training loop of its own" in said.err
 
 
 def test_what_the_task_raises_is_one_sentence_and_its_output_is_kept(
@@ -125,7 +141,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_pat
     file.write_text(JOB.replace("epochs: 2", "epochs: 60"))
     arguments = ["simulate", file, "--workers", "2", "--out", out]
     command = [sys.executable, "-m", "accordion_client.commands.main", *map(str, arguments)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         records = out / "seed-0" / "records"
         while not any('"kind":"epoch"' in one.read_text() for one in records.glob("*.jsonl")):
             assert process.poll() is None

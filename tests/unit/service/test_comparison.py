@@ -17,6 +17,7 @@ from accordion_client.commands.comparison import (
     IncomparableError,
     compare_jobs,
     find_differences,
+    keep_compared,
 )
 from tests.unit.service.report_samples import (
     BEGIN,

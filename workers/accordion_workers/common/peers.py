@@ -18,10 +18,17 @@ class Peers(Protocol):
     order.
     """
 
-    rank: int
-    world_size: int
-    store: Any
-    """Key-value store that the workers share, a `torch.distributed.Store`."""
+    @property
+    def rank(self) -> int:
+        """Rank of this worker."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+
+    @property
+    def store(self) -> Any:
+        """Key-value store that the workers share, a `torch.distributed.Store`."""
 
     def wrap(self, model: nn.Module, device: str) -> nn.Module:
         """Return the model in a module that averages gradients over the workers; they all get rank

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from accordion.compress.lockstep import LockstepGroup, LockstepNetwork
 from accordion.hook.simulated_module import SimulatedDataParallel
@@ -37,7 +37,7 @@ class SimulatedPeers:
 
     def share_object(self, own: _T) -> _T:
         """Implements `Peers`."""
-        shared = self._network.group.collect(self.rank, own, lambda given: given[0])
+        shared: _T = self._network.group.collect(self.rank, own, lambda given: given[0])
         return shared if self.rank == 0 else copy.deepcopy(shared)
 
     def sum_(self, tensor: Tensor) -> None:

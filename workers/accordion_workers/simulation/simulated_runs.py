@@ -71,10 +71,12 @@ def claim_run(folder: Path, wanted: SimulatedRun) -> SimulatedRun:
         return wanted
     places = [place for place in ("workers", "spec") if _part(found, place) != _part(wanted, place)]
     if places:
-        differences = _list_differences(asdict(found)[places[0]], asdict(wanted)[places[0]])
+        place = places[0]
+        prefix = "" if place == "spec" else place
+        differences = _list_differences(asdict(found)[place], asdict(wanted)[place], prefix)
         raise RunError(
-            f"{folder} has a simulation with another {differences or places[0]}; give --out another"
-            " folder, or remove this one"
+            f"{folder} has a simulation with another {differences}; give --out another folder, or"
+            " remove this one"
         )
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from accordion.compress.lockstep import LockstepGroup
 from accordion.compress.step_signals import Signal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field, model_validator
 
 from accordion.base.local_steps import LocalSteps, OuterStep
@@ -25,9 +27,13 @@ class LocalStepsSpec(Strict):
     """Steps of a round at the peak of the learning rate."""
     high: Whole | None = Field(default=None, ge=1, le=_MOST)
     """Most steps of a round. Null: as `low`, which fixes the length."""
-    start_steps: Whole = Field(default=_LIBRARY.start_steps, ge=0, le=1_000_000_000)
+    start_steps: Annotated[Whole, Field(ge=0, le=1_000_000_000)] | Literal["auto"] = (
+        _LIBRARY.start_steps
+    )
     """First steps of the job, in which gradients are exchanged in every step. Language models need
-    10 to 30 % of their steps, small image models none.
+    10 to 30 % of their steps, small image models none. `auto` measures: once the workers' gradients
+    agree on little in two windows in a row (`agreement` below 0.1), the start takes as many steps
+    again. It needs `policy.window` in steps, about a fiftieth of the job's.
     """
     power: float = Field(default=_LIBRARY.power, ge=0.0, le=4.0)
     """Power of the fall of the learning rate by which rounds become longer."""

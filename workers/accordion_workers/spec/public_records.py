@@ -82,6 +82,11 @@ class EpochRecord(Reported):
     """Bytes of one worker in this epoch."""
     statistic_by_layer: dict[str, float] | None = None
     """Gradient statistic of the window that ended with this epoch, by layer; null if none ended."""
+    agreement: float | None = None
+    """Agreement of the workers over the window that ended last in the epoch: 1 if the sums of their
+    gradients point the same way, 0 within noise if only noise is left; null if none ended, or with
+    one worker.
+    """
     regime_by_layer: dict[str, Literal["critical", "stable"]]
     """Regime at the end of the epoch, by layer."""
     level_by_layer: dict[str, str]

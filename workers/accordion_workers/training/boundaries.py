@@ -219,7 +219,7 @@ def open_epoch(state: TrainState, epoch: int) -> None:
     state.epoch_baseline = take_epoch_baseline(state)
     phases = state.phases
     state.step_times.start_epoch(phases.clock.elapsed(), state.session.steps, phases.seconds)
-    state.decider.statistic = None
+    state.decider.statistic = state.decider.agreement = None
 
 
 def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:

@@ -146,6 +146,7 @@ def epoch_record(
         },
         bytes=state.spent().since(state.epoch_baseline.bytes),
         statistic_by_layer=_drop_nonfinite(statistic) if statistic is not None else None,
+        agreement=state.decider.agreement,
         regime_by_layer=dict(decision.regime_by_layer),
         level_by_layer={layer: level.name for layer, level in decision.level_by_layer.items()},
     )

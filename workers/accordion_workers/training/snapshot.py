@@ -107,6 +107,7 @@ def rank_state(state: TrainState) -> dict[str, Any]:
             "skipped_steps": state.epoch_baseline.skipped_steps,
         },
         "statistic": None if statistic is None else dict(statistic),
+        "agreement": state.decider.agreement,
     }
 
 
@@ -120,7 +121,7 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
         seconds=mark["seconds"],
         skipped_steps=mark["skipped_steps"],
     )
-    state.decider.statistic = own["statistic"]
+    state.decider.statistic, state.decider.agreement = own["statistic"], own["agreement"]
     restore_generators(own, state.context.device)
 
 

@@ -94,6 +94,8 @@ class ActorDecider:
     """Where the time of a decision counts as `decide`."""
     statistic: Mapping[str, float] | None = None
     """Newest statistic by layer of the open epoch."""
+    agreement: float | None = None
+    """Newest agreement of the workers in the open epoch."""
     wait_s_by_level: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which a step would wait for exchanges at each level, as last predicted."""
     exchange_wait_s: float | None = None
@@ -102,7 +104,7 @@ class ActorDecider:
     def __call__(self, report: Report, proposal: Decision) -> Decision:
         """Return the actor's decision, or the proposal if the actor does not answer in time."""
         if report.statistic_by_layer is not None:
-            self.statistic = report.statistic_by_layer
+            self.statistic, self.agreement = report.statistic_by_layer, report.agreement
         self.wait_s_by_level = sum_waits(report.cost_s_by_layer)
         self.exchange_wait_s = report.exchange_wait_s
         state = self.controller.state_dict() if self.controller else {}
