@@ -18,7 +18,9 @@ class SimulatedDataParallel(nn.Module):
     """
 
     broadcast_buffers = False
-    """As in DistributedDataParallel."""
+    """Whether forward passes would broadcast rank 0's buffers; the attribute that
+    DistributedDataParallel has.
+    """
 
     def __init__(self, module: nn.Module, network: LockstepNetwork) -> None:
         super().__init__()

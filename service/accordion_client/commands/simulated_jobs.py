@@ -13,8 +13,8 @@ from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.errors import SettingsError
 from accordion_workers.simulation.simulated_runs import (
     RunError,
-    RunStatus,
     SimulatedRun,
+    SimulatedStatus,
     list_runs,
     read_epochs,
 )
@@ -26,7 +26,7 @@ class SimulatedJob:
 
     id: str
     name: str
-    status: RunStatus
+    status: SimulatedStatus
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
     kind: Kind = Kind.JOB

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from accordion_workers.common.plain_text import clean_for_terminal
-from accordion_workers.simulation.simulated_runs import RunStatus, SimulatedRun, end_run
+from accordion_workers.simulation.simulated_runs import SimulatedRun, SimulatedStatus, end_run
 from accordion_workers.simulation.simulation_process import SimulationProcess
 
 LOG_FILE = "output.log"
@@ -70,7 +70,7 @@ class Simulations:
         self._is_stopped = True
 
     def _run_seed(self, one: SeedRun) -> SeedRun:
-        if self._is_stopped or one.run.status is RunStatus.SUCCEEDED:
+        if self._is_stopped or one.run.status is SimulatedStatus.SUCCEEDED:
             return one
         request = {
             "spec": one.run.spec,
@@ -92,9 +92,11 @@ class Simulations:
     def _end(self, one: SeedRun, last: Mapping[str, Any], log: Path) -> SimulatedRun:
         if last["event"] == "error" and not self._is_stopped:
             text = last["error"] + (f"; see {log}" if last["needs_log"] else "")
-            return end_run(one.folder, one.run, RunStatus.FAILED, text)
+            return end_run(one.folder, one.run, SimulatedStatus.FAILED, message=text)
         done = last.get("outcome") in {"completed", "ended early"}
-        return end_run(one.folder, one.run, RunStatus.SUCCEEDED if done else RunStatus.STOPPED)
+        return end_run(
+            one.folder, one.run, SimulatedStatus.SUCCEEDED if done else SimulatedStatus.STOPPED
+        )
 
     def _show(self, seed: int, event: Mapping[str, Any]) -> None:
         """Show an event: progress on one line for all seeds, if there is a terminal."""

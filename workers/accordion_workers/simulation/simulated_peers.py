@@ -19,7 +19,7 @@ class SimulatedPeers:
     """The workers of a `LockstepGroup`, as one of them sees them."""
 
     def __init__(
-        self, group: LockstepGroup, rank: int, device: torch.device, store: HashStore
+        self, group: LockstepGroup, rank: int, device: torch.device, *, store: HashStore
     ) -> None:
         self._network = LockstepNetwork(group, rank, device)
         self.rank, self.world_size = rank, group.world_size

@@ -21,7 +21,7 @@ from accordion_workers.records.contract import EpochRecord
 _FILE = "run.json"
 
 
-class RunStatus(StrEnum):
+class SimulatedStatus(StrEnum):
     """How a simulated run ended."""
 
     STOPPED = "STOPPED"
@@ -42,7 +42,7 @@ class SimulatedRun:
     spec: Mapping[str, Any]
     workers: int
     seed: int
-    status: RunStatus = RunStatus.STOPPED
+    status: SimulatedStatus = SimulatedStatus.STOPPED
     message: str = ""
     """Why it failed."""
 
@@ -92,7 +92,7 @@ def read_run(folder: Path) -> SimulatedRun | None:
         return None
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-        return SimulatedRun(**{**fields, "status": RunStatus(fields["status"])})
+        return SimulatedRun(**{**fields, "status": SimulatedStatus(fields["status"])})
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged ({error}); remove its folder") from error
 
@@ -108,7 +108,9 @@ def list_runs(folder: Path) -> list[tuple[Path, SimulatedRun]]:
     return [(place, run) for place, run in found if run is not None]
 
 
-def end_run(folder: Path, run: SimulatedRun, status: RunStatus, message: str = "") -> SimulatedRun:
+def end_run(
+    folder: Path, run: SimulatedRun, status: SimulatedStatus, *, message: str = ""
+) -> SimulatedRun:
     """Write how a run ended; return it so.
 
     Raises:

@@ -87,7 +87,7 @@ class Simulation:
                     link=_Link(journal, self._observer) if is_first else NoLink(lambda _: None),
                     control=self._control if is_first else LoopControl(),
                     parts=parts,
-                    peers=SimulatedPeers(group, rank, device, store),
+                    peers=SimulatedPeers(group, rank, device, store=store),
                 )
             )
 

@@ -16,7 +16,7 @@ class SimulationProcess:
     """Process of one simulation.
 
     Args:
-        request: see `workers/accordion_workers/simulation/__main__.py`, without `parent`.
+        request: see `workers/accordion_workers/simulation/simulate_here.py`, without `parent`.
         code: zip file of the job's own modules; None without any.
         environment: environment variables of the process.
         log: file for what the task prints.
@@ -35,7 +35,7 @@ class SimulationProcess:
             # -P: modules in the current folder must not replace installed ones.
             self._process = subprocess.Popen(  # noqa: S603 - a module of this project
                 [
-                    *(sys.executable, "-P", "-m", "accordion_workers.simulation"),
+                    *(sys.executable, "-P", "-m", "accordion_workers.simulation.simulate_here"),
                     *([] if code is None else [str(code)]),
                 ],
                 stdin=subprocess.PIPE,

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accordion.base.messages import Decision, Report
-from accordion_workers.common.peers import GroupPeers, Peers
 from accordion_workers.records.contract import DesiredState, Launch, Payload, Progress, Started
 
 if TYPE_CHECKING:
     from accordion.compress.step_signals import Signal
+    from accordion_workers.common.peers import Peers
     from accordion_workers.data import Data
     from accordion_workers.tasks.base import Task
 
@@ -184,6 +184,15 @@ class LoopControl:
                 listener(signal)
 
 
+def _group_peers() -> Peers:
+    """Return the workers of the default process group; the supervisor, which loads no torch,
+    imports this module.
+    """
+    from accordion_workers.common.peers import GroupPeers
+
+    return GroupPeers()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
     """One rank's place in a worker group. The process group is initialised before the loop runs."""
@@ -199,7 +208,7 @@ class WorkerContext:
     previous_group: PreviousGroup | None = None
     """The previous group; None for the attempt's first."""
     control: LoopControl = field(default_factory=LoopControl)
-    peers: Peers = field(default_factory=GroupPeers)
+    peers: Peers = field(default_factory=_group_peers)
     parts: tuple[Task, Data, Data] | None = None
     """The task, its training data and its held-out data, if the process has loaded them before."""
 

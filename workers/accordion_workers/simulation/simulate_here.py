@@ -1,4 +1,6 @@
-"""Runs one simulation in this process: `python -m accordion_workers.simulation [CODE_ZIP]`.
+"""Runs one simulation in this process.
+
+    python -m accordion_workers.simulation.simulate_here [CODE_ZIP]
 
 Standard input has the request as one line of JSON, and standard output gets one line of JSON for
 each event; what the task prints goes to standard error. An interrupt saves and ends, and the
