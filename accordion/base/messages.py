@@ -59,6 +59,10 @@ class Report:
     """Learning rate of the schedule in this epoch, before batch scaling and warm-up."""
     next_lr: float
     """Learning rate of the schedule in the next epoch, before batch scaling and warm-up."""
+    local_steps: int = 1
+    """Optimizer steps between two exchanges in the window: with more than one, its statistic is of
+    the changes of the parameters by step instead of gradients.
+    """
     window_steps: int = 0
     """Number of finite steps in the open or just closed window."""
     statistic_by_layer: Mapping[str, float] | None = None
@@ -136,8 +140,9 @@ class Decision:
     step: int
     """First step for which it holds."""
     cause: DecisionCause
-    """`hold`: no window ended; `skip`: the batch or world size changed in the window; `link`: the
-    exchange plan was fitted to the measured link; `warm_up`: the warm-up ended.
+    """`hold`: no window ended; `skip`: in the window the batch or world size changed, or local
+    steps began or ended; `link`: the exchange plan was fitted to the measured link; `warm_up`: the
+    warm-up ended.
     """
     reason: str
     """Explanation in one sentence."""

@@ -7,7 +7,8 @@
 `old` and `new` are the statistics of two consecutive windows. Two differences from the published
 rule: a learning-rate drop counts by its size, because cosine decay lowers the rate in every epoch
 and no layer would ever be stable; and a window in which the batch or world size changed is not
-compared, because its statistic has a different noise.
+compared, because its statistic has a different noise. Neither is the first window of local steps,
+whose changes of parameters have another scale than gradients.
 
 The size of a drop is relative, so a decay to zero would end in drops: its last steps halve the rate
 although they are no larger than those before. Neither the rate nor its fraction of the largest one
@@ -53,8 +54,13 @@ class DetectorState:
     """Global batch size in the last report; None before the first report."""
     world_size: int | None = None
     """World size in the last report; None before the first report."""
+    is_local: bool | None = None
+    """Whether the last report's window held changes by local steps; None before the first report.
+    """
     skip_window: bool = False
-    """Whether the open window is not compared, after a change of batch or world size."""
+    """Whether the open window is not compared, after a change of batch or world size, or from
+    gradients to local steps or back.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +136,9 @@ def update_detector(
     """Return the state after a report, and the result.
 
     A window that closes is compared with the previous one. The first window, and one in which the
-    batch or world size changed, is only a reference for the next. A learning rate that drops makes
-    every layer critical at once, even in the middle of a window, and again when that window closes:
-    the regime lasts for at least one whole window.
+    batch, the world size or what is exchanged changed, is only a reference for the next. A learning
+    rate that drops makes every layer critical at once, even in the middle of a window, and again
+    when that window closes: the regime lasts for at least one whole window.
 
     Raises:
         ReportError: the layers differ from the model's, the statistic is not the configured one, or
@@ -179,15 +185,18 @@ def _check_report(state: DetectorState, report: Report, config: DetectorConfig) 
 
 
 def _with_conditions(state: DetectorState, report: Report) -> DetectorState:
-    """Return the state with the report's batch and world size, and with its rate if it is first."""
-    before = (state.global_batch, state.world_size)
-    now = (report.global_batch, report.world_size)
-    changed = before not in (now, (None, None))
+    """Return the state with what else the statistic depends on, and with the report's rate if it is
+    first.
+    """
+    before = (state.global_batch, state.world_size, state.is_local)
+    now = (report.global_batch, report.world_size, report.local_steps > 1)
+    changed = before not in (now, (None, None, None))
     return replace(
         state,
         lr=report.lr if state.lr is None else state.lr,
         global_batch=report.global_batch,
         world_size=report.world_size,
+        is_local=report.local_steps > 1,
         skip_window=state.skip_window or changed,
     )
 
@@ -274,8 +283,9 @@ def _all_layers(state: DetectorState) -> str:
 
 def _skip_reason(report: Report) -> str:
     return (
-        f"global batch (now {report.global_batch}) or world size (now {report.world_size}) changed:"
-        " this window is not compared, regimes stay"
+        f"global batch (now {report.global_batch}), world size (now {report.world_size}) or what is"
+        f" exchanged ({'local steps' if report.local_steps > 1 else 'gradients'}) changed: this"
+        " window is not compared, regimes stay"
     )
 
 

@@ -126,6 +126,8 @@ class LocalRounds(Rounds):
         if length == 1 < self.length:
             # One optimizer state for all again, as in data-parallel training.
             self._coordinator.average_(list(_optimizer_state(self._optimizers)))
+        if (length > 1) != (self.length > 1):
+            self._engine.sums.clear()  # changes of parameters do not add up with gradients
         self.decided = self.length = length
         self._source.is_local = length > 1
 

@@ -290,17 +290,16 @@ class Session:
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
         ends = self._config.ends_warm_up(self.steps) or self._config.ends_start(self.steps)
-        is_due = Signal.DECISION in announced or ends
         switch = None
-        if is_due:
+        if Signal.DECISION in announced or ends:
             place = {"epoch": self.epoch, "step": self.steps}
             decide = partial(self._decisions.decide_at_boundary, self.decision, **place)
             switch = self._apply_decision(decide)
         if self._rounds.length == 1:
             self._plan_exchanges()
-        # A window that ends in a round of local steps waits for its end.
-        ended = not self._rounds.steps
-        if ended and window_is_full(self._config.detector, self.steps, last=before + 1):
+        # A window that ends within a round of local steps waits for the round's end.
+        is_over = not self._rounds.steps
+        if is_over and window_is_full(self._config.detector, self.steps, last=before + 1):
             switch = self._close_window(
                 epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
             )
@@ -457,6 +456,7 @@ class Session:
             global_batch=self.global_batch,
             lr=float(lr),  # a number of numpy could not be loaded back with weights_only
             next_lr=float(next_lr),
+            local_steps=self._rounds.length,
             window_steps=steps,
             statistic_kind=kind,
             **measured,

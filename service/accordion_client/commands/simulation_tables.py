@@ -108,7 +108,7 @@ class SimulationView:
 
     def _tabulate_epochs(self) -> Table:
         table = create_table(
-            "EPOCH", *self._metric_header(), "LOSS", "RATE", "BATCH", "LAYERS BY LEVEL",
+            "EPOCH", *self._metric_header(), "TRAINING LOSS", "RATE", "BATCH", "LAYERS BY LEVEL",
             "AGREEMENT", "LOCAL STEPS", "SENT",
         )  # fmt: skip
         for row in self.epochs:
@@ -128,8 +128,8 @@ class SimulationView:
 
     def _tabulate_seeds(self) -> Table:
         table = create_table(
-            "SEED", "EPOCHS", *self._metric_header(), "LOSS", "SENT", "AGAINST NONE", "PAYLOAD",
-            "TIME",
+            "SEED", "EPOCHS", *self._metric_header(), "TRAINING LOSS", "SENT", "AGAINST NONE",
+            "PAYLOAD", "TIME",
         )  # fmt: skip
         for row in self.seeds:
             table.add_row(

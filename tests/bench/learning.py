@@ -1,0 +1,221 @@
+"""What methods, levels and local steps do to what a job learns, by simulation:
+`python -m tests.bench.learning [--recipes NAME...]`; ACCORDION_DATA has the data.
+
+Every contestant runs at its own best learning rate: all rates of a recipe's grid are tried with the
+seeds of `TRIED`, and the best one is run again with those of `FRESH`, which alone are in the table.
+Runs are kept in `build/learning` and are not repeated, so a run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from accordion_client.commands.simulation_tables import compute_interval
+from tests.bench import report
+
+RESULTS = Path(__file__).with_name("results")
+RUNS = Path("build/learning")
+RECIPES = Path("deploy/recipes/cpu")
+WORKERS = 4
+TRIED, FRESH = (100, 101), (0, 1, 2)
+
+LOCAL = "local_steps"
+EVERY_STEP = {LOCAL: "null"}
+FIXED = {"policy.name": "fixed"}
+
+
+def _rank(rank: int) -> dict[str, str]:
+    return {
+        **EVERY_STEP,
+        "compression": f"{{method: powersgd, low: {{rank: {rank}}}, high: {{rank: {rank}}}}}",
+    }
+
+
+COMMON: Mapping[str, Mapping[str, str]] = {
+    "none, every step": {**EVERY_STEP, "compression": "{method: none}"},
+    "QSGD 4 bits, every step": EVERY_STEP,
+    "PowerSGD rank 4": _rank(4),
+    "PowerSGD rank 2": _rank(2),
+    "PowerSGD rank 1": _rank(1),
+    "two_level, rank 4 and 1": {
+        **EVERY_STEP,
+        "compression": "{method: powersgd, low: {rank: 4}, high: {rank: 1}}",
+        "policy": "{name: two_level, threshold: 0.5, window: {steps: 16}}",
+    },
+}
+"""Changes of a recipe by contestant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A job whose contestants are compared."""
+
+    file: str
+    data: str
+    """Path below ACCORDION_DATA."""
+    metric: str
+    smaller: bool
+    rates: Sequence[float]
+    """Grid of learning rates, of which each contestant takes its best."""
+    own: Mapping[str, Mapping[str, str]]
+    """Contestants beside the common ones."""
+
+
+ALL = {
+    "images": Recipe(
+        file="local-steps.yaml",
+        data="cifar10-subset.zip",
+        metric="accuracy",
+        smaller=False,
+        rates=(0.05, 0.1, 0.2, 0.4),
+        own={
+            "4 local steps, 32 after the drop, 4 bits": {},
+            "7 local steps, 4 bits": {LOCAL: "{low: 7}"},
+            "32 local steps, 4 bits": {LOCAL: "{low: 32}"},
+        },
+    ),
+    "LSTM": Recipe(
+        file="lstm.yaml",
+        data="tinyshakespeare/input.txt",
+        metric="loss",
+        smaller=True,
+        rates=(0.01, 0.02, 0.03, 0.04),
+        own={
+            "automatic start, 15 local steps and more, 4 bits": {},
+            "start of 10 %, 15 local steps and more, 4 bits": {
+                LOCAL: "{low: 15, high: 150, start_steps: 48}"
+            },
+            "start of 20 %, 15 local steps and more, 4 bits": {
+                LOCAL: "{low: 15, high: 150, start_steps: 96}"
+            },
+            "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
+        },
+    ),
+}
+
+
+def run_recipe(name: str, recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """Run all contestants of a recipe; yield a row for each."""
+    for contestant, changes in {**COMMON, **recipe.own}.items():
+        tried = {
+            rate: [
+                one["metric"]
+                for one in _simulate(name, recipe, contestant, changes, rate=rate, seeds=TRIED)
+            ]
+            for rate in recipe.rates
+        }
+        means = {
+            rate: fmean(values) for rate, values in tried.items() if None not in values and values
+        }
+        best = (min if recipe.smaller else max)(means, key=lambda rate: means[rate])
+        seeds = _simulate(name, recipe, contestant, changes, rate=best, seeds=FRESH)
+        yield {
+            "recipe": name,
+            "contestant": contestant,
+            "rate": best,
+            "tried": {str(rate): mean for rate, mean in means.items()},
+            "values": [one["metric"] for one in seeds],
+            "wire": fmean(one["wire"] for one in seeds),
+            "payload": fmean(one["payload"] for one in seeds),
+            "dense_wire": fmean(one["dense_wire"] for one in seeds),
+            "commit": _describe_commit(),
+        }
+
+
+def _simulate(
+    name: str,
+    recipe: Recipe,
+    contestant: str,
+    changes: Mapping[str, str],
+    *,
+    rate: float,
+    seeds: Sequence[int],
+) -> list[dict[str, Any]]:
+    """Return the results of a contestant's seeds at a learning rate."""
+    folder = "".join(one if one.isalnum() else "-" for one in f"{name}-{contestant}-{rate}")
+    data = Path(os.environ["ACCORDION_DATA"], recipe.data)
+    settings = {
+        **changes,
+        "training.optimizer.lr": str(rate),
+        "task.options.data": str(data),
+    }
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "accordion_client.commands.main", "simulate"),
+            *(str(RECIPES / recipe.file), "--workers", str(WORKERS), "--json"),
+            *("--seeds", ",".join(map(str, seeds)), "--out", str(RUNS / folder)),
+            *(f"--set={key}={value}" for key, value in settings.items()),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    view = json.loads(done.stdout)
+    return [dict(one) for one in view["seeds"]]
+
+
+def _describe_commit() -> str:
+    """Return the commit, and whether the checkout has changes beside results."""
+    changed = report.read_git("status", "--porcelain", "--", ".", f":!{report.RESULTS}")
+    commit = report.read_git("rev-parse", "--short", "HEAD")
+    return f"{commit} with changes" if changed else commit
+
+
+def write_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables of all recipes, by metric."""
+    lines = [
+        "# What is learned, by method and bytes",
+        "",
+        f"{WORKERS} simulated workers (`accordion simulate`), each contestant at the best of the"
+        f" learning rates that were tried for it with seeds {TRIED[0]} and {TRIED[1]}; mean of"
+        f" {len(FRESH)} fresh seeds, and half of the 95 % interval by Student's t. Bytes are those"
+        " that one worker sends in the whole run.",
+    ]
+    for name, recipe in ALL.items():
+        own = [row for row in rows if row["recipe"] == name]
+        if not own:
+            continue
+        lines += ["", f"## {name}: `{RECIPES / recipe.file}`", ""]
+        head = ("contestant", recipe.metric, "on the wire", "against none", "payload", "rate")
+        lines += [f"| {' | '.join(head)} | commit |", "| --- " * 7 + "|"]
+        for row in sorted(own, key=lambda row: -row["wire"]):
+            mean, half = compute_interval(row["values"])
+            shown = (
+                f"{mean:.3f} ±{half:.3f}"
+                if recipe.smaller
+                else f"{100 * mean:.1f} ±{100 * half:.1f} %"
+            )
+            lines.append(
+                f"| {row['contestant']} | {shown} | {row['wire'] / 1e6:.2f} MB |"
+                f" {row['dense_wire'] / row['wire']:.1f}× | {row['payload'] / 1e6:.2f} MB |"
+                f" {row['rate']} | {row['commit']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main(names: Sequence[str]) -> None:
+    """Run recipes and write the tables after each contestant."""
+    file = RESULTS / "learning.json"
+    rows = json.loads(file.read_text()) if file.exists() else []
+    for name in names:
+        for row in run_recipe(name, ALL[name]):
+            same = (row["recipe"], row["contestant"])
+            rows = [one for one in rows if (one["recipe"], one["contestant"]) != same] + [row]
+            file.write_text(json.dumps(rows, indent=1) + "\n")
+            file.with_suffix(".md").write_text(write_table(rows))
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipes", nargs="+", choices=tuple(ALL), default=tuple(ALL))
+    main(parser.parse_args().recipes)
