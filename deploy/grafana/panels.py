@@ -262,8 +262,8 @@ CONTROLLER = Row(
             title="Decisions and overrides",
             width=8,
             description=(
-                "Decisions per minute, overrides by state, and steps that each worker takes between"
-                " two exchanges."
+                "Decisions per minute, overrides by state, steps that each worker takes between two"
+                " exchanges, and the agreement of the workers' gradients."
             ),
             queries=(
                 Query(
@@ -272,6 +272,7 @@ CONTROLLER = Row(
                 ),
                 Query(expr=of_job("accordion_job_overrides"), legend="overrides {{state}}"),
                 Query(expr=of_job("accordion_job_local_steps"), legend="local steps"),
+                Query(expr=of_job("accordion_job_agreement"), legend="agreement"),
             ),
         ),
     ),

@@ -112,6 +112,7 @@ def epoch_record(job: FakeJob, decision: Decision, statistic: dict[str, float]) 
         lr=lr_of(job, job.epoch),
         global_batch=job.global_batch,
         local_steps=decision.local_steps,
+        agreement=0.8 * math.exp(-job.epoch) if job.world_size > 1 else None,
         samples=SAMPLES,
         seconds_by_phase={name: 0.4 * part for name, part in _PHASES.items()},
         bytes=bytes_of(decision, job.steps_per_epoch, job.world_size),

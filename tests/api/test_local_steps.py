@@ -28,6 +28,19 @@ def test_the_length_of_a_round_is_told_while_it_grows(client: TestClient, world:
     assert client.get(f"{job}/history").json()["epochs"]["local_steps"] == told
 
 
+def test_the_agreement_of_the_workers_is_told_of_each_epoch(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(training={"epochs": 30})
+    world.train(job_id)
+    world.turn_until(lambda: len(client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"]) >= 2)
+    told = [one["agreement"] for one in client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"]]
+    columns = client.get(f"/api/v1/jobs/{job_id}/history").json()["epochs"]
+    assert columns["agreement"] == told
+    newest = value(client.get("/metrics").text, "accordion_job_agreement", job_id=job_id)
+    assert newest == told[-1]
+
+
 def test_without_local_steps_workers_exchange_in_every_step(
     client: TestClient, world: World
 ) -> None:

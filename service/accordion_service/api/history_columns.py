@@ -22,7 +22,10 @@ from accordion_service.views.jobs import decision_views, epoch_views
 MAX_CELLS = 100_000
 """Pairs of epoch and layer of a history, about 10 bytes each: 200 epochs of 500 layers."""
 _MIN_POINTS = 10
-_PLAIN = ("epoch", "step", "attempt", "generation", "world_size", "loss", "lr", "local_steps")
+_PLAIN = (
+    *("epoch", "step", "attempt", "generation", "world_size"),
+    *("loss", "lr", "local_steps", "agreement"),
+)
 """Columns of epochs that have one value for each."""
 
 

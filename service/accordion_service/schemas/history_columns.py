@@ -29,6 +29,8 @@ class EpochColumns(Answer):
     """Learning rates."""
     local_steps: list[int]
     """Optimizer steps of each worker between two exchanges."""
+    agreement: list[float | None]
+    """Agreements of the workers; null where no window ended, and with one worker."""
     metrics: dict[str, list[float | None]]
     """Metrics of the evaluations, by name; null where an epoch has none."""
     seconds_by_phase: dict[str, list[float | None]]

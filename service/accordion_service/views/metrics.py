@@ -113,6 +113,11 @@ _JOB_FAMILIES: Mapping[str, Family] = {
     "accordion_job_local_steps": Family(
         "gauge", "Steps that each worker takes between two exchanges; 1 without local steps."
     ),
+    "accordion_job_agreement": Family(
+        "gauge",
+        "Agreement of the workers' gradients over the newest window: 1 if they point the same way,"
+        " 0 if only noise is left.",
+    ),
     "accordion_job_decisions_total": Family("counter", "Decisions that all workers applied."),
     "accordion_job_overrides": Family("gauge", "Overrides, by state."),
     "accordion_job_checkpoint_timestamp_seconds": Family(
@@ -318,6 +323,9 @@ def _elasticity_samples(facts: _Facts) -> Iterator[Sample]:
     yield Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for row in facts.history.decisions[:1]:  # an older version stored them without it
         yield Sample("accordion_job_local_steps", row.decision.get("local_steps", 1), {})
+    for epoch in facts.history.epochs[:1]:
+        if (agreement := epoch.record.get("agreement")) is not None:
+            yield Sample("accordion_job_agreement", agreement, {})
     for state in get_args(OverrideState):
         yield Sample(
             "accordion_job_overrides",

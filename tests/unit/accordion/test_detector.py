@@ -82,8 +82,8 @@ def test_an_open_window_changes_no_regime() -> None:
     assert "7 steps" in after[1].reason
 
 
-@pytest.mark.parametrize("sizes", [{"global_batch": 512}, {"world_size": 4}])
-def test_the_window_after_a_change_of_batch_or_world_size_is_not_compared(sizes) -> None:
+@pytest.mark.parametrize("sizes", [{"global_batch": 512}, {"world_size": 4}, {"local_steps": 8}])
+def test_the_window_after_a_change_of_what_it_depends_on_is_not_compared(sizes) -> None:
     answers = replay(
         [report(0, 1.0), report(1, 1.0), report(2, 9.0, **sizes), report(3, 9.0, **sizes)]
     )
@@ -91,6 +91,13 @@ def test_the_window_after_a_change_of_batch_or_world_size_is_not_compared(sizes)
     assert {regime for state, _ in answers[1:] for regime in state.regime_by_layer.values()} == {
         "stable"
     }
+
+
+def test_longer_rounds_of_local_steps_are_compared_and_gradients_after_them_are_not() -> None:
+    lengths = (8, 32, 32, 1, 1)
+    made = [report(epoch, 1.0, local_steps=length) for epoch, length in enumerate(lengths)]
+    causes = [result.cause for _, result in replay(made)]
+    assert causes == ["window", "window", "window", "skip", "window"]
 
 
 def test_a_change_in_the_middle_of_a_window_skips_that_window_only() -> None:

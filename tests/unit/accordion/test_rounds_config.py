@@ -22,6 +22,7 @@ def test_methods_with_residuals_are_refused(method):
         {"low": 4, "high": 2},
         {"low": 1.5, "high": 2},
         {"low": 1, "high": 2, "start_steps": -1},
+        {"low": 1, "high": 2, "start_steps": "soon"},
         {"low": 1, "high": 2, "power": -1.0},
         {"low": 1, "high": 2, "power": float("nan")},
         {"low": 1, "high": 2, "outer": "adam"},

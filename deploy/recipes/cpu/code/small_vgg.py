@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from accordion_workers.tasks.cifar import CifarResnet18
 from torch import nn
+
+from accordion_workers.tasks.cifar import CifarResnet18
 
 CHANNELS = (8, 16, 16, 32, 32, 64, 64)
 POOLED_AFTER = frozenset({0, 2, 4})

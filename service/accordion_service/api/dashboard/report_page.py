@@ -53,6 +53,7 @@ _EPOCH_FIELDS = {
     "metrics",
     "lr",
     "local_steps",
+    "agreement",
     "world_size",
     "bytes",
     "seconds_by_phase",

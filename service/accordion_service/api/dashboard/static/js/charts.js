@@ -142,9 +142,11 @@ export function drawChanges({ decisions, layers, threshold, epochs, marked }) {
   const limit = { name: `threshold ${threshold}`, x: [epochs[0].epoch, Math.max(1, epochs.at(-1).epoch + 1)], y: [threshold, threshold], type: "scatter", mode: "lines",
     line: { color: colour("bad"), dash: "dash", width: 1.5 }, hoverinfo: "skip" };
   const values = [threshold, ...lines.flatMap((one) => one.y)].filter((value) => value > 0);
+  const agreement = newest(epochs, (row) => row.agreement);
+  const agreed = Number.isFinite(agreement) ? ` Newest agreement of the workers ${number(agreement)}.` : "";
   const decades = Math.log10(Math.max(...values) / Math.min(...values));
   draw("change", isKnown ? [...lines, limit] : lines, { yaxis: { type: "log", exponentformat: "power", dtick: decades > 1.5 ? Math.ceil(decades / 6) : undefined } },
-    compared.length ? `Largest change at the newest comparison: ${number(largest(compared.at(-1)))}${isKnown ? `, threshold ${threshold}` : ""}.` : "Nothing was compared yet.", marked);
+    compared.length ? `Largest change at the newest comparison: ${number(largest(compared.at(-1)))}${isKnown ? `, threshold ${threshold}` : ""}.${agreed}` : `Nothing was compared yet.${agreed}`, marked);
 }
 
 // Decision in force at the end of each epoch.
