@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compress.ledger import Ledger
+from accordion_workers.common.peers import GroupPeers
 from accordion_workers.training.clock import Clock
 from accordion_workers.training.loop import train_epochs
 from accordion_workers.training.running_statistics import average_buffers, mark_buffers_equal
@@ -38,7 +39,7 @@ def made(rank: int, model: nn.Module) -> Any:
     return SimpleNamespace(
         ddp=ddp,
         model=ddp.module,
-        context=SimpleNamespace(world_size=dist.get_world_size(), rank=rank),
+        context=SimpleNamespace(world_size=dist.get_world_size(), rank=rank, peers=GroupPeers()),
         position=SimpleNamespace(epoch=0),
         epoch_loss=SimpleNamespace(samples=0),
         samples_at_averaging=0,

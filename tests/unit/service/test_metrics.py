@@ -129,6 +129,7 @@ def epoch_row(epoch: int, statistic: dict[str, float] | None) -> EpochRow:
         regime_by_layer={},
         level_by_layer={},
         statistic_by_layer=statistic,
+        agreement=0.25,
     )
     return EpochRow(
         job_id="j",
