@@ -260,7 +260,7 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
             " the task's option min_step_s; leave it out to compare methods"
         )
     own = [row for row in predictions if row["is_own_method"] and row["method"] != "none"]
-    rows = {f"{row['method']} {row['level']}".strip(): row for row in own or predictions[:1]}
+    rows = {_name_row(row): row for row in own or predictions[:1]}
     rows |= {row["method"]: row for row in predictions if row["method"] == "half"}
     gains = [
         f"{name} {format_rounded(none_s / row['step_s'], 2)} times"
@@ -280,6 +280,11 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
     return text
 
 
+def _name_row(row: dict[str, Any]) -> str:
+    name, steps = f"{row['method']} {row['level']}".strip(), row.get("local_steps", 1)
+    return name if steps == 1 else f"{name} every {steps} steps"
+
+
 def _read_shortest_step(spec: dict[str, Any]) -> float:
     """Return the task's option `min_step_s` in a spec that was accepted."""
     task = spec.get("task")
@@ -287,15 +292,29 @@ def _read_shortest_step(spec: dict[str, Any]) -> float:
     return float((options or {}).get("min_step_s", 0.0))
 
 
+def _format_round(steps: int) -> str:
+    return "step" if steps == 1 else f"{steps} steps"
+
+
 def _prediction_table(predictions: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    columns = ("METHOD", "LEVEL", "STEP", "SAMPLES/S", "ADDED BY EXCHANGES", "SENT", "COLLECTIVES")
+    columns = (
+        "METHOD",
+        "LEVEL",
+        "EVERY",
+        "STEP",
+        "SAMPLES/S",
+        "ADDED BY EXCHANGES",
+        "SENT",
+        "COLLECTIVES",
+    )
     table = Table(*columns, box=None, header_style="dim", pad_edge=False)
     for row in predictions:
         table.add_row(
             row["method"] + ("*" if row["is_own_method"] else ""),
             f"{row['level']} {format_level(row['options'])}".strip(),
+            _format_round(row.get("local_steps", 1)),
             format_milliseconds(row["step_s"]),
             format_rounded(row["samples_per_s"]),
             format_milliseconds(row["exchange_s"]),

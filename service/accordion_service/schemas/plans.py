@@ -25,17 +25,21 @@ class PredictionView(Answer):
     samples_per_s: float
     """Predicted samples per second over all workers."""
     exchange_s: float
-    """Seconds by which encoding and exchanging gradients lengthens a step."""
+    """Seconds by which encoding and exchanging lengthens a step, spread over a round."""
     sent_bytes: int
-    """Bytes that each worker sends per step."""
+    """Bytes that each worker sends per step, spread over a round."""
     exchange_plan: list[int]
     """Number of DDP's buckets in each exchange of a step."""
     collectives: int
-    """Number of collectives of a step. They run one after the other, and each waits for the link's
+    """Number of collectives of an exchange. They run one after the other, and each waits for the link's
     latency two or three times on CPUs.
     """
     is_own_method: bool
     """Whether it is the method of the spec."""
+    local_steps: int = 1
+    """Steps of a round of local steps, of which the spec's method has the shortest and the longest;
+    1 if gradients are exchanged in every step.
+    """
 
 
 class PlanView(Answer):

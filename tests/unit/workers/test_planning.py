@@ -102,6 +102,24 @@ def test_the_method_of_the_job_is_marked_and_its_slowest_pace_kept():
     assert {one.step_s for one in slow} == {500.0}
 
 
+def test_rounds_of_local_steps_spread_their_exchange_over_their_steps():
+    link = LinkModel(world_size=4, latency_s=0.0, bytes_per_s=1e4)
+    parts = {
+        "compression": {"method": "qsgd"},
+        "local_steps": {"low": 5, "high": 50, "start_steps": 10},
+    }
+    job = JobSpec.model_validate({**SPEC.model_dump(exclude_unset=True), **parts})
+    found = predict_steps(measurement(), job, link)
+    rounds = {one.local_steps: one for one in found if (one.method, one.level) == ("qsgd", "low")}
+    assert set(rounds) == {1, 5, 50}
+    assert {one.local_steps for one in found if not one.is_own_method} == {1}
+    assert rounds[5].sent_bytes == pytest.approx(rounds[1].sent_bytes / 5, abs=1)
+    assert rounds[50].exchange_s == pytest.approx(rounds[5].exchange_s / 10, rel=0.2)
+    fixed = JobSpec.model_validate(job.model_dump() | {"local_steps": {"low": 5}})
+    only = predict_steps(measurement(), fixed, link)
+    assert {one.local_steps for one in only if one.is_own_method} == {5}
+
+
 def test_a_slow_link_favours_methods_that_send_little():
     slow = predict(LinkModel(world_size=4, latency_s=0.0, bytes_per_s=100.0))
     assert slow["powersgd high"].step_s < slow["powersgd low"].step_s < slow["none"].step_s

@@ -31,7 +31,9 @@ PAYLOAD_SHARE = 1448 / 1538
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step of the whole group at one level."""
+    """A step of the whole group at one level, with gradients exchanged in every step or after a
+    round of local steps.
+    """
 
     method: str
     level: str
@@ -40,15 +42,17 @@ class Prediction:
     step_s: float
     """Seconds of a step, at least the task's `min_step_s`."""
     exchange_s: float
-    """Part of it by which encoding and exchanging gradients lengthens the step."""
+    """Part of it by which encoding and exchanging lengthens the step, spread over a round."""
     sent_bytes: int
-    """Bytes that a worker sends per step."""
+    """Bytes that a worker sends per step, spread over a round."""
     exchange_plan: Plan
     """Number of DDP's buckets in each exchange."""
     collectives: int
-    """Number of collectives of a step, which run one after the other."""
+    """Number of collectives of an exchange, which run one after the other."""
     is_own_method: bool
     """Whether it is the method of the job's spec."""
+    local_steps: int = 1
+    """Steps of a round; 1 if gradients are exchanged in every step."""
 
 
 def nominal_link(*, workers: int, latency_s: float, bytes_per_s: float) -> LinkModel:
@@ -61,7 +65,8 @@ def nominal_link(*, workers: int, latency_s: float, bytes_per_s: float) -> LinkM
 def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> list[Prediction]:
     """Predict the step of every method and level, the fastest first.
 
-    The job's own method has the levels of its spec, other methods have their defaults.
+    The job's own method has the levels of its spec, and its rounds of local steps at their shortest
+    and longest; other methods have their defaults, in every step.
     """
     levels = list_levels(spec)
     plans = {
@@ -71,7 +76,9 @@ def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> 
         measured.buckets, plans, world_size=link.world_size, max_seconds=MAX_SECONDS
     )
     predictions = [
-        _predict(measured, spec, levels[name], link=link, costs=costs[name]) for name in levels
+        _predict(measured, spec, level, link=link, costs=costs[name], local_steps=length)
+        for name, level in levels.items()
+        for length in _list_lengths(spec, level)
     ]
     return sorted(predictions, key=lambda prediction: prediction.step_s)
 
@@ -90,6 +97,15 @@ def list_levels(spec: JobSpec) -> dict[str, Level]:
     return levels
 
 
+def _list_lengths(spec: JobSpec, level: Level) -> list[int]:
+    """Return the steps of a round to predict at a level."""
+    local = spec.config().local_steps
+    if local is None or level.method != spec.compression.method:
+        return [1]
+    first = [1] if local.has_start else []
+    return list(dict.fromkeys([*first, local.low, local.high]))
+
+
 def _predict(
     measured: StepMeasurement,
     spec: JobSpec,
@@ -97,10 +113,17 @@ def _predict(
     *,
     link: LinkModel,
     costs: Sequence[LevelCost],
+    local_steps: int,
 ) -> Prediction:
-    buckets = _bucket_costs(measured, costs)
+    # Changes of parameters are ready at once, and no backward pass runs beside their exchange.
+    ready_s = measured.ready_s if local_steps == 1 else [0.0] * len(costs)
+    buckets = _bucket_costs(ready_s, costs)
     plan = choose_plan(buckets, link)
-    step_s = measured.first_ready_s + predict_end(buckets, plan, link) + measured.optimizer_s
+    end_s = predict_end(buckets, plan, link)
+    if local_steps == 1:
+        step_s = measured.first_ready_s + end_s + measured.optimizer_s
+    else:
+        step_s = measured.step_s + end_s / local_steps
     sent = sum(
         wire_bytes(kind, payload, link.world_size)
         for cost in costs
@@ -113,21 +136,22 @@ def _predict(
         options=level.options,
         step_s=max(step_s, min_step_s(spec)),
         exchange_s=max(0.0, step_s - measured.step_s),
-        sent_bytes=round(sent),
+        sent_bytes=round(sent / local_steps),
         exchange_plan=plan,
         collectives=count_collectives(costs, plan),
         is_own_method=level.method == spec.compression.method,
+        local_steps=local_steps,
     )
 
 
-def _bucket_costs(measured: StepMeasurement, costs: Sequence[LevelCost]) -> list[BucketCost]:
+def _bucket_costs(ready_s: Sequence[float], costs: Sequence[LevelCost]) -> list[BucketCost]:
     """Return the costs by bucket of a worker whose threads share one CPU: what it encodes for
     earlier buckets delays the backward pass.
     """
     buckets, encoded_s = [], 0.0
-    for ready_s, cost in zip(measured.ready_s, costs, strict=True):
+    for ready, cost in zip(ready_s, costs, strict=True):
         buckets.append(
-            BucketCost(ready_s=ready_s + encoded_s, encode_s=cost.encode_s, payloads=cost.payloads)
+            BucketCost(ready_s=ready + encoded_s, encode_s=cost.encode_s, payloads=cost.payloads)
         )
         encoded_s += cost.encode_s
     return buckets
