@@ -21,6 +21,7 @@ FOUND: dict[str, Any] = {
             "exchange_plan": [1, 2],
             "collectives": 4,
             "is_own_method": True,
+            "local_steps": 1,
         }
     ],
 }

@@ -299,16 +299,8 @@ def _format_round(steps: int) -> str:
 def _prediction_table(predictions: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    columns = (
-        "METHOD",
-        "LEVEL",
-        "EVERY",
-        "STEP",
-        "SAMPLES/S",
-        "ADDED BY EXCHANGES",
-        "SENT",
-        "COLLECTIVES",
-    )
+    times = ("STEP", "SAMPLES/S", "ADDED BY EXCHANGES", "SENT", "COLLECTIVES")
+    columns = ("METHOD", "LEVEL", "EXCHANGED EVERY", *times)
     table = Table(*columns, box=None, header_style="dim", pad_edge=False)
     for row in predictions:
         table.add_row(

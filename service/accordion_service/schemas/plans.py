@@ -31,8 +31,8 @@ class PredictionView(Answer):
     exchange_plan: list[int]
     """Number of DDP's buckets in each exchange of a step."""
     collectives: int
-    """Number of collectives of an exchange. They run one after the other, and each waits for the link's
-    latency two or three times on CPUs.
+    """Number of collectives of an exchange. They run one after the other, and each waits for the
+    link's latency two or three times on CPUs.
     """
     is_own_method: bool
     """Whether it is the method of the spec."""
