@@ -30,7 +30,6 @@ TRIED, FRESH = (100, 101), (0, 1, 2)
 
 LOCAL = "local_steps"
 EVERY_STEP = {LOCAL: "null"}
-FIXED = {"policy.name": "fixed"}
 
 
 def _rank(rank: int) -> dict[str, str]:
@@ -40,19 +39,15 @@ def _rank(rank: int) -> dict[str, str]:
     }
 
 
-COMMON: Mapping[str, Mapping[str, str]] = {
-    "none, every step": {**EVERY_STEP, "compression": "{method: none}"},
-    "QSGD 4 bits, every step": EVERY_STEP,
-    "PowerSGD rank 4": _rank(4),
-    "PowerSGD rank 2": _rank(2),
-    "PowerSGD rank 1": _rank(1),
+NONE = {"none, every step": {**EVERY_STEP, "compression": "{method: none}"}}
+QSGD = {"QSGD 4 bits, every step": EVERY_STEP}
+TWO_LEVEL = {
     "two_level, rank 4 and 1": {
         **EVERY_STEP,
         "compression": "{method: powersgd, low: {rank: 4}, high: {rank: 1}}",
         "policy": "{name: two_level, threshold: 0.5, window: {steps: 16}}",
-    },
+    }
 }
-"""Changes of a recipe by contestant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +61,8 @@ class Recipe:
     smaller: bool
     rates: Sequence[float]
     """Grid of learning rates, of which each contestant takes its best."""
-    own: Mapping[str, Mapping[str, str]]
-    """Contestants beside the common ones."""
+    contestants: Mapping[str, Mapping[str, str]]
+    """Changes of the recipe by contestant."""
 
 
 ALL = {
@@ -77,7 +72,11 @@ ALL = {
         metric="accuracy",
         smaller=False,
         rates=(0.05, 0.1, 0.2, 0.4),
-        own={
+        contestants={
+            **NONE,
+            **QSGD,
+            **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2, 1)},
+            **TWO_LEVEL,
             "4 local steps, 32 after the drop, 4 bits": {},
             "7 local steps, 4 bits": {LOCAL: "{low: 7}"},
             "32 local steps, 4 bits": {LOCAL: "{low: 32}"},
@@ -89,7 +88,10 @@ ALL = {
         metric="loss",
         smaller=True,
         rates=(0.01, 0.02, 0.03, 0.04),
-        own={
+        contestants={
+            **NONE,
+            **QSGD,
+            "PowerSGD rank 4": _rank(4),
             "automatic start, 15 local steps and more, 4 bits": {},
             "start of 10 %, 15 local steps and more, 4 bits": {
                 LOCAL: "{low: 15, high: 150, start_steps: 48}"
@@ -105,7 +107,7 @@ ALL = {
 
 def run_recipe(name: str, recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Run all contestants of a recipe; yield a row for each."""
-    for contestant, changes in {**COMMON, **recipe.own}.items():
+    for contestant, changes in recipe.contestants.items():
         tried = {
             rate: [
                 one["metric"]
