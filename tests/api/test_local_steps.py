@@ -1,6 +1,10 @@
-"""How many steps workers take between two exchanges is told wherever levels are."""
+"""How many steps workers take between two exchanges is told wherever levels are, and overridden as
+levels are.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fastapi.testclient import TestClient
 
@@ -26,6 +30,79 @@ def test_the_length_of_a_round_is_told_while_it_grows(client: TestClient, world:
     assert told == sorted(told)
     assert {4, 16} == set(told)
     assert client.get(f"{job}/history").json()["epochs"]["local_steps"] == told
+
+
+ROUNDS = {"target": "local_steps", "level": 9, "until": 20, "reason": "the link is slow today"}
+
+
+def in_force(client: TestClient, job_id: str) -> dict[str, Any]:
+    """What the schedule tells of local steps."""
+    schedule = client.get(f"/api/v1/jobs/{job_id}/schedule").json()
+    return {name: value for name, value in schedule.items() if "local_steps" in name}
+
+
+def test_an_override_of_local_steps_is_applied_once_every_rank_runs_it(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(**GROWING)
+    world.train(job_id)
+    answer = client.post(f"/api/v1/jobs/{job_id}/overrides", json=ROUNDS)
+    made = answer.json()
+    assert (answer.status_code, made["target"], made["layers"]) == (202, "local_steps", ["*"])
+    world.turn_until(lambda: world.override_row(job_id, made["id"]).state == "APPLIED")
+    [view] = client.get(f"/api/v1/jobs/{job_id}/overrides").json()["items"]
+    assert (view["level"], view["acks"], view["world_size"]) == (9, 2, 2)
+    said = {"local_steps": 9, "policy_local_steps": 4, "local_steps_said_by": made["id"]}
+    assert in_force(client, job_id) == said
+    world.turn(2)
+    assert world.history.epochs(job_id)[-1].record["local_steps"] == 9
+    columns = client.get(f"/api/v1/jobs/{job_id}/history").json()["decisions"]
+    assert columns["local_steps_override"][-1] == made["id"]
+
+
+def test_the_policy_decides_local_steps_again_after_their_override_is_over(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(**GROWING)
+    world.train(job_id)
+    override_id = world.override(job_id, **{**ROUNDS, "until": 8})
+    world.turn_until(lambda: world.override_row(job_id, override_id).state == "EXPIRED")
+    assert in_force(client, job_id)["local_steps_said_by"] == "policy"
+    override_id = world.override(job_id, **{**ROUNDS, "level": 1})
+    world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
+    assert in_force(client, job_id)["local_steps"] == 1
+    client.delete(f"/api/v1/jobs/{job_id}/overrides/{override_id}")
+    world.turn(3)
+    said = {"local_steps": 16, "policy_local_steps": 16, "local_steps_said_by": "policy"}
+    assert in_force(client, job_id) == said
+
+
+def test_an_override_of_local_steps_is_superseded_by_the_next_one_and_by_no_other(
+    world: World,
+) -> None:
+    job_id = world.submit(**GROWING)
+    world.train(job_id)
+    older = world.override(job_id, **ROUNDS)
+    layers = world.override(job_id, level="high")
+    world.turn_until(lambda: world.override_row(job_id, layers).state == "APPLIED")
+    assert world.override_row(job_id, older).state == "APPLIED"
+    newer = world.override(job_id, **{**ROUNDS, "level": "high"})
+    world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
+    states = [world.override_row(job_id, name).state for name in (older, layers)]
+    assert states == ["SUPERSEDED", "APPLIED"]
+    assert world.override_row(job_id, older).message == "local steps are held by newer override #3"
+
+
+def test_an_override_of_local_steps_holds_in_the_next_worker_group(world: World) -> None:
+    job_id = world.submit(**GROWING)
+    world.train(job_id)
+    override_id = world.override(job_id, **ROUNDS)
+    world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
+    world.runtime.break_group(job_id)
+    world.turn(4)
+    states = [event.data["state"] for event in world.events(job_id, "override")]
+    assert states == ["PENDING", "DELIVERED", "APPLIED", "DELIVERED", "APPLIED"]
+    assert world.history.epochs(job_id)[-1].record["local_steps"] == 9
 
 
 def test_without_local_steps_workers_exchange_in_every_step(

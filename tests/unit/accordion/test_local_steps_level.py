@@ -119,7 +119,7 @@ def test_a_level_that_is_none_is_refused_with_what_is_known(level) -> None:
 
 
 def test_more_steps_than_high_are_refused_with_the_limit() -> None:
-    with pytest.raises(OverrideError, match="level is 17 local steps; .* at most 16"):
+    with pytest.raises(OverrideError, match=r"level is 17 local steps; .* at most 16"):
         rounds().check_override(by_hand(17))
 
 
