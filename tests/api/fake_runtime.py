@@ -406,9 +406,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
         self._switch(job, job.controller.override(possible, epoch=job.epoch, step=job.step))
 
     def _switch(self, job: FakeJob, decision: Decision) -> None:
-        digest = plan_digest(
-            decision.level_by_layer, decision.global_batch, local_steps=decision.local_steps
-        )
+        digest = plan_digest(decision.level_by_layer, decision.global_batch)
         ranks = [rank for rank in range(job.world_size) if rank not in self.mute]
         self._post(job, DecisionRecord(decision=decision))
         self._post(

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
+from tests.api.test_bad_input import problem_of
 from tests.api.world import World
 from tests.unit.service.test_metrics import value
 
@@ -103,6 +105,28 @@ def test_an_override_of_local_steps_holds_in_the_next_worker_group(world: World)
     states = [event.data["state"] for event in world.events(job_id, "override")]
     assert states == ["PENDING", "DELIVERED", "APPLIED", "DELIVERED", "APPLIED"]
     assert world.history.epochs(job_id)[-1].record["local_steps"] == 9
+
+
+WRONG_ROUNDS = [
+    ({"level": "middle"}, "/level", "known are low (4), high (16), or a number from 1, which"),
+    ({"level": {"rank": 1}}, "/level", "'rank': 1"),
+    ({"level": 17}, "/level", "level is 17 local steps; rounds of this job have at most 16"),
+    ({"level": 0}, "/level", "to 16"),
+    ({"level": 2, "layers": ["fc1*"]}, "/layers", "apply to the whole model; leave out the layers"),
+    ({"level": 2, "until": 31}, "/until", "the job has 30 epochs; give at most 30"),
+]
+
+
+@pytest.mark.parametrize(("wish", "pointer", "sentence"), WRONG_ROUNDS)
+def test_a_wrong_override_of_local_steps_is_refused_at_the_wrong_value(
+    client: TestClient, world: World, *, wish: Any, pointer: str, sentence: str
+) -> None:
+    job_id = world.submit(**GROWING)
+    path = f"/api/v1/jobs/{job_id}/overrides"
+    body = problem_of(client.post(path, json={"target": "local_steps", **wish}), 422)
+    assert [item["pointer"] for item in body["errors"]] == [pointer]
+    assert sentence in body["detail"]
+    assert world.overrides.list_all(job_id) == []
 
 
 def test_without_local_steps_workers_exchange_in_every_step(

@@ -297,11 +297,6 @@ USAGE = [
         id="two levels",
     ),
     pytest.param(
-        ["override", "x", "--local-steps", "low", "--batch", "low"],
-        "for the global batch, or --local-steps",
-        id="two targets",
-    ),
-    pytest.param(
         ["override", "x", "--level", "low", "--apply-at", "soon"], "--apply-at is 'soon'", id="when"
     ),
 ]

@@ -151,6 +151,11 @@ def test_user_overrides_the_local_steps_of_a_job_that_has_them(
         accordion("cancel", job_id)
 
 
+def test_an_override_has_one_target(accordion: Accordion) -> None:
+    said = accordion("override", "x", "--batch", "low", "--local-steps", "low")
+    assert (said.code, "for the global batch, or --local-steps" in said.err) == (2, True)
+
+
 def test_a_job_without_local_steps_shows_no_rounds(accordion: Accordion, untouched: str) -> None:
     assert "a round" not in accordion("show", untouched).out
 
