@@ -6,6 +6,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import LONG
+from tests.browser.live_service import wait_until
+from tests.browser.test_marks import SHADED
 
 
 @pytest.fixture
@@ -122,6 +124,7 @@ def test_the_form_overrides_local_steps_by_a_level_or_a_number(page, rounds):
         " policy would choose 4."
     )
     expect(page.locator("#changes")).to_contain_text("Override 1: local steps 9")
+    wait_until(lambda: len(page.evaluate(SHADED) or []) == 1, "the charts are shaded")
     page.get_by_role("button", name="Cancel override 1").click()
     expect(page.locator("#schedule-rounds")).to_have_text(
         "Local steps: each worker takes 4 steps between two exchanges."
