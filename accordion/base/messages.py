@@ -16,6 +16,7 @@ Regime = Literal["critical", "stable"]
 BatchLevel = Literal["low", "high"]
 """`low`: the small global batch, for critical regimes; `high`: the large one."""
 StatisticKind = Literal["mean", "paper"]
+OverrideTarget = Literal["compression", "batch", "local_steps"]
 OptionValue = bool | int | float | str
 
 
@@ -107,20 +108,25 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A user's decision about the level of some layers, or the global batch, for some epochs."""
+    """A user's decision about the level of some layers, the global batch, or the local steps, for
+    some epochs.
+    """
 
     id: str
     level: str | int | Mapping[str, OptionValue]
     """Name of a level, its index (0 is the lightest), or options.
 
     Options are, for example, `{"rank": 2}` or `{"method": "none"}`. For the batch: `low`, `high` or
-    a number of samples per step.
+    a number of samples per step. For local steps: `low`, `high` or a number from 1 to the job's
+    `high`; 1 exchanges gradients in every step.
     """
-    target: Literal["compression", "batch"] = "compression"
+    target: OverrideTarget = "compression"
     layers: tuple[str, ...] = ("*",)
-    """Globs over layer names; an override of the batch must not name layers."""
+    """Globs over layer names; an override of the batch or of local steps must not name layers."""
     apply_at: Literal["next_step", "next_epoch"] | int = "next_step"
-    """Start of the override; a number is an epoch."""
+    """Start of the override; a number is an epoch. Within a round of local steps, the next step is
+    the first one after the round.
+    """
     until: int | None = None
     """First epoch in which the policy decides again; None for the rest of the job."""
     reason: str = ""
@@ -173,12 +179,16 @@ class Decision:
     """Optimizer steps that each worker takes between two exchanges; 1 exchanges gradients in every
     step.
     """
+    local_steps_override: str | None = None
+    """ID of the override of local steps in force; null if there is none."""
+    policy_local_steps: int | None = None
+    """Local steps without the override in force, 1 in the start of a run; null without one."""
 
     @property
     def override_ids(self) -> tuple[str, ...]:
         """Sorted ids of all overrides in force."""
-        batch = {self.batch_override} if self.batch_override else set[str]()
-        return tuple(sorted({*self.override_by_layer.values(), *batch}))
+        whole_model = filter(None, (self.batch_override, self.local_steps_override))
+        return tuple(sorted({*self.override_by_layer.values(), *whole_model}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

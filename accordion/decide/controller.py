@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -41,12 +40,14 @@ from accordion.decide.detector import (
 )
 from accordion.decide.overrides import (
     ResolvedOverride,
-    batch_override,
+    describe_overrides,
     first_epoch,
     overrides_by_layer,
     resolve_override,
+    whole_model_override,
 )
 from accordion.decide.rate_fall import RateFall
+from accordion.decide.whole_model import batch_fields, local_steps_fields
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
@@ -95,7 +96,8 @@ class _LastReport:
 
 
 class Controller:
-    """Decides the level of every layer and, with batch levels, the global batch.
+    """Decides the level of every layer, and the global batch and local steps if the settings have
+    them.
 
     Args:
         config: the library's settings.
@@ -186,7 +188,7 @@ class Controller:
         Raises:
             OverrideError: the job does not have its level or a layer, or its interval is empty.
         """
-        resolve_override(override, self._ladders, start=0, batch=self._config.batch)
+        resolve_override(override, self._ladders, start=0, config=self._config)
 
     def override(self, overrides: Sequence[Override], *, epoch: int, step: int) -> Decision:
         """Replace the overrides; return the decision from `step` of `epoch` on.
@@ -201,9 +203,9 @@ class Controller:
             overrides, {o.id: starts.get(o.id, first_epoch(o, epoch)) for o in overrides}
         )
         self.policy_levels = self._policy_levels(epoch, step)
-        self.decision = self._decision(
-            epoch=epoch, step=step, cause="override", reason=self._override_reason(epoch)
-        )
+        nothing = f"no override holds in epoch {epoch}: the policy decides"
+        reason = self._describe_overrides(epoch) or nothing
+        self.decision = self._decision(epoch=epoch, step=step, cause="override", reason=reason)
         return self.decision
 
     def end_warm_up(self, *, epoch: int) -> Decision:
@@ -280,9 +282,8 @@ class Controller:
     def _resolve_overrides(
         self, overrides: Sequence[Override], starts: Mapping[str, int]
     ) -> tuple[ResolvedOverride, ...]:
-        batch = self._config.batch
         return tuple(
-            resolve_override(item, self._ladders, start=starts[item.id], batch=batch)
+            resolve_override(item, self._ladders, start=starts[item.id], config=self._config)
             for item in overrides
         )
 
@@ -303,17 +304,8 @@ class Controller:
                 f"unexpected {sorted(saved - ours)}; load it into the model it was saved from"
             )
 
-    def _override_reason(self, epoch: int) -> str:
-        layers = Counter(
-            item.override.id for item in overrides_by_layer(self._resolved, epoch).values()
-        )
-        batch = batch_override(self._resolved, epoch)
-        held = [item for item in self._resolved if item.override.id in layers or item is batch]
-        if not held:
-            return f"no override holds in epoch {epoch}: the policy decides"
-        return "; ".join(
-            item.describe(layers[item.override.id], of=len(self._layers)) for item in held
-        )
+    def _describe_overrides(self, epoch: int) -> str:
+        return describe_overrides(self._resolved, epoch, num_layers=len(self._layers))
 
     def _updated_batch(self, report: Report) -> tuple[BatchState, str]:
         if self._config.batch is None:
@@ -369,8 +361,8 @@ class Controller:
         changes: Mapping[str, float | None] | None = None,
     ) -> Decision:
         held = overrides_by_layer(self._resolved, epoch)
-        if (held or batch_override(self._resolved, epoch)) and cause != "override":
-            reason = f"{reason}; {self._override_reason(epoch)}"
+        if cause != "override":
+            reason = "; ".join(filter(None, (reason, self._describe_overrides(epoch))))
         if self._config.warm_up and self._config.is_warming_up(step):
             reason = f"{reason}; {self._config.warm_up.describe()}"
         return Decision(
@@ -384,22 +376,16 @@ class Controller:
             change_by_layer=dict(changes) if changes is not None else dict.fromkeys(self._layers),
             override_by_layer={layer: item.override.id for layer, item in held.items()},
             policy_level_by_layer={layer: self.policy_levels[layer] for layer in held},
-            **self._batch_in_force(epoch),
-            local_steps=self._rate.round_length(self._config.local_steps, step),
+            **batch_fields(
+                self._config.batch,
+                self._batch.level,
+                held=whole_model_override(self._resolved, epoch, target="batch"),
+            ),
+            **local_steps_fields(
+                self._rate.round_length(self._config.local_steps, step),
+                held=whole_model_override(self._resolved, epoch, target="local_steps"),
+            ),
         )
-
-    def _batch_in_force(self, epoch: int) -> dict[str, Any]:
-        batch, held = self._config.batch, batch_override(self._resolved, epoch)
-        if batch is None:
-            return {}
-        if held is None or held.global_batch is None:
-            return {"batch_level": self._batch.level, "global_batch": batch.size(self._batch.level)}
-        return {
-            "batch_level": batch.level(held.global_batch),
-            "global_batch": held.global_batch,
-            "batch_override": held.override.id,
-            "policy_batch_level": self._batch.level,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,17 @@
-"""Overrides: checks, the levels they resolve to, and which one is in force; pure, stdlib only."""
+"""Overrides: checks, what they set in a job, and which one is in force; pure, stdlib only."""
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any, Literal
 
-from accordion.base.errors import ConfigError, OverrideError
-from accordion.base.messages import Level, OptionValue, Override
-from accordion.compressors import level_of
-from accordion.config import BatchConfig, format_layers
+from accordion.base.errors import OverrideError
+from accordion.base.messages import Level, Override
+from accordion.config import Config, format_layers
+from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
 
 _SHOWN_ID = 13
 """Characters of an id in a message; the first 13 of a time-ordered UUID are its millisecond."""
@@ -24,9 +25,11 @@ class ResolvedOverride:
     start: int
     """First epoch for which it holds."""
     level_by_layer: Mapping[str, Level]
-    """Levels of the layers that its globs match; empty for an override of the batch."""
+    """Levels of the layers that its globs match; empty for another target."""
     global_batch: int | None = None
     """Samples per step, for an override of the batch."""
+    local_steps: int | None = None
+    """Steps of a round, for an override of local steps."""
 
     def describe(self, layers: int, *, of: int) -> str:
         """Return a message about the override, which is in force for `layers` of `of` layers."""
@@ -34,6 +37,8 @@ class ResolvedOverride:
         what = f"{layers} of {of} layers at {levels}"
         if self.global_batch:
             what = f"the global batch at {self.global_batch}"
+        if self.local_steps:
+            what = f"local steps at {self.local_steps}"
         until = "" if self.override.until is None else f" until epoch {self.override.until}"
         return f"{_name(self.override)} holds {what}{until}"
 
@@ -47,98 +52,42 @@ def resolve_override(
     ladders: Mapping[str, tuple[Level, ...]],
     *,
     start: int,
-    batch: BatchConfig | None = None,
+    config: Config,
 ) -> ResolvedOverride:
     """Look up the level and layers of an override that starts in epoch `start`.
 
-    `ladders` holds the levels of each of the job's layers, from the lightest to the strongest.
+    `ladders` holds the levels of each of the job's layers, from the lightest to the strongest;
+    `config` has the job's settings.
 
     Raises:
         OverrideError: the job does not have the level or a layer, or the interval is empty.
     """
     try:
         check_interval(override.apply_at, override.until)
-        if override.target == "batch":
-            size = resolve_batch(override.level, override.layers, batch=batch)
-            return ResolvedOverride(
-                override=override, start=start, level_by_layer={}, global_batch=size
-            )
-        names = tuple(ladders)
-        check_layers(override.layers, names)
-        levels = {
-            layer: resolve_level(override.level, ladders[layer])
-            for layer in matching_layers(override.layers, names)
-        }
+        found = _resolve_target(override, ladders, config)
     except OverrideError as error:
         raise OverrideError(f"{_name(override)}: {error}", error.field) from error
-    return ResolvedOverride(override=override, start=start, level_by_layer=levels)
+    return ResolvedOverride(override=override, start=start, **{"level_by_layer": {}, **found})
+
+
+def _resolve_target(
+    override: Override, ladders: Mapping[str, tuple[Level, ...]], config: Config
+) -> dict[str, Any]:
+    level, layers = override.level, override.layers
+    match override.target:
+        case "batch":
+            return {"global_batch": resolve_batch(level, layers, batch=config.batch)}
+        case "local_steps":
+            return {"local_steps": resolve_local_steps(level, layers, local=config.local_steps)}
+        case "compression":
+            names = tuple(ladders)
+            check_layers(layers, names)
+            matching = matching_layers(layers, names)
+            return {"level_by_layer": {one: resolve_level(level, ladders[one]) for one in matching}}
 
 
 def _name(override: Override) -> str:
     return f"override {override.number or override.id[:_SHOWN_ID]}"
-
-
-def resolve_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence[Level]) -> Level:
-    """Return the level that a name, an index or options select on a ladder.
-
-    Raises:
-        OverrideError: the ladder has no such level, or the method refuses the options.
-    """
-    if isinstance(level, Mapping):
-        return _level_from_options(level, ladder[0].method)
-    if isinstance(level, int) and not isinstance(level, bool) and 0 <= level < len(ladder):
-        return ladder[level]
-    for known_level in ladder:
-        if known_level.name == level:
-            return known_level
-    known = ", ".join(f"{one.name} ({index})" for index, one in enumerate(ladder))
-    option, value = next(iter(dict(ladder[0].options).items()), ("method", "none"))
-    raise OverrideError(
-        f"unknown level {level!r}; known are {known}, or options such as {option}={value}"
-        f" ({json.dumps({option: value})} in JSON)",
-        "level",
-    )
-
-
-def resolve_batch(
-    level: str | int | Mapping[str, OptionValue],
-    layers: Sequence[str],
-    *,
-    batch: BatchConfig | None,
-    minimum: int = 1,
-) -> int:
-    """Return the global batch, in samples per step, that a level or a number selects.
-
-    Raises:
-        OverrideError: the job has no batch levels, the level is unknown, a number is below
-            `minimum`, or layers are named.
-    """
-    if batch is None:
-        raise OverrideError(
-            "this job has no batch levels, so its batch stays as it is; set the high batch in a new"
-            " job",
-            "target",
-        )
-    if tuple(layers) != ("*",):
-        raise OverrideError(
-            "the batch level applies to the whole model; leave out the layers", "layers"
-        )
-    sizes = {"low": batch.low, "high": batch.high}
-    if isinstance(level, str) and level in sizes:
-        return sizes[level]
-    if not isinstance(level, int) or isinstance(level, bool) or level < 1:
-        raise OverrideError(
-            f"unknown level {level!r} of the batch; known are low ({batch.low} samples), high"
-            f" ({batch.high}), or a number of samples from {minimum} on",
-            "level",
-        )
-    if level < minimum:
-        raise OverrideError(
-            f"level is {level} samples; the batch needs at least {minimum}, so that every worker of"
-            " this job gets a part",
-            "level",
-        )
-    return level
 
 
 def check_interval(
@@ -212,9 +161,15 @@ def first_epoch(override: Override, epoch: int) -> int:
     return epoch + 1 if override.apply_at == "next_epoch" else override.apply_at
 
 
-def batch_override(overrides: Sequence[ResolvedOverride], epoch: int) -> ResolvedOverride | None:
-    """Return the batch override in force, the active one with the largest number."""
-    active = [item for item in overrides if item.global_batch is not None and item.is_active(epoch)]
+def whole_model_override(
+    overrides: Sequence[ResolvedOverride], epoch: int, *, target: Literal["batch", "local_steps"]
+) -> ResolvedOverride | None:
+    """Return the override in force of a target without layers: the active one with the largest
+    number.
+    """
+    active = [
+        item for item in overrides if item.override.target == target and item.is_active(epoch)
+    ]
     return max(active, key=lambda item: item.override.number, default=None)
 
 
@@ -232,17 +187,17 @@ def overrides_by_layer(
     return by_layer
 
 
+def describe_overrides(
+    overrides: Sequence[ResolvedOverride], epoch: int, *, num_layers: int
+) -> str:
+    """Return a message about the overrides in force; empty if there are none."""
+    layers = Counter(item.override.id for item in overrides_by_layer(overrides, epoch).values())
+    whole_model = [
+        whole_model_override(overrides, epoch, target=target) for target in ("batch", "local_steps")
+    ]
+    held = [item for item in overrides if item.override.id in layers or item in whole_model]
+    return "; ".join(item.describe(layers[item.override.id], of=num_layers) for item in held)
+
+
 def _is_epoch(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _level_from_options(given: Mapping[str, object], default_method: str) -> Level:
-    options = {key: value for key, value in given.items() if key != "method"}
-    method = given.get("method", default_method)
-    texts = [f"{key}={value}" for key, value in sorted(options.items())]
-    if method != default_method or not texts:
-        texts.insert(0, str(method))
-    try:
-        return level_of(method, options, name=" ".join(texts))  # type: ignore[arg-type]  # level_of checks them
-    except ConfigError as error:
-        raise OverrideError(str(error), "level") from error

@@ -242,7 +242,7 @@ class Session:
         self._requests.add(signal)
 
     def override(self, overrides: Sequence[Override]) -> None:
-        """Replace the overrides from the next step boundary on.
+        """Replace the overrides from the end of the running step, or round of local steps, on.
 
         Rank 0 calls this, from any thread.
 

@@ -168,6 +168,11 @@ WRONG_OVERRIDES = [
         "/target",
         "this job has no batch levels, so its batch stays as it is",
     ),
+    (
+        {"level": "low", "target": "local_steps"},
+        "/target",
+        "this job has no local_steps, so its workers exchange in every step; set local_steps in",
+    ),
 ]
 WRONG_BATCHES = [
     (

@@ -260,6 +260,11 @@ def test_override_of_a_guest_is_acknowledged_by_every_rank(world: World) -> None
             "/target",
             "its batch belongs to its script; change the script",
         ),
+        (
+            {"level": "high", "target": "local_steps"},
+            "/target",
+            "whose workers exchange in every step; submit a job with local_steps",
+        ),
     ],
 )
 def test_override_that_a_guest_cannot_take_is_refused(

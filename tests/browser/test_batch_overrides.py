@@ -1,4 +1,4 @@
-"""Overrides of the global batch from the page of a job."""
+"""Overrides of the global batch, and of local steps, from the page of a job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import LONG
+from tests.browser.live_service import wait_until
+from tests.browser.test_marks import SHADED
 
 
 @pytest.fixture
@@ -85,6 +87,48 @@ def test_a_job_has_the_form_for_layers_again(page, grown):
     send(page)
     expect(page.locator("#overrides tr")).to_contain_text("Applied")
     expect(page.locator("#overrides tr")).to_contain_text("*")
+
+
+@pytest.fixture
+def rounds(service):
+    """A job that trains with local steps, until it is cancelled at the end."""
+    ladder = {"compression": {"method": "half"}, "local_steps": {"low": 4, "high": 16}}
+    job_id = service.submit("rounds", epochs=LONG, **ladder)
+    service.wait_for_epochs(job_id, 1)
+    yield job_id
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    service.wait_for_end(job_id)
+
+
+def test_the_form_overrides_local_steps_by_a_level_or_a_number(page, rounds):
+    page.goto(f"/jobs/{rounds}")
+    options = page.locator("#target option")
+    expect(options).to_have_text(["compression of layers", "local steps"])
+    page.locator("#target").select_option("local_steps")
+    for hidden in ("Level", "Options", "Layers", "Steps of a round"):
+        expect(page.get_by_label(hidden, exact=True)).to_be_hidden()
+    hint = "optimizer steps between two exchanges; low: 4, high: 16"
+    expect(page.locator("#rounds-hint")).to_have_text(hint)
+    page.locator("#rounds").select_option("steps")
+    expect(page.locator("#steps-hint")).to_contain_text("to 16")
+    page.get_by_label("Steps of a round", exact=True).fill("9")
+    expect(page.locator("#call")).to_contain_text(
+        '{"target":"local_steps","level":9,"apply_at":"next_step"}'
+    )
+    send(page)
+    row = page.locator("#overrides tr")
+    expect(row).to_contain_text("Applied")
+    expect(row).to_contain_text("local steps")
+    expect(page.locator("#schedule-rounds")).to_have_text(
+        "Local steps: each worker takes 9 steps between two exchanges, decided by override 1; the"
+        " policy would choose 4."
+    )
+    expect(page.locator("#changes")).to_contain_text("Override 1: local steps 9")
+    wait_until(lambda: len(page.evaluate(SHADED) or []) == 1, "the charts are shaded")
+    page.get_by_role("button", name="Cancel override 1").click()
+    expect(page.locator("#schedule-rounds")).to_have_text(
+        "Local steps: each worker takes 4 steps between two exchanges."
+    )
 
 
 def test_a_job_without_batch_levels_has_no_choice_of_the_batch(page, running):

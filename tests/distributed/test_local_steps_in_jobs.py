@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from accordion.base.messages import Override
 from accordion.session import coordination
 from accordion_workers.records.contract import DesiredState
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec
 
 STEPS_PER_EPOCH = 23
@@ -61,6 +63,41 @@ def test_a_stopped_job_goes_on_with_the_bits_of_one_that_was_never_stopped(
     assert stopped.link.of("checkpoint")[-1].step == 2 * STEPS_PER_EPOCH + 4
     resumed = run_group(2, run_job, tmp_path, LOCAL, None, 2)[0]
     assert equal(resumed.parameters, undisturbed.parameters)
+
+
+def ordered(*levels: int, **orders: Any) -> RecordingLink:
+    """Orders with these overrides of local steps, when the record of epoch 0 is posted."""
+    given = tuple(
+        Override(id=f"by-hand-{level}", target="local_steps", level=level, until=2)
+        for level in levels
+    )
+    state = DesiredState(version=1, overrides=given, **orders)
+    return RecordingLink(orders=state, order_after=("epoch", 0))
+
+
+GROWING = LOCAL.model_copy(update={"local_steps": LocalStepsSpec(low=4, high=8)})
+
+
+def test_an_override_holds_from_the_end_of_a_round_until_the_epoch_it_names(run_group, tmp_path):
+    link = run_group(2, run_job, tmp_path, GROWING, ordered(9, 8))[0].link
+    (rejected,) = link.of("rejected")
+    assert (rejected.override_id, "at most 8" in rejected.reason) == ("by-hand-9", True)
+    first = next(record for record in link.of("acks") if record.override_ids == ("by-hand-8",))
+    assert (first.epoch, first.step) == (1, STEPS_PER_EPOCH + 4)
+    assert [(ack.rank, ack.step, ack.digest) for ack in first.acks] == [
+        (rank, first.step, first.digest) for rank in (0, 1)
+    ]
+    assert [epoch.local_steps for epoch in link.of("epoch")] == [4, 8, 4]
+    assert link.of("acks")[-1].override_ids == ()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_stopped_job_goes_on_under_its_override(run_group, tmp_path, workers):
+    run_group(2, run_job, tmp_path, GROWING, ordered(8, stop="cancel"))
+    again = RecordingLink(orders=ordered(8).orders)
+    link = run_group(workers, run_job, tmp_path, GROWING, again, 2)[0].link
+    assert link.of("acks")[0].override_ids == ("by-hand-8",)
+    assert [epoch.local_steps for epoch in link.of("epoch")] == [8, 4]
 
 
 def test_a_job_goes_on_with_another_number_of_workers(run_group, tmp_path):

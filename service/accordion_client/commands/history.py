@@ -87,7 +87,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         reason = replace_override_numbers(newest.reason, names.values())
         out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
     for table in (
-        _schedule_table(schedule, numbers),
+        _schedule_table(schedule, numbers, has_rounds=bool(found.spec.get("local_steps"))),
         _override_table(overrides),
         _logger_table(loggers),
         _attempt_table(attempts),
@@ -294,7 +294,9 @@ def _new_table(title: str, *columns: str) -> Table:
     return table
 
 
-def _schedule_table(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
+def _schedule_table(
+    schedule: ScheduleView, numbers: Mapping[str, int], *, has_rounds: bool
+) -> Table:
     def decided_by(said_by: str) -> str:
         return f"override #{numbers[said_by]}" if said_by in numbers else said_by
 
@@ -325,6 +327,10 @@ def _schedule_table(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table
             batch.policy_level,
             decided_by(batch.said_by),
         )
+    if has_rounds:
+        rounds = f"{schedule.local_steps} local steps a round"
+        said_by = decided_by(schedule.local_steps_said_by)
+        table.add_row("rounds", "", "", "", rounds, str(schedule.policy_local_steps), said_by)
     return table
 
 

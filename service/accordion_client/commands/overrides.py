@@ -32,6 +32,7 @@ LEVEL_HELP = (
     " method=none"
 )
 BATCH_HELP = "global batch, instead of --level: low, high or samples per step"
+LOCAL_STEPS_HELP = "local steps between two exchanges, instead of --level: low, high or a number"
 _complete_regime = complete_words("low", "high")
 
 
@@ -45,6 +46,15 @@ def override(
     batch: Annotated[
         str,
         typer.Option("--batch", metavar="SIZE", help=BATCH_HELP, autocompletion=_complete_regime),
+    ] = "",
+    local_steps: Annotated[
+        str,
+        typer.Option(
+            "--local-steps",
+            metavar="STEPS",
+            help=LOCAL_STEPS_HELP,
+            autocompletion=_complete_regime,
+        ),
     ] = "",
     layers: Annotated[
         list[str] | None,
@@ -80,18 +90,13 @@ def override(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Override the compression level of layers, or the global batch."""
-    from accordion_service.errors import SettingsError
+    """Override the compression level of layers, the global batch, or the local steps."""
     from accordion_service.schemas.format import format_override
 
-    if bool(level) == bool(batch):
-        raise SettingsError(
-            "give either --level, for the compression of layers, or --batch, for the global batch"
-        )
-    target = "batch" if batch else "compression"
+    target, chosen = _choose_target(compression=level, batch=batch, local_steps=local_steps)
     request = _build_request(
         target,
-        level or batch,
+        chosen,
         layers=layers or ["*"],
         until=until,
         apply_at=apply_at,
@@ -185,6 +190,23 @@ def _cancel_override(client: Client, job_id: str, override_id: str) -> None:
     except Refused as error:
         if error.status != HTTPStatus.CONFLICT:
             raise
+
+
+def _choose_target(**level_by_target: str) -> tuple[str, str]:
+    """Return the only target that has a level, and the level.
+
+    Raises:
+        SettingsError: none has one, or several.
+    """
+    from accordion_service.errors import SettingsError
+
+    given = [(target, level) for target, level in level_by_target.items() if level]
+    if len(given) != 1:
+        raise SettingsError(
+            "give either --level, for the compression of layers, --batch, for the global batch, or"
+            " --local-steps"
+        )
+    return given[0]
 
 
 def parse_level(text: str) -> str | int | dict[str, Any]:

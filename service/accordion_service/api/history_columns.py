@@ -95,6 +95,7 @@ def _decision_columns(views: Sequence[DecisionView], names: list[str]) -> Decisi
         attempt=[view.attempt for view in views],
         generation=[view.generation for view in views],
         batch_override=[decision.batch_override for decision in decisions],
+        local_steps_override=[decision.local_steps_override for decision in decisions],
         change_by_layer=_columns([decision.change_by_layer for decision in decisions], _round),
         override_by_layer=_columns(
             [decision.override_by_layer for decision in decisions], _encoder(names)

@@ -48,9 +48,10 @@ def add_override(
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
-    """Override the compression of some layers, or the batch, for a range of epochs.
+    """Override the compression of some layers, the batch, or the local steps, for a range of
+    epochs.
 
-    For each layer, and for the batch, the newest override wins.
+    For each layer, for the batch and for local steps, the newest override wins.
 
     The override is `APPLIED` once every rank's communication hook has confirmed the new plan.
     Repeating a request with the same `Idempotency-Key` returns the override that the first one

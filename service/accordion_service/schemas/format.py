@@ -136,6 +136,10 @@ def _format_listed(value: Any) -> str:
     return " ".join(f"{key}:{label}" for key, label in value.items()) or "none"
 
 
+_TARGETS = {"batch": "the batch", "local_steps": "local steps"}
+"""Targets of overrides that have no layers."""
+
+
 def format_override(override: Mapping[str, Any]) -> str:
     """Describe an override by number, request and state."""
     until = f" until epoch {override['until']}" if override["until"] is not None else ""
@@ -147,7 +151,7 @@ def format_override(override: Mapping[str, Any]) -> str:
         if start == "next_step"
         else " from the next epoch"
     )
-    about = "the batch" if override.get("target") == "batch" else ", ".join(override["layers"])
+    about = _TARGETS.get(override.get("target", ""), ", ".join(override["layers"]))
     text = f"#{override['number']}: {format_level(override['level'])} for {about}{start}{until}"
     return f"{text}: {override['state']}{_how_far(override)}"
 

@@ -56,6 +56,8 @@ class DecisionColumns(Answer):
     """Worker groups that applied them, counted over all attempts."""
     batch_override: list[str | None]
     """IDs of the overrides of the batch in force."""
+    local_steps_override: list[str | None]
+    """IDs of the overrides of local steps in force."""
     change_by_layer: dict[str, list[float | None]]
     """Relative changes of the statistic by layer, to four digits; null for those not compared."""
     override_by_layer: Codes

@@ -397,6 +397,10 @@ class ScheduleView(Answer):
     """Optimizer steps that each worker takes between two exchanges; 1 if gradients are exchanged in
     every step.
     """
+    policy_local_steps: int = 1
+    """Local steps that the policy would choose without overrides."""
+    local_steps_said_by: str = "policy"
+    """Source of the local steps: `policy`, or the ID of an override."""
 
 
 class EventView(Answer):

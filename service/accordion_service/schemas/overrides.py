@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from accordion.base.messages import Ack, OptionValue
+from accordion.base.messages import Ack, OptionValue, OverrideTarget
 from accordion_service.domain.overrides.states import OverrideState
 from accordion_service.schemas.jobs import PLAIN, PLAIN_LINES, Answer, Request
 from accordion_workers.spec.types import MAX_SAMPLES, Whole
@@ -31,10 +31,14 @@ def _is_epoch(value: object) -> bool:
 
 
 class OverrideRequest(Request):
-    """Replaces the policy's decision about the compression of some layers, or about the batch."""
+    """Replaces the policy's decision about the compression of some layers, about the batch, or
+    about local steps.
+    """
 
-    target: Literal["compression", "batch"] = "compression"
-    """What to override: the compression of layers (default), or the size of the global batch."""
+    target: OverrideTarget = "compression"
+    """What to override: the compression of layers (default), the size of the global batch, or the
+    local steps between two exchanges, for a job whose spec has `local_steps`.
+    """
     level: (
         Annotated[str, Field(min_length=1, max_length=64)]
         | Annotated[Whole, Field(ge=0, le=MAX_SAMPLES)]
@@ -44,18 +48,22 @@ class OverrideRequest(Request):
     options such as `{"rank": 2}` or `{"method": "none"}`.
 
     Batch: `low`, `high`, or a number of samples per step.
+
+    Local steps: `low`, `high`, or a number from 1, which exchanges gradients in every step, to the
+    spec's `local_steps.high`. It holds in the first `start_steps` too.
     """
     layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
         default=["*"], min_length=1, max_length=256
     )
     """Names of layers, with wildcards such as `fc*`. Default: all layers. Not allowed for the
-    batch, which has one size for the whole model.
+    batch and local steps, which are decided for the whole model.
     """
     apply_at: Annotated[
         Literal["next_step", "next_epoch"] | Annotated[Whole, Field(ge=0, le=_MAX_EPOCH)],
         BeforeValidator(_check_start),
     ] = "next_step"
     """When to start: at the next step (default), the next epoch, or a given epoch, counted from 0.
+    While workers take local steps, the next step is the first one after the running round.
     """
     until: Annotated[Whole, Field(ge=1, le=_MAX_EPOCH)] | None = None
     """First epoch in which the policy decides again, counted from 0. Default: null, which holds
@@ -75,6 +83,7 @@ class OverrideRequest(Request):
                     "reason": "the loss jumped",
                 },
                 {"target": "batch", "level": "high", "until": 100},
+                {"target": "local_steps", "level": 8},
             ]
         }
     )
@@ -87,12 +96,18 @@ class OverrideView(Answer):
     """ID of the override (UUID)."""
     number: int
     """Number within the job, in order of arrival; where overrides overlap, the larger one wins."""
-    target: Literal["compression", "batch"]
-    """What it overrides: the compression of layers, or the size of the global batch."""
+    target: OverrideTarget
+    """What it overrides: the compression of layers, the size of the global batch, or the local
+    steps between two exchanges.
+    """
     level: str | int | dict[str, OptionValue]
-    """Requested level: a name, an index, options, or a number of samples per step."""
+    """Requested level: a name, an index, options, a number of samples per step, or a number of
+    local steps.
+    """
     layers: list[str]
-    """Names of layers, with wildcards; for the batch, which has no layers, only `*`."""
+    """Names of layers, with wildcards; for the batch and local steps, which have no layers, only
+    `*`.
+    """
     apply_at: str | int
     """When it starts: `next_step`, `next_epoch`, or an epoch counted from 0."""
     until: int | None

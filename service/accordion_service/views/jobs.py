@@ -239,8 +239,16 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
         step=progress.step if progress else 0,
         layers=layers,
         batch=_batch_schedule(spec, decision) if spec else None,
-        local_steps=decision.local_steps if decision else 1,
+        **(_local_steps_fields(decision) if decision else {}),
     )
+
+
+def _local_steps_fields(decision: Decision) -> dict[str, Any]:
+    return {
+        "local_steps": decision.local_steps,
+        "policy_local_steps": decision.policy_local_steps or decision.local_steps,
+        "local_steps_said_by": decision.local_steps_override or "policy",
+    }
 
 
 def _read_spec(job: JobRow) -> JobSpec | None:

@@ -9,15 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.base.errors import OverrideError
+from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Decision, Override
 from accordion.config import BatchConfig, Config
-from accordion.decide.overrides import (
-    check_interval,
-    check_layers,
-    matching_layers,
-    resolve_batch,
-    resolve_level,
-)
+from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
+from accordion.decide.overrides import check_interval, check_layers, matching_layers
 from tests.unit.accordion.reports import NAMES, controller, report
 
 INTERVALS = st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12))
@@ -228,6 +224,30 @@ def test_a_batch_is_a_level_or_large_enough(level, layers, field) -> None:
 
 def test_a_job_without_batch_levels_keeps_its_batch() -> None:
     assert_field("target", resolve_batch, "low", ["*"], batch=None)
+
+
+@pytest.mark.parametrize(
+    ("level", "layers", "field"),
+    [
+        ("low", ["*"], None),
+        ("high", ["*"], None),
+        (1, ["*"], None),
+        (16, ["*"], None),
+        (17, ["*"], "level"),
+        (0, ["*"], "level"),
+        (True, ["*"], "level"),
+        ("middle", ["*"], "level"),
+        ({"rank": 2}, ["*"], "level"),
+        ("low", ["fc1"], "layers"),
+    ],
+)
+def test_local_steps_are_a_level_or_a_number_that_the_ladder_reaches(level, layers, field) -> None:
+    local = LocalSteps(low=4, high=16)
+    assert_field(field, resolve_local_steps, level, layers, local=local)
+
+
+def test_a_job_without_local_steps_exchanges_in_every_step() -> None:
+    assert_field("target", resolve_local_steps, "low", ["*"], local=None)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ WORDS = [
     ("accordion cancel --label team", ["team:vision"]),
     ("accordion quota set --label team", ["team:vision"]),
     ("accordion override x --level l", ["low"]),
+    ("accordion override x --local-steps h", ["high"]),
     ("accordion override x --apply-at next_e", ["next_epoch"]),
     ("accordion user change a", ["ada", "admin"]),
     ("accordion user add eve --role op", ["operator"]),

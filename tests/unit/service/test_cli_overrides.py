@@ -129,6 +129,37 @@ def test_user_overrides_the_batch_of_a_job_with_batch_levels(
         accordion("cancel", job_id)
 
 
+def test_user_overrides_the_local_steps_of_a_job_that_has_them(
+    accordion: Accordion, spec: Path
+) -> None:
+    ladder = ["--set", "local_steps={low: 4, high: 16}", "--set", "compression={method: half}"]
+    job_id = accordion("submit", spec, *ladder, "--set", "training={epochs: 30000}", "--json")
+    job_id = job_id.json()["id"]
+    try:
+        refused = accordion("override", job_id, "--local-steps", "17")
+        assert (refused.code, "rounds of this job have at most 16" in refused.err) == (2, True)
+        said = accordion("override", job_id, "--local-steps", "9", "--wait")
+        assert (said.code, "9 for local steps: APPLIED in epoch" in said.out) == (0, True)
+        [row] = [line for line in accordion("show", job_id).out.splitlines() if "a round" in line]
+        assert re.split(r" {2,}", row.strip()) == [
+            "rounds",
+            "9 local steps a round",
+            "4",
+            "override #1",
+        ]
+    finally:
+        accordion("cancel", job_id)
+
+
+def test_an_override_has_one_target(accordion: Accordion) -> None:
+    said = accordion("override", "x", "--batch", "low", "--local-steps", "low")
+    assert (said.code, "for the global batch, or --local-steps" in said.err) == (2, True)
+
+
+def test_a_job_without_local_steps_shows_no_rounds(accordion: Accordion, untouched: str) -> None:
+    assert "a round" not in accordion("show", untouched).out
+
+
 def test_an_override_that_is_not_applied_gives_exit_code_1(
     accordion: Accordion, running: str, service: Live
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from accordion.base.errors import OverrideError
 from accordion.config import Config
-from accordion.decide.overrides import resolve_level
+from accordion.decide.override_levels import resolve_level
 from accordion_service.domain.overrides.validity import check_effect, invalid_fields
 from accordion_service.errors import Invalid
 

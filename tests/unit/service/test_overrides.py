@@ -190,6 +190,10 @@ def test_what_came_into_force_before_a_new_group_keeps_its_place_when_that_switc
         ({}, {"state": "DELIVERED"}, "APPLIED"),
         ({"target": "batch"}, {}, "APPLIED"),
         ({"target": "batch"}, {"target": "batch"}, "SUPERSEDED"),
+        ({"target": "local_steps"}, {}, "APPLIED"),
+        ({"target": "local_steps"}, {"target": "batch"}, "APPLIED"),
+        ({"target": "local_steps"}, {"target": "local_steps"}, "SUPERSEDED"),
+        ({}, {"target": "local_steps"}, "APPLIED"),
         ({"layers": ("no-such-layer",)}, {}, "APPLIED"),
     ],
 )

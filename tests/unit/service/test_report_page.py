@@ -333,6 +333,19 @@ def test_overrides_and_decisions_have_who_and_why() -> None:
     assert any("override #1" in cell and "holds" in cell for cell in second)
 
 
+def test_overrides_of_the_whole_model_have_what_they_set() -> None:
+    overrides = [
+        make_override(1, target="batch", level=512),
+        make_override(2, target="local_steps", level=8),
+    ]
+    decision = make_decision(1, local_steps_override=overrides[1].id)
+    source = make_source(2, overrides=overrides, decisions=[decision])
+    assert [row[1] for row in cells_of(source, "overrides")] == ["batch 512", "local steps 8"]
+    assert cells_of(source, "decisions")[0][-1] == "policy, override #2 by bob"
+    [drawn] = data_of(render(source))["decisions"]
+    assert drawn["decision"]["local_steps_override"] == overrides[1].id
+
+
 def test_an_attempt_begins_when_its_workers_are_allocated_as_elsewhere() -> None:
     attempt = make_attempt(started_at=BEGIN + timedelta(minutes=5))
     [row] = cells_of(make_source(attempts=[attempt]), "attempts")

@@ -15,7 +15,9 @@ from accordion_workers.hub import order_watcher as orders
 from accordion_workers.hub.journal import SupersededError
 from accordion_workers.hub.log_shipper import LogShipper, LogSource
 from accordion_workers.records.contract import DesiredState
+from accordion_workers.spec.compression import CompressionSpec
 from accordion_workers.spec.job import BatchSpec
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from accordion_workers.worker import actor_link as link_module
 from accordion_workers.worker.actor_link import ActorLink
 from tests.unit.workers.test_accordion_actor import controller, progress, report
@@ -129,6 +131,16 @@ def test_an_override_of_the_batch_alone_reaches_it_too(opened: Open) -> None:
     local.override([Override(id="by-hand", target="batch", level=128)], epoch=0, step=1)
     (made,) = decisions(link, local, range(1))
     assert (made.global_batch, made.batch_override) == (128, "by-hand")
+
+
+def test_an_override_of_local_steps_alone_reaches_it_too(opened: Open) -> None:
+    parts = {"compression": CompressionSpec(method="half"), "local_steps": LocalStepsSpec(low=8)}
+    rounds = SPEC.model_copy(update=parts)
+    link, local = opened(**parts), Controller(rounds.config(), LAYERS)
+    link.started(STARTED, local.state_dict())
+    local.override([Override(id="by-hand", target="local_steps", level=2)], epoch=0, step=1)
+    (made,) = decisions(link, local, range(1))
+    assert (made.local_steps, made.local_steps_override) == (2, "by-hand")
 
 
 def test_the_link_of_an_older_generation_learns_that_it_is_over(

@@ -160,11 +160,11 @@ class ActorLink:
 def _has_same_overrides(answer: DecideResponse | NotRegistered, proposal: Decision) -> bool:
     if not isinstance(answer, DecideResponse):
         return False
-    theirs = answer.decision
-    return (theirs.override_by_layer, theirs.batch_override) == (
-        proposal.override_by_layer,
-        proposal.batch_override,
+    theirs, ours = (
+        (one.override_by_layer, one.batch_override, one.local_steps_override)
+        for one in (answer.decision, proposal)
     )
+    return theirs == ours
 
 
 def _remaining_s(deadline: float) -> float:

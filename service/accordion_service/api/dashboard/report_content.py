@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from accordion.base.messages import OverrideTarget
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.domain.performance.metric_goals import (
@@ -254,12 +255,20 @@ def _tabulate_parts(why: WhyView) -> ReportTable:
     )
 
 
+_TARGETS: Mapping[OverrideTarget, str] = {
+    "compression": "",
+    "batch": "batch ",
+    "local_steps": "local steps ",
+}
+"""What stands before the level of an override."""
+
+
 def _tabulate_overrides(source: ReportSource) -> ReportTable:
     def describe(row: OverrideView) -> tuple[str, ...]:
         end = "end" if row.until is None else str(row.until)
         return (
             str(row.number),
-            f"{'batch ' if row.target == 'batch' else ''}{format_level(row.level)}",
+            f"{_TARGETS[row.target]}{format_level(row.level)}",
             ", ".join(row.layers) or "-",
             f"{str(row.apply_at).replace('_', ' ') if row.epoch is None else row.epoch} to {end}",
             f"{row.state}{f': {row.message}' if row.message else ''}",

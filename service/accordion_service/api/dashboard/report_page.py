@@ -61,7 +61,14 @@ _EPOCH_FIELDS = {
     "level_by_layer",
 }
 """Fields of an epoch that the charts draw."""
-_DECISION_FIELDS = {"epoch", "step", "change_by_layer", "override_by_layer", "batch_override"}
+_DECISION_FIELDS = {
+    "epoch",
+    "step",
+    "change_by_layer",
+    "override_by_layer",
+    "batch_override",
+    "local_steps_override",
+}
 """Fields of a decision that the charts draw."""
 
 

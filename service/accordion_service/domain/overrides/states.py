@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from accordion.base.messages import Ack
+from accordion.base.messages import Ack, OverrideTarget
 from accordion_service.domain.jobs.status_table import Tone
 
 OverrideState = Literal[
@@ -48,8 +48,10 @@ class OverrideStatus:
 
     id: str
     number: int
-    """Order of arrival within the job: the larger number wins, layer by layer or for the batch."""
-    target: Literal["compression", "batch"] = "compression"
+    """Order of arrival within the job: the larger number wins, layer by layer or for a target that
+    has no layers.
+    """
+    target: OverrideTarget = "compression"
     layers: tuple[str, ...]
     until: int | None
     orders_version: int

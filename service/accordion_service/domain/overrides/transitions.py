@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from accordion.base.messages import Decision
+from accordion.base.messages import Decision, OverrideTarget
 from accordion.decide.overrides import matching_layers
 from accordion_service.domain.overrides.states import LIVE, ORDERED, OverrideStatus, SwitchReport
 
-_BATCH = ""
-"""Represents the batch among layer names: no layer has an empty name."""
+_HELD: Mapping[OverrideTarget, str] = {
+    "compression": "all its layers are",
+    "batch": "the batch is",
+    "local_steps": "local steps are",
+}
+"""What of an override newer ones hold when they supersede it."""
 
 
 def deliver(status: OverrideStatus, orders_version: int) -> OverrideStatus:
@@ -89,13 +93,13 @@ def cancel_with_superseded(
     return to the policy.
     """
     names = tuple(layer_names)
-    held = _held_layers(cancelled, names)
+    held = _held_parts(cancelled, names)
 
     def change(status: OverrideStatus) -> OverrideStatus:
         if status.id == cancelled.id:
             return cancel(status, by=by)
         older = status.state == "SUPERSEDED" and status.number < cancelled.number
-        if not older or not held & _held_layers(status, names):
+        if not older or not held & _held_parts(status, names):
             return status
         message = f"cancelled with #{cancelled.number} by {by}"
         return replace(status, state="CANCELLED", message=message)
@@ -152,7 +156,9 @@ def name_requesters(decision: Decision, users: Mapping[str, str | None]) -> dict
 def supersede(
     statuses: Sequence[OverrideStatus], layer_names: Iterable[str]
 ) -> list[OverrideStatus]:
-    """Supersede overrides whose layers, or batch, are all held to the end by newer applied ones."""
+    """Supersede overrides of which newer applied ones hold everything to the end: all layers, the
+    batch or the local steps.
+    """
     names = tuple(layer_names)
     return [_mark_superseded(status, statuses, names) for status in statuses]
 
@@ -160,7 +166,7 @@ def supersede(
 def _mark_superseded(
     status: OverrideStatus, statuses: Sequence[OverrideStatus], names: Sequence[str]
 ) -> OverrideStatus:
-    held = _held_layers(status, names)
+    held = _held_parts(status, names)
     if status.state not in LIVE or not held:
         return status
     newer = [
@@ -170,19 +176,20 @@ def _mark_superseded(
         and other.state == "APPLIED"
         and _lasts_as_long(other, status)
     ]
-    taken = {name for other in newer for name in _held_layers(other, names)}
+    taken = {part for other in newer for part in _held_parts(other, names)}
     if not held <= taken:
         return status
-    numbers = [f"#{other.number}" for other in newer if _held_layers(other, names) & held]
+    numbers = [f"#{other.number}" for other in newer if _held_parts(other, names) & held]
     holders = f"newer override{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-    what = "the batch is" if status.target == "batch" else "all its layers are"
-    return replace(status, state="SUPERSEDED", message=f"{what} held by {holders}")
+    message = f"{_HELD[status.target]} held by {holders}"
+    return replace(status, state="SUPERSEDED", message=message)
 
 
 def _lasts_as_long(newer: OverrideStatus, older: OverrideStatus) -> bool:
     return newer.until is None or (older.until is not None and newer.until >= older.until)
 
 
-def _held_layers(status: OverrideStatus, names: Sequence[str]) -> set[str]:
-    """Return what an override changes: layers by name, or the batch."""
-    return {_BATCH} if status.target == "batch" else set(matching_layers(status.layers, names))
+def _held_parts(status: OverrideStatus, names: Sequence[str]) -> set[tuple[OverrideTarget, str]]:
+    """Return what an override changes: its target, with each layer, or with "" for all of it."""
+    layers = matching_layers(status.layers, names) if status.target == "compression" else ("",)
+    return {(status.target, layer) for layer in layers}

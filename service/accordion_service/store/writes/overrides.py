@@ -8,7 +8,9 @@ from typing import Any
 import uuid_utils
 from sqlalchemy.orm import Session
 
-from accordion.decide.overrides import check_interval, check_layers, resolve_batch, resolve_level
+from accordion.config import Config
+from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
+from accordion.decide.overrides import check_interval, check_layers
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.statuses import Desired, Kind
 from accordion_service.domain.overrides import transitions
@@ -27,9 +29,17 @@ from accordion_service.store.writes.override_changes import (
     store_override_status,
 )
 from accordion_service.store.writes.steering import CheckJob, lock_job, raise_versions, refuse_ended
+from accordion_workers.records.contract import JobSpec
 
 MAX_OVERRIDES = 1000
 """Maximum overrides of a job in all states; they are sent to the workers in one message."""
+_REFUSED_FOR_GUESTS = {
+    "batch": "this is a guest run, and its batch belongs to its script; change the script",
+    "local_steps": (
+        "this is a guest run, whose workers exchange in every step; submit a job with local_steps"
+    ),
+}
+"""Why the target of an override is refused for a guest run, by target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,25 +146,31 @@ def _check_override(job: JobRow, request: RequestedOverride) -> None:
         )
     spec = spec_of(job)
     is_guest = job.kind == Kind.GUEST
-    if request.target == "batch" and is_guest and spec.batch is None:
-        raise Invalid(
-            "this is a guest run, and its batch belongs to its script; change the script", "/target"
-        )
+    if is_guest and request.target in _REFUSED_FOR_GUESTS:
+        raise Invalid(_REFUSED_FOR_GUESTS[request.target], "/target")
     progress, names = stored_progress(job), layer_names(job)
     epoch, epochs = progress["epoch"] if progress else 0, None if is_guest else spec.training.epochs
     config = spec.config()
     with invalid_fields():
-        if request.target == "batch":
-            resolve_batch(
-                request.level, request.layers, batch=config.batch, minimum=spec.min_global_batch
-            )
-        else:
-            level = resolve_level(request.level, config.ladder())
-            if job.override_number == 0:
-                check_effect(level, config)
+        _check_level(request, config, spec, is_first=job.override_number == 0)
         check_interval(request.apply_at, request.until, epoch=epoch, epochs=epochs)
         if names:
             check_layers(request.layers, names)
+
+
+def _check_level(
+    request: RequestedOverride, config: Config, spec: JobSpec, *, is_first: bool
+) -> None:
+    match request.target:
+        case "batch":
+            minimum = spec.min_global_batch
+            resolve_batch(request.level, request.layers, batch=config.batch, minimum=minimum)
+        case "local_steps":
+            resolve_local_steps(request.level, request.layers, local=config.local_steps)
+        case _:
+            level = resolve_level(request.level, config.ladder())
+            if is_first:
+                check_effect(level, config)
 
 
 def _new_override(job: JobRow, request: RequestedOverride, user: str, *, now: float) -> OverrideRow:

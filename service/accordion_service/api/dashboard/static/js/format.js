@@ -159,8 +159,9 @@ export const levelText = (level) => {
 };
 
 // What an override sets, without the names of layers.
-export const overrideLevel = ({ target, level }) => `${target === "batch" ? "batch " : ""}${levelText(level)}`;
+const TARGETS = { batch: "batch ", local_steps: "local steps " };
+export const overrideLevel = ({ target, level }) => `${TARGETS[target] ?? ""}${levelText(level)}`;
 
-const layerNames = ({ target, layers }) => (target === "batch" || layers.length === 0 ? "" : ` for ${layers.join(", ")}`);
+const layerNames = ({ target, layers }) => (target in TARGETS || layers.length === 0 ? "" : ` for ${layers.join(", ")}`);
 
 export const overrideText = (row) => `${overrideLevel(row)}${layerNames(row)}`;

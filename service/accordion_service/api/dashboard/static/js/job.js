@@ -10,7 +10,7 @@ import {
 import { inOrder, keep, keyOf, positionOf, rowsOf, takeBack, wholeHistory } from "./history.js";
 import { hasLoggers, showLoggers } from "./loggers.js";
 import { marksOf } from "./marks.js";
-import { closeForm, openForm, showBatch, showOverrides } from "./override.js";
+import { closeForm, openForm, showBatch, showOverrides, showRounds } from "./override.js";
 import { QUEUE_MS, readQueue, showWait } from "./queue.js";
 import { showWhy } from "./why.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
@@ -150,10 +150,7 @@ function showSchedule() {
     cell("", swatch(levelClass(row.level), row.level)), cell("", `${row.method} ${levelText(row.options)}`),
     cell("", sayer(row)), cell("", row.policy_level))));
   showBatch(schedule.batch, schedule.batch && sayer(schedule.batch));
-  at("schedule-rounds").hidden = !job.spec.local_steps;
-  at("schedule-rounds").textContent = schedule.local_steps > 1
-    ? `Local steps: each worker takes ${schedule.local_steps} steps between two exchanges.`
-    : "Local steps: gradients are exchanged in every step now.";
+  showRounds(job.spec.local_steps, schedule, sayer({ said_by: schedule.local_steps_said_by }));
 }
 
 const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));

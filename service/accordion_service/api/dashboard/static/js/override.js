@@ -16,17 +16,25 @@ function options(text) {
 
 const LEVELS = { low: () => "low", high: () => "high", none: () => ({ method: "none" }), options: () => options(at("options").value) };
 
-// Only the form of a job with batch levels has this choice.
-const isBatch = () => at("target")?.value === "batch";
+// Only the form of a job with batch levels or local steps has this choice.
+const target = () => at("target")?.value ?? "compression";
 
-const isSize = () => isBatch() && at("batch").value === "samples";
+// What is set for the whole model: its name, the list of its levels, and the field for a number, whose name is the last level.
+const WHOLE_MODEL = {
+  batch: { name: "global batch", levels: "batch", number: "samples" },
+  local_steps: { name: "local steps", levels: "rounds", number: "steps" },
+};
 
-const batch = () => ({ target: "batch", level: isSize() ? Number(at("samples").value) : at("batch").value });
+function wholeModel() {
+  const { levels, number } = WHOLE_MODEL[target()];
+  const chosen = at(levels).value;
+  return { target: target(), level: chosen === number ? Number(at(number).value) : chosen };
+}
 
 const compression = () => ({ level: LEVELS[at("level").value](), layers: at("layers").value.split(",").map((glob) => glob.trim()).filter(Boolean) });
 
 function request() {
-  const body = isBatch() ? batch() : compression();
+  const body = target() in WHOLE_MODEL ? wholeModel() : compression();
   body.apply_at = at("apply").value === "epoch" ? Number(at("from").value || 0) : at("apply").value;
   if (at("until").value !== "") body.until = Number(at("until").value);
   if (at("reason").value) body.reason = at("reason").value;
@@ -34,10 +42,14 @@ function request() {
 }
 
 function refresh(job) {
-  at("level-field").hidden = at("layers-field").hidden = isBatch();
-  at("options-field").hidden = isBatch() || at("level").value !== "options";
-  if (at("target")) at("batch-field").hidden = !isBatch();
-  if (at("target")) at("samples-field").hidden = at("samples").disabled = !isSize();
+  const isLayers = target() === "compression";
+  at("level-field").hidden = at("layers-field").hidden = !isLayers;
+  at("options-field").hidden = !isLayers || at("level").value !== "options";
+  for (const [name, { levels, number }] of Object.entries(WHOLE_MODEL)) {
+    if (!at(levels)) continue;
+    at(`${levels}-field`).hidden = target() !== name;
+    at(`${number}-field`).hidden = at(number).disabled = target() !== name || at(levels).value !== number;
+  }
   at("from-field").hidden = at("apply").value !== "epoch";
   at("call").textContent = `POST ${BASE}/jobs/${job}/overrides\n${JSON.stringify(request())}`;
 }
@@ -52,12 +64,24 @@ function say(tone, text) {
 // Shows which global batch is in force, and within which limits the form can set another one; null for a job without batch levels.
 export function showBatch(batch, saidBy) {
   at("schedule-batch").hidden = batch === null;
-  if (batch === null || !at("target")) return;
+  if (batch === null || !at("batch")) return;
   const { low, high, min, max } = batch;
   at("batch-hint").textContent = `samples per step; low: ${low}, high: ${high}`;
   at("samples-hint").textContent = `${min} to ${max.toLocaleString("en")}, so that every worker gets a part`;
   at("samples").max = max;
   at("schedule-batch").textContent = `Global batch: ${batch.global_batch} samples per step (${batch.level ?? "custom size"}), decided by ${saidBy}; the policy would choose ${batch.policy_level}.`;
+}
+
+// Shows how many local steps workers take, and within which limits the form can set another number; null for a job without a ladder of them.
+export function showRounds(ladder, { local_steps: length, policy_local_steps: policy }, saidBy) {
+  at("schedule-rounds").hidden = !ladder;
+  if (!ladder) return;
+  const { low, high } = ladder;
+  at("rounds-hint").textContent = `optimizer steps between two exchanges; low: ${low}, high: ${high ?? low}`;
+  at("steps-hint").textContent = `1, which exchanges gradients in every step, to ${high ?? low}`;
+  at("steps").max = high ?? low;
+  const said = length > 1 ? `each worker takes ${length} steps between two exchanges` : "gradients are exchanged in every step now";
+  at("schedule-rounds").textContent = `Local steps: ${said}${saidBy === "policy" ? "" : `, decided by ${saidBy}; the policy would choose ${policy}`}.`;
 }
 
 export function openForm(job, changed) {
@@ -110,7 +134,7 @@ export function showOverrides(job, rows, { ended, changed }) {
   const line = (row) => element("tr", {},
     cell("", overridePill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
     cell("", levelText(row.level)),
-    cell(row.target === "batch" ? "" : "mono", row.target === "batch" ? "global batch" : row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
+    cell(row.target in WHOLE_MODEL ? "" : "mono", WHOLE_MODEL[row.target]?.name ?? row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
     cell("", span(row)),
     cell("", acknowledged(row)),
     cell("num", !ended && isLive(row.state) ? back(job, row, changed) : ""));
