@@ -8,18 +8,27 @@ The expectation over u is the value itself, so no residual is kept. The norm is 
 magnitude of the bucket, an alternative to the L2 norm in the paper: the rounding error is
 proportional to the norm, and the L2 norm of 512 Gaussian values is seven times their largest.
 
+From three workers on, large layers are scattered: each worker gets the codes of one part of the
+layer from all, and sends all the codes of the part's mean. A worker then sends 2(W - 1)/W times its
+codes, and not W - 1 times. The mean is rounded once more, again without bias. With s a worker's
+norm / levels and S that of the mean, one rounding has a variance of s²/6 on average (at most s²/4),
+so the update's is s²/(6W) + S²/6 in place of s²/(6W): twice as large if the workers' gradients are
+independent (S² = s²/W), and 1 + W times if they are equal, which is at most (1 + 1/W) times that of
+a single worker's codes.
+
 B layers of L values, the last bucket of a layer shorter; K buckets of D values, in views (B, K, D).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from accordion.base.devices import copy_to_device
-from accordion.base.wire import Context, Flow, Gather
+from accordion.base.wire import Context, Flow, Gather, Scatter, padded_size
 from accordion.compressors.packing import (
     block_size,
     pack_codes_,
@@ -43,50 +52,130 @@ _NOISE_BITS = 15
 """Random bits per number. One more draw shifts all numbers of a step by less than 2**-15, so that
 values below that fraction of a level are rounded without bias.
 """
+_WORTH_BYTES = 1 << 11
+"""Bytes that scattering a layer has to save each worker on the wire. At 100 Mbit/s they take about
+as long as the calls for a second set of codes.
+"""
 
 
 def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     """Send `bits` bits per value and an fp32 norm per bucket."""
-    bits, bucket = int(context.options["bits"]), int(context.options["bucket"])
-    count, norms = owed_BL.numel(), len(owed_BL) * -(-owed_BL.shape[1] // bucket)
-    packed_size = count if bits == 8 else packed_bytes(count, bits)
-    payload = context.scratch.take("payload", (_NORM_BYTES * norms + packed_size,), torch.uint8)
-    norm, packed = _split_payload(payload, norms)
-    codes = (
-        packed if bits == 8 else context.shared.take("codes", (-(-count // 8) * 8,), torch.uint8)
+    coder = _Coder(
+        bits=int(context.options["bits"]),
+        bucket=int(context.options["bucket"]),
+        context=context,
+        draw=context.draw("own"),
     )
-    codes[count:].zero_()
-    _write_codes(_split_buckets(owed_BL, codes, norm, bucket=bucket), _count_levels(bits), context)
-    if bits < 8:
-        pack_codes_(codes, packed, context.shared, bits=bits)
-    payloads = yield Gather(payload, equal=True)
-    step = context.shared.take("step", norm.shape)
-    for place, sent in enumerate(payloads):
-        norm, packed = _split_payload(sent, norms)
-        if bits < 8:
-            unpack_codes(packed, codes, context.shared, bits=bits)
-        torch.mul(norm, 1.0 / (_count_levels(bits) * len(payloads)), out=step)
-        parts = _split_buckets(context.update, packed if bits == 8 else codes, step, bucket=bucket)
-        _add_decoded(parts, _code_offset(_count_levels(bits)), context, first=place == 0)
+    layers, length = owed_BL.shape
+    columns = -(-length // (8 * context.world_size)) * 8
+    whole, part = coder.payload_size(layers, length), coder.payload_size(layers, columns)
+    if (context.world_size - 1) * (whole - 2 * part) < _WORTH_BYTES:
+        payload = context.scratch.take("payload", (whole,), torch.uint8)
+        coder.encode([owed_BL], [payload])
+        coder.write_mean((yield Gather(payload, equal=True)), context.update)
+        return
+    parts, updates = (
+        [stack[:, place * columns : (place + 1) * columns] for place in range(context.world_size)]
+        for stack in (owed_BL, context.update)
+    )
+    room = context.scratch.take("payload", (len(parts), padded_size(part)), torch.uint8)
+    payloads = list(room[:, :part])
+    coder.encode(parts, payloads)
+    coder.write_mean((yield Scatter(payloads)), updates[context.rank])
+    payload = context.scratch.take("mean", (part,), torch.uint8)
+    coder.encode([updates[context.rank]], [payload])
+    for update, mean in zip(updates, (yield Gather(payload, equal=True)), strict=True):
+        coder.write_mean([mean], update)
 
 
 Part = tuple[Tensor, ...]
 """Values, codes in int8, and norms or steps of the buckets: (B, K, D), (B, K, D), (B, K, 1)."""
 
 
-def _split_payload(payload: Tensor, norms: int) -> tuple[Tensor, Tensor]:
-    cut = _NORM_BYTES * norms
-    return payload[:cut].view(torch.float32), payload[cut:]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coder:
+    """Encodes and decodes the stacks of a flow, which have B layers and any number of columns."""
 
+    bits: int
+    bucket: int
+    context: Context
+    draw: torch.Generator
+    """Source of this worker's noise."""
 
-def _count_levels(bits: int) -> int:
-    """Return the number of levels from zero to the norm."""
-    return (1 << (bits - 1)) - 1
+    @property
+    def levels(self) -> int:
+        """Number of levels from zero to the norm."""
+        return (1 << (self.bits - 1)) - 1
 
+    @property
+    def offset(self) -> int:
+        """Offset of packed codes, which makes them non-negative."""
+        return self.levels if self.bits < 8 else 0
 
-def _code_offset(levels: int) -> int:
-    """Return the offset of packed codes, which makes them non-negative."""
-    return levels if levels < _count_levels(8) else 0
+    def payload_size(self, layers: int, length: int) -> int:
+        """Return the bytes of a stack: its norms, then its codes."""
+        count = layers * length
+        codes = packed_bytes(count, self.bits) if self.bits < 8 else count
+        return _NORM_BYTES * self._count_norms(layers, length) + codes
+
+    def encode(self, stacks: Sequence[Tensor], payloads: Sequence[Tensor]) -> None:
+        """Write the norms and codes of stacks to payloads with at least the room for them."""
+        noise, starts = _draw_noise(
+            self.draw,
+            stacks[0],
+            self.context,
+            count=sum(map(torch.numel, stacks)),
+            lift=self.offset,
+        )
+        for values_BL, payload in zip(stacks, payloads, strict=True):
+            norm, packed = self._split_payload(payload, values_BL)
+            codes = self._codes_of(packed, values_BL)
+            codes[values_BL.numel() :].zero_()
+            parts = _split_buckets(values_BL, codes, norm, bucket=self.bucket)
+            self._write_codes(parts, noise, starts)
+            if self.bits < 8:
+                pack_codes_(codes, packed, self.context.shared, bits=self.bits)
+
+    def write_mean(self, payloads: Sequence[Tensor], update_BL: Tensor) -> None:
+        """Write the mean of the values that payloads of equal stacks hold."""
+        for place, payload in enumerate(payloads):
+            norm, packed = self._split_payload(payload, update_BL)
+            codes = self._codes_of(packed, update_BL)
+            if self.bits < 8:
+                unpack_codes(packed, codes, self.context.shared, bits=self.bits)
+            step = self.context.shared.take("step", norm.shape)
+            torch.mul(norm, 1.0 / (self.levels * len(payloads)), out=step)
+            parts = _split_buckets(update_BL, codes, step, bucket=self.bucket)
+            _add_decoded(parts, self.offset, self.context, first=place == 0)
+
+    def _count_norms(self, layers: int, length: int) -> int:
+        return layers * -(-length // self.bucket)
+
+    def _split_payload(self, payload: Tensor, stack_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norms and the codes of a stack in a payload that may be longer."""
+        cut = _NORM_BYTES * self._count_norms(*stack_BL.shape)
+        size = self.payload_size(*stack_BL.shape)
+        return payload[:cut].view(torch.float32), payload[cut:size]
+
+    def _codes_of(self, packed: Tensor, stack_BL: Tensor) -> Tensor:
+        """Return memory for a stack's codes, one per byte, a multiple of 8 if they are packed."""
+        if self.bits == 8:
+            return packed
+        rooms = -(-stack_BL.numel() // 8) * 8
+        return self.context.shared.take("codes", (rooms,), torch.uint8)
+
+    def _write_codes(self, parts: Iterator[Part], noise: Tensor, starts: Iterator[int]) -> None:
+        for values_BKD, codes_BKD, norm_BK1 in parts:
+            scaled_BKD = self.context.shared.take("values", values_BKD.shape, values_BKD.dtype)
+            norm_BK1.copy_(torch.abs(values_BKD, out=scaled_BKD).amax(2, keepdim=True)).clamp_(
+                min=_LEAST_NORM
+            )
+            start = next(starts)
+            u_BKD = noise[start : start + scaled_BKD.numel()].view(scaled_BKD.shape)
+            inverse_BK1 = self.levels / norm_BK1.to(values_BKD.dtype)
+            torch.addcmul(u_BKD, values_BKD, inverse_BK1, out=scaled_BKD)
+            # Noise close to 1 and the product's rounding could exceed the largest code of 8 bits.
+            codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=self.levels + self.offset))
 
 
 def _split_buckets(
@@ -108,35 +197,22 @@ def _split_buckets(
             yield from split_blocks(at_once, values_BKD, codes_BKD, norms.view(layers, -1, 1))
 
 
-def _write_codes(parts: Iterator[Part], levels: int, context: Context) -> None:
-    """Write the codes and the norms."""
-    noise, starts = _draw_noise(context, _code_offset(levels))
-    for values_BKD, codes_BKD, norm_BK1 in parts:
-        scaled_BKD = context.shared.take("values", values_BKD.shape, values_BKD.dtype)
-        norm_BK1.copy_(torch.abs(values_BKD, out=scaled_BKD).amax(2, keepdim=True)).clamp_(
-            min=_LEAST_NORM
-        )
-        start = next(starts)
-        u_BKD = noise[start : start + scaled_BKD.numel()].view(scaled_BKD.shape)
-        torch.addcmul(u_BKD, values_BKD, levels / norm_BK1.to(values_BKD.dtype), out=scaled_BKD)
-        # Noise close to 1 and the product's rounding could exceed the largest code of 8 bits.
-        codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=levels + _code_offset(levels)))
-
-
-def _draw_noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
+def _draw_noise(
+    draw: torch.Generator, like: Tensor, context: Context, *, count: int, lift: int
+) -> tuple[Tensor, Iterator[int]]:
     """Return uniform numbers in (0, 1) plus `lift`, and random indices to start at.
 
-    There are enough numbers for a block from every start.
+    There are enough numbers for a block from every start, of `like`, the largest of the stacks,
+    which have `count` values together.
     """
-    draw, update = context.draw("own"), context.update
-    size = min(_TILE, max(16, -(-update.numel() // 16) * 16))
+    size = min(_TILE, max(16, -(-count // 16) * 16))
     words = torch.empty(size // 8, dtype=torch.int64, device="cpu").random_(
         -(1 << 63), None, generator=draw
     )
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
-    drawn = copy_to_device(drawn, update.device)
-    longest = min(block_size(update.device), update.numel())
-    noise = context.shared.take("noise", (size + longest,), update.dtype)
+    drawn = copy_to_device(drawn, like.device)
+    longest = min(block_size(like.device), like.numel())
+    noise = context.shared.take("noise", (size + longest,), like.dtype)
     offset = float(torch.rand((), generator=draw, dtype=torch.float64, device="cpu")) - 0.5
     noise[: size // 2].copy_(drawn).add_(offset)
     noise[size // 2 : size].copy_(drawn.bitwise_not_()).sub_(offset)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from accordion.base.messages import LayerInfo, Level
-from accordion.base.wire import Flow, Gather, Mean, Request
+from accordion.base.wire import Flow, Gather, Mean, Request, Scatter
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import Answers, advance_flows
 from accordion.compress.layer_stacks import Layer
@@ -79,9 +79,11 @@ def answer_lockstep(asked_by_worker: Sequence[Mapping[int, Request]]) -> list[An
     answers: list[Answers] = [{} for _ in asked_by_worker]
     for index in asked_by_worker[0]:
         requests = [asked[index] for asked in asked_by_worker]
-        for own in answers:
+        for rank, own in enumerate(answers):
             own[index] = (
-                _mean_of(requests) if isinstance(requests[0], Mean) else _payloads_of(requests)
+                _mean_of(requests)
+                if isinstance(requests[0], Mean)
+                else _payloads_for(rank, requests)
             )
     return answers
 
@@ -96,8 +98,12 @@ def _mean_of(requests: Sequence[Request]) -> torch.Tensor:
     return total
 
 
-def _payloads_of(requests: Sequence[Request]) -> list[torch.Tensor]:
-    return [request.payload.clone() for request in requests if isinstance(request, Gather)]
+def _payloads_for(rank: int, requests: Sequence[Request]) -> list[torch.Tensor]:
+    return [
+        (request.parts[rank] if isinstance(request, Scatter) else request.payload).clone()
+        for request in requests
+        if isinstance(request, Gather | Scatter)
+    ]
 
 
 class Cluster:

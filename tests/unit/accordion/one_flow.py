@@ -40,6 +40,8 @@ class Alone:
             scratch=self._scratch,
             shared=self._shared,
             step=self._step,
+            world_size=1,
+            rank=0,
             draw=draw,
         )
         flow, answer = self._flow(owed, context), None
