@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-CollectiveKind = Literal["all-reduce", "posted all-reduce", "all-gather"]
+CollectiveKind = Literal["all-reduce", "posted all-reduce", "all-gather", "all-to-all"]
 """A posted all-reduce is one whose receives were posted during the collective before it."""
 Collective = tuple[CollectiveKind, str]
 """Kind and name of a collective."""
@@ -87,7 +87,7 @@ def count_messages(kind: CollectiveKind, world_size: int) -> int:
     In the first one, unless it was made before, a sender learns that its receive is posted. An
     all-reduce of more than two workers sends parts and then their sums.
     """
-    trips = 2 if kind == "all-gather" or world_size == 2 else 3
+    trips = 2 if kind in ("all-gather", "all-to-all") or world_size == 2 else 3
     return trips - (kind == "posted all-reduce")
 
 
@@ -96,10 +96,17 @@ def wire_bytes(kind: CollectiveKind, payload: float, world_size: int) -> float:
 
     They are the same with direct messages and in a ring.
 
-    `payload` is what each worker passes to the network, in bytes.
+    `payload` is what each worker passes to the network, in bytes; for an all-to-all, the parts for
+    all workers together, its own included.
     """
     others = world_size - 1
-    return others * payload if kind == "all-gather" else 2 * others * payload / world_size
+    match kind:
+        case "all-gather":
+            return others * payload
+        case "all-to-all":
+            return others * payload / world_size
+        case _:
+            return 2 * others * payload / world_size
 
 
 def separates_latency(timings: Sequence[CollectiveTiming]) -> bool:

@@ -55,7 +55,19 @@ class Gather:
     """Whether the length is the same on all workers, which saves an exchange of sizes."""
 
 
-Request = Mean | Gather
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Request to send each worker a part; the answer is a list of the W parts that the workers sent
+    to this one, in rank order.
+
+    Each is a uint8 tensor whose memory is aligned to 8 bytes.
+    """
+
+    parts: Sequence[Tensor]
+    """Part for each rank: uint8, one dimension, all of a length that is the same on all workers."""
+
+
+Request = Mean | Gather | Scatter
 LayerKind = Literal["vector", "matrix", "conv"]
 Flow = Generator[Request | None, Any, Any]
 """Generator of requests; None holds the flow until all workers know whether the step is taken."""
@@ -104,6 +116,10 @@ class Context:
     """Buffers of all stacks, for what does not: other flows overwrite them during a request."""
     step: int
     """Number of steps taken before this one, the same on all workers."""
+    world_size: int
+    """Number of workers."""
+    rank: int
+    """Number of this worker among them, from 0."""
     draw: Callable[[str], torch.Generator]
     """Returns a CPU generator with a new seed in each step.
 
@@ -123,9 +139,13 @@ class Context:
 
 def payload_bytes(request: Request) -> int:
     """Return the bytes that one worker passes to the network for a request."""
-    tensor = request.buffer if isinstance(request, Mean) else request.payload
-    size = tensor.numel() * tensor.element_size()
-    return size if isinstance(request, Mean) else padded_size(size)
+    match request:
+        case Mean():
+            return request.buffer.numel() * request.buffer.element_size()
+        case Gather():
+            return padded_size(request.payload.numel())
+        case Scatter():
+            return sum(padded_size(part.numel()) for part in request.parts)
 
 
 def padded_size(size: int) -> int:

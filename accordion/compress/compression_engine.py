@@ -84,7 +84,7 @@ class Engine:
         self._plan: Mapping[str, Level] = {}
         self._warm = StagedTensors()
         self._decided = {layer.name: math.prod(layer.shape) for layer in layers}
-        self._seed, self._rank = seed, rank
+        self._seed, self._world_size, self._rank = seed, world_size, rank
         self._steps = 0
         self._buffers: dict[Any, StackBuffers] = {}
         self._used: set[Any] = set()
@@ -411,6 +411,8 @@ class Engine:
             shared=shared,
             warm=warm,
             step=self._steps,
+            world_size=self._world_size,
+            rank=self._rank,
             draw=partial(self._make_generator, names[0]),
             check_finite=partial(self._check_finite, names),
             kind=layers[0].kind,

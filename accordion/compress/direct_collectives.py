@@ -1,13 +1,13 @@
-"""All-reduces and all-gathers of direct messages between all pairs of workers, for gloo on CPUs.
+"""Collectives of direct messages between all pairs of workers, for gloo on CPUs.
 
 Gloo's own collectives pass messages around a ring, and gloo sends no message before its receive has
 been posted, of which the sender learns by another trip over the link: an all-reduce of W workers
 takes 4(W-1) trips. Here each worker posts all receives at once and sends to all others at once, so
-that an all-reduce takes 3 trips (2 with two workers) and an all-gather 2, with as many bytes as in
-a ring. An all-reduce whose size was known during the one before takes a trip less. A large one is
-summed in pieces, so that the sums of one piece travel while the next one arrives. Sums are added in
-rank order, whatever the position of a value in its buffer, so they do not depend on what shares the
-buffer.
+that an all-reduce takes 3 trips (2 with two workers), and an all-gather or an all-to-all 2, with as
+many bytes as in a ring. An all-reduce whose size was known during the one before takes a trip less.
+A large one is summed in pieces, so that the sums of one piece travel while the next one arrives.
+Sums are added in rank order, whatever the position of a value in its buffer, so they do not depend
+on what shares the buffer.
 """
 
 from __future__ import annotations
@@ -98,9 +98,17 @@ class DirectCollectives:
 
     def all_gather(self, gathered: Tensor, row: Tensor) -> None:
         """Fill `gathered`, (W, length), with the rows of all workers in rank order."""
-        incoming = [self._receive(gathered[peer], peer, _ROWS) for peer in self._peers]
-        gathered[self._rank].copy_(row)
-        _wait_for([*incoming, *self._send_to_peers([row] * len(self._peers), _ROWS)])
+        self.all_to_all(gathered, [row] * self._world_size)
+
+    def all_to_all(self, received: Tensor, parts: Sequence[Tensor]) -> None:
+        """Fill `received`, (W, length), with the parts for this worker, in rank order.
+
+        `parts` are those of this worker for all ranks.
+        """
+        incoming = [self._receive(received[peer], peer, _ROWS) for peer in self._peers]
+        received[self._rank].copy_(parts[self._rank])
+        outgoing = self._send_to_peers([parts[peer] for peer in self._peers], _ROWS)
+        _wait_for([*incoming, *outgoing])
 
     def _post_next(self, values: int, dtype: torch.dtype) -> _PostedSum:
         self._memory = 1 - self._memory

@@ -2,8 +2,8 @@
 
 All flows of an exchange run together. In each round their requests are packed into one buffer per
 kind and dtype, so an exchange costs one collective per round, kind and dtype, however many buckets
-and layers it has. Small means are piggybacked on a gather of the same round, which saves a
-collective.
+and layers it has. Small means are piggybacked on a gather or scatter of the same round, and gathers
+of equal sizes on a scatter, which saves a collective.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from accordion.base.errors import HookError
 from accordion.base.link_model import WHOLE_BUCKET, CollectiveKind, CollectiveTiming
-from accordion.base.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
+from accordion.base.wire import Flow, Gather, Mean, Request, Scatter, Scratch, as_bytes, padded_size
 from accordion.compress.direct_collectives import DirectCollectives
 from accordion.compress.executors import backend_name
 
 Answers = dict[int, Any]
 OnRequest = Callable[[int, Request], None]
+_Kind = TypeVar("_Kind", Mean, Gather, Scatter)
 
 PIGGYBACK_EXTRA_BYTES = 1 << 14
 """Bytes that piggybacking the means of a round may add: about what a collective costs in time."""
@@ -124,16 +125,15 @@ class GroupNetwork:
         self._began_s: float | None = None
         """When the running collective began."""
         self.on_collective: Callable[[CollectiveTiming], None] | None = None
-        """Called after each all-reduce and all-gather."""
+        """Called after each all-reduce, all-gather and all-to-all."""
 
     def answer_requests(
         self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest
     ) -> Answers:
         """Implements `Network`."""
-        means = {index: request for index, request in requests.items() if isinstance(request, Mean)}
-        gathers = {
-            index: request for index, request in requests.items() if isinstance(request, Gather)
-        }
+        means = _requests_of(Mean, requests)
+        gathers, scatters = _requests_of(Gather, requests), _requests_of(Scatter, requests)
+        has_payloads = bool(gathers or scatters)
         # A posted all-reduce is the next one, and shares no message.
         posted = None if self._direct is None else self._direct.posted_dtype
         if posted is not None and round_number == 0:
@@ -141,7 +141,7 @@ class GroupNetwork:
                 "an earlier exchange of gradients failed between its rounds, so the workers may"
                 " have different gradients; restart the workers"
             )
-        chosen = self._piggybacked_means(means) if gathers and posted is None else {}
+        chosen = self._piggybacked_means(means) if has_payloads and posted is None else {}
         piggybacked = {index: _as_gather(mean) for index, mean in chosen.items()}
         for index, request in {**requests, **piggybacked}.items():
             on_request(index, request)
@@ -149,14 +149,16 @@ class GroupNetwork:
         alone = {index: mean for index, mean in means.items() if index not in piggybacked}
         dtypes = dict.fromkeys(mean.buffer.dtype for mean in alone.values())
         # The only collective of its round is followed by one of the next round.
-        posts_next = len(dtypes) == 1 and not gathers
+        posts_next = len(dtypes) == 1 and not has_payloads
         for dtype in sorted(dtypes, key=lambda dtype: dtype != posted):
             of_dtype = {index: mean for index, mean in alone.items() if mean.buffer.dtype == dtype}
             answers |= self._answer_means(of_dtype, f"mean {round_number}", posts_next=posts_next)
+        gathers |= piggybacked
+        if scatters:
+            answers |= self._answer_scatters(scatters, gathers, f"scatter {round_number}")
+            gathers = {index: one for index, one in gathers.items() if not one.equal}
         if gathers:
-            answers |= self._answer_gathers(
-                {**gathers, **piggybacked}, f"gather {round_number}", on_request
-            )
+            answers |= self._answer_gathers(gathers, f"gather {round_number}", on_request)
         return answers | {
             index: _mean_of_payloads_(answers[index], means[index].buffer) for index in piggybacked
         }
@@ -275,6 +277,26 @@ class GroupNetwork:
         ]
         return {index: [part[place] for part in parts] for place, index in enumerate(requests)}
 
+    def _answer_scatters(
+        self, scatters: Mapping[int, Scatter], gathers: Mapping[int, Gather], name: str
+    ) -> Answers:
+        """Answer scatters, and gathers of equal sizes, which send one payload to all workers."""
+        parts = {index: request.parts for index, request in scatters.items()} | {
+            index: [request.payload] * self.world_size
+            for index, request in gathers.items()
+            if request.equal
+        }
+        lengths = [own[0].numel() for own in parts.values()]
+        shape = (self.world_size, sum(map(padded_size, lengths)))
+        packed = self._scratch.take(f"{name} own", shape, torch.uint8)
+        received = self._scratch.take(f"{name} all", shape, torch.uint8)
+        slices = dict(zip(parts, _payload_slices(lengths), strict=True))
+        for index, place in slices.items():
+            for row, part in zip(packed, parts[index], strict=True):
+                row[place].copy_(part)
+        self._all_to_all(received, packed, name)
+        return {index: [row[place] for row in received] for index, place in slices.items()}
+
     def _exchange_lengths(self, own: list[int], device: torch.device, name: str) -> list[list[int]]:
         row = torch.tensor(own, dtype=torch.int64, device=device)
         gathered = torch.empty(self.world_size, len(own), dtype=torch.int64, device=device)
@@ -292,6 +314,17 @@ class GroupNetwork:
                 _gather_rows(gathered.view(-1), row, group=self._group)
             else:
                 self._direct.all_gather(gathered, row)
+
+    def _all_to_all(self, received: Tensor, parts: Tensor, name: str) -> None:
+        """Fill `received`, (W, length), with this worker's rows of the `parts` of all workers."""
+        if self._group is None:
+            received.copy_(parts)
+            return
+        with self._timed("all-to-all", name, parts):
+            if self._direct is None:
+                dist.all_to_all_single(received, parts, group=self._group)
+            else:
+                self._direct.all_to_all(received, list(parts))
 
     @contextmanager
     def _timed(self, kind: CollectiveKind, name: str, payload: Tensor) -> Iterator[None]:
@@ -317,6 +350,10 @@ def _message_device(group: dist.ProcessGroup | None, device: torch.device) -> to
     """
     is_gloo = group is not None and backend_name(group, device) == "gloo"
     return torch.device("cpu") if is_gloo else device
+
+
+def _requests_of(kind: type[_Kind], requests: Mapping[int, Request]) -> dict[int, _Kind]:
+    return {index: request for index, request in requests.items() if isinstance(request, kind)}
 
 
 def _as_gather(mean: Mean) -> Gather:

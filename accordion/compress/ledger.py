@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from accordion.base.link_model import CollectiveKind, wire_bytes
-from accordion.base.wire import Mean, Request, payload_bytes
+from accordion.base.wire import Gather, Mean, Request, Scatter, payload_bytes
 
 DENSE_BYTES = 4
 """Bytes of one value in the dense equivalent, fp32."""
@@ -21,6 +21,11 @@ OVERHEAD = "(control)"
 and states that rank 0 gathers.
 """
 _MESSAGES = "message"
+_COLLECTIVES: Mapping[type[Request], CollectiveKind] = {
+    Mean: "all-reduce",
+    Gather: "all-gather",
+    Scatter: "all-to-all",
+}
 
 
 @dataclass(slots=True)
@@ -33,7 +38,7 @@ class ByteCount:
     """Estimate of the bytes that the network interface sends, averaged over the workers.
 
     It is 2(W-1)/W times the payload of an all-reduce, W-1 times that of an all-gather and
-    (W-1)/W times that of a broadcast.
+    (W-1)/W times that of an all-to-all or a broadcast.
     """
     dense: int = 0
     """Payload of an fp32 all-reduce of the same gradients."""
@@ -72,7 +77,7 @@ class Ledger:
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Count a request, in equal parts for layers of equal shape."""
         sent = payload_bytes(request)
-        collective: CollectiveKind = "all-reduce" if isinstance(request, Mean) else "all-gather"
+        collective = _COLLECTIVES[type(request)]
         wire = int(wire_bytes(collective, sent, self._world_size))
         self._add_request((method, collective), layers, sent=sent, wire=wire)
 

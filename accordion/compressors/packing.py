@@ -3,7 +3,7 @@
 Eight values at a time occupy the bytes of one 64-bit word, so that plain tensor operations move all
 of them at once. The first value is in bit 0 of the byte, or in the low bits of the first byte
 (little-endian machines only). Signs are packed block by block, by callers of `split_blocks`; codes
-all at once.
+all at once, each row by itself: C codes in P bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def split_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     eighth of the columns, rounded up, is split accordingly if `size` is a multiple of 8.
     """
     rows, columns = tensors[0].shape[:2]
-    if tensors[0].numel() == 0:
+    if rows * columns <= size:  # the most common case by far: small layers
+        if tensors[0].numel():
+            yield tensors
         return
     if columns <= size:
         yield from zip(*(torch.split(tensor, size // columns) for tensor in tensors), strict=True)
@@ -96,13 +98,13 @@ def packed_bytes(count: int, bits: int) -> int:
     return -(-count // 8) * bits
 
 
-def pack_codes_(codes: Tensor, packed: Tensor, scratch: Scratch, *, bits: int) -> None:
-    """Pack codes below 2**bits, one per byte, into `bits` bytes for eight codes; changes `codes`.
+def pack_codes_(codes_RC: Tensor, packed_RP: Tensor, scratch: Scratch, *, bits: int) -> None:
+    """Pack codes below 2**bits, one per byte, into `bits` bytes for eight codes; changes the codes.
 
-    `codes` is flat, int8, a multiple of 8 long and begins at a multiple of 8 bytes; `packed` is
-    flat, uint8, and begins at a multiple of 4 bytes. `bits` is 2 to 7.
+    Rows of codes have a multiple of 8 and begin at a multiple of 8 bytes; packed rows are uint8 and
+    begin at a multiple of 4 bytes. `bits` is 2 to 7.
     """
-    for words, part in _split_words(codes, packed, bits):
+    for words, part in _split_words(codes_RC, packed_RP, bits):
         upper = scratch.take("upper", words.shape, torch.int64)
         for lane in (8, 16, 32):
             width = bits * lane // 8
@@ -113,17 +115,17 @@ def pack_codes_(codes: Tensor, packed: Tensor, scratch: Scratch, *, bits: int) -
         if bits in _INT_OF_WIDTH:
             part.view(_INT_OF_WIDTH[bits]).copy_(words)
         else:
-            part.view(-1, bits).copy_(words.view(torch.uint8).view(-1, 8)[:, :bits])
+            part.copy_(words.view(torch.uint8)[:, :, :bits])
 
 
-def unpack_codes(packed: Tensor, codes: Tensor, scratch: Scratch, *, bits: int) -> None:
+def unpack_codes(packed_RP: Tensor, codes_RC: Tensor, scratch: Scratch, *, bits: int) -> None:
     """Unpack what `pack_codes_` packed; the tensors have the same layout."""
-    for words, part in _split_words(codes, packed, bits):
+    for words, part in _split_words(codes_RC, packed_RP, bits):
         upper = scratch.take("upper", words.shape, torch.int64)
         if bits in _INT_OF_WIDTH:
             words.copy_(part.view(_INT_OF_WIDTH[bits]))
         else:
-            words.view(torch.uint8).view(-1, 8)[:, :bits].copy_(part.view(-1, bits))
+            words.view(torch.uint8)[:, :, :bits].copy_(part)
         for lane in (32, 16, 8):
             width = bits * lane // 8
             torch.bitwise_and(words, _fill_lanes(((1 << width) - 1) << width, lane), out=upper)
@@ -132,11 +134,13 @@ def unpack_codes(packed: Tensor, codes: Tensor, scratch: Scratch, *, bits: int) 
             )
 
 
-def _split_words(codes: Tensor, packed: Tensor, bits: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield blocks of codes as words of eight, with the corresponding packed bytes."""
-    words = codes.view(torch.int64)
-    rows = block_size(codes.device) // 8
-    return zip(torch.split(words, rows), torch.split(packed, rows * bits), strict=True)
+def _split_words(codes_RC: Tensor, packed_RP: Tensor, bits: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield blocks of codes as words of eight, with the corresponding packed bytes: blocks of shape
+    (rows, words, 1) and (rows, words, bits).
+    """
+    words = codes_RC.view(torch.int64).unsqueeze(2)
+    groups = packed_RP.view(*words.shape[:2], bits)
+    return split_blocks(block_size(codes_RC.device) // 8, words, groups)
 
 
 def _fill_lanes(pattern: int, lane: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from accordion.base.link_model import WHOLE_BUCKET, Collective, CollectiveKind
 from accordion.base.messages import LayerInfo, Level
-from accordion.base.wire import Gather, Mean, Request, payload_bytes
+from accordion.base.wire import Gather, Mean, Request, Scatter, payload_bytes
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import Answers, OnRequest
 from accordion.compress.layer_stacks import Bucket, Layer
@@ -49,6 +49,8 @@ class EchoNetwork:
         self._posts_next = any(
             isinstance(request, Mean) and request.next_values for request in requests.values()
         )
+        has_scatters = any(isinstance(request, Scatter) for request in requests.values())
+        all_to_all: Collective = ("all-to-all", f"scatter {round_number}")
         for index, request in requests.items():
             on_request(index, request)
             match request:
@@ -57,8 +59,15 @@ class EchoNetwork:
                     self.payloads[kind, name] += payload_bytes(request)
                     answers[index] = request.buffer
                 case Gather():
-                    self.payloads["all-gather", f"gather {round_number}"] += payload_bytes(request)
+                    if has_scatters and request.equal:  # it is piggybacked on them
+                        self.payloads[all_to_all] += self.world_size * payload_bytes(request)
+                    else:
+                        name = f"gather {round_number}"
+                        self.payloads["all-gather", name] += payload_bytes(request)
                     answers[index] = [request.payload.clone() for _ in range(self.world_size)]
+                case Scatter():
+                    self.payloads[all_to_all] += payload_bytes(request)
+                    answers[index] = [request.parts[0].clone() for _ in range(self.world_size)]
         return answers
 
     def all_reduce_mean_(self, buffer: Tensor) -> None:

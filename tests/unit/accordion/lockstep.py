@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 
 from accordion.base.messages import LayerInfo, Level
-from accordion.base.wire import Flow, Gather, Mean, Request
+from accordion.base.wire import Flow, Gather, Mean, Request, Scatter
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import Answers, advance_flows
-from accordion.compress.layer_stacks import Layer
+from accordion.compress.layer_stacks import Layer, Stack
 from accordion.compressors import COMPRESSORS, ladder_of, level_of
 
 Gradients = Mapping[str, torch.Tensor]
@@ -79,9 +79,11 @@ def answer_lockstep(asked_by_worker: Sequence[Mapping[int, Request]]) -> list[An
     answers: list[Answers] = [{} for _ in asked_by_worker]
     for index in asked_by_worker[0]:
         requests = [asked[index] for asked in asked_by_worker]
-        for own in answers:
+        for rank, own in enumerate(answers):
             own[index] = (
-                _mean_of(requests) if isinstance(requests[0], Mean) else _payloads_of(requests)
+                _mean_of(requests)
+                if isinstance(requests[0], Mean)
+                else _payloads_for(rank, requests)
             )
     return answers
 
@@ -96,8 +98,12 @@ def _mean_of(requests: Sequence[Request]) -> torch.Tensor:
     return total
 
 
-def _payloads_of(requests: Sequence[Request]) -> list[torch.Tensor]:
-    return [request.payload.clone() for request in requests if isinstance(request, Gather)]
+def _payloads_for(rank: int, requests: Sequence[Request]) -> list[torch.Tensor]:
+    return [
+        (request.parts[rank] if isinstance(request, Scatter) else request.payload).clone()
+        for request in requests
+        if isinstance(request, Gather | Scatter)
+    ]
 
 
 class Cluster:
@@ -134,7 +140,7 @@ class Cluster:
                 engine.observe_gradients(bucket)
                 stacks.append(engine.build_stacks(bucket))
         run_flows_lockstep(
-            [[self._run_flow(rank, stack.flow) for stack in own] for rank, own in enumerate(stacks)]
+            [[self._run_flow(rank, stack) for stack in own] for rank, own in enumerate(stacks)]
         )
         for rank, (engine, own) in enumerate(zip(self.engines, stacks, strict=True)):
             with self.as_worker(rank):
@@ -148,14 +154,16 @@ class Cluster:
             engine.commit_step()
         return updates
 
-    def _run_flow(self, rank: int, flow: Flow) -> Flow:
+    def _run_flow(self, rank: int, stack: Stack) -> Flow:
         answer = None
         while True:
             with self.as_worker(rank):
                 try:
-                    request = flow.send(answer)
+                    request = stack.flow.send(answer)
                 except StopIteration as stop:
                     return stop.value
+            if request is not None:
+                self.engines[rank].ledger.count(stack.names, request, stack.level.method)
             answer = yield request
 
     def mean_residual(self, layer: str, like: torch.Tensor) -> torch.Tensor:

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from accordion.base.wire import Context, Mean, Request, Scratch
+from accordion.base.wire import Context, Mean, Request, Scatter, Scratch
 from accordion.compress.statistics import seeded_generator
 from accordion.compressors import COMPRESSORS, level_of, load_function
 
 
 class Alone:
-    """A worker in a world of one that sends one stack again and again."""
+    """A worker that sends one stack again and again, alone or among workers that send the same."""
 
-    def __init__(self, method: str, options: dict[str, Any]) -> None:
+    def __init__(self, method: str, options: dict[str, Any], *, world_size: int = 1) -> None:
         self._flow = load_function(COMPRESSORS[method].flow)
         self._options = level_of(method, options, name="alone").options
         self._scratch, self._shared = (Scratch(torch.device("cpu")) for _ in range(2))
-        self._step = 0
+        self._step, self._world_size = 0, world_size
         self.requests: list[Request] = []
         """Requests of the last step."""
 
@@ -40,6 +40,8 @@ class Alone:
             scratch=self._scratch,
             shared=self._shared,
             step=self._step,
+            world_size=self._world_size,
+            rank=0,
             draw=draw,
         )
         flow, answer = self._flow(owed, context), None
@@ -52,7 +54,13 @@ class Alone:
             if asked is None:
                 continue
             self.requests.append(asked)
-            answer = asked.buffer if isinstance(asked, Mean) else [asked.payload]
+            answer = self._answer(asked)
+
+    def _answer(self, asked: Request) -> Any:
+        if isinstance(asked, Mean):
+            return asked.buffer
+        sent = asked.parts[0] if isinstance(asked, Scatter) else asked.payload
+        return [sent] * self._world_size
 
     @staticmethod
     def draw(seed: int) -> Callable[[str], torch.Generator]:

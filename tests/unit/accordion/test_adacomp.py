@@ -62,6 +62,8 @@ def encoded(owed: Tensor, gradient: Tensor, size: int) -> tuple[Tensor, Tensor]:
             scratch=Scratch(owed.device),
             shared=Scratch(owed.device),
             step=0,
+            world_size=1,
+            rank=0,
             draw=lambda _: torch.Generator(),
             gradient=update,
         ),

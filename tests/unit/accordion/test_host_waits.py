@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accordion.base.wire import Context, Mean, Scratch
+from accordion.base.wire import Context, Mean, Scatter, Scratch
 from accordion.compress.statistics import seeded_generator
 from accordion.compressors import COMPRESSORS, adacomp, ladder_of, load_function
 
 LENGTH = 1 << 16
 """Values of a layer, from which `topk` samples on a CPU; fewer than a block of `adacomp`."""
+WORKERS = 3
+"""So many that `qsgd` scatters."""
 
 
 def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Drive a flow of two equal workers to its end; what the optimizer gets and what is owed."""
+    """Drive a flow of equal workers to its end; what the optimizer gets and what is owed."""
     row, options = COMPRESSORS[method], ladder_of(method)[0].options
     owed = owed.view(1, 256, -1) if row.matrices else owed.view(1, -1)
     warm = torch.ones(1, 4, LENGTH // 256, device=owed.device) if row.warm_start else None
@@ -33,6 +35,8 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
         scratch=Scratch(owed.device),
         shared=Scratch(owed.device),
         step=0,
+        world_size=WORKERS,
+        rank=0,
         warm=warm,
         draw=lambda whose: seeded_generator(0, whose),
         gradient=gradient,
@@ -45,11 +49,11 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
             return context.update, owed
         if request is None:
             continue
-        answer = (
-            request.buffer.clone()
-            if isinstance(request, Mean)
-            else [request.payload.clone() for _ in range(2)]
-        )
+        if isinstance(request, Mean):
+            answer = request.buffer.clone()
+        else:
+            sent = request.parts[0] if isinstance(request, Scatter) else request.payload
+            answer = [sent.clone() for _ in range(WORKERS)]
 
 
 @pytest.mark.parametrize("method", sorted(set(COMPRESSORS) - {"adacomp"}))

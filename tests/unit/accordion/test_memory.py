@@ -100,10 +100,10 @@ class Interrupted(Cluster):
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
 def test_no_flow_needs_the_shared_buffers_after_a_request(level, monkeypatch):
     def updates(kind):
-        cluster = kind({"w": (300, 200), "v": (5, 7)}, 2)
+        cluster = kind({"w": (300, 200), "v": (5, 7)}, 3)
         cluster.scratches = scratches
         cluster.switch(level)
-        return [cluster.step(draw_gradients({"w": (300, 200), "v": (5, 7)}, 2, s)) for s in (0, 1)]
+        return [cluster.step(draw_gradients({"w": (300, 200), "v": (5, 7)}, 3, s)) for s in (0, 1)]
 
     def keep(device):
         scratches.append(Forgetful(device))

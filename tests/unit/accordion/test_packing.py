@@ -63,12 +63,14 @@ def test_zero_has_the_sign_of_its_sign_bit():
 
 @pytest.mark.parametrize("bits", range(2, 8))
 @pytest.mark.parametrize("count", [8, 16, 8 * 1001, 2 * BLOCK + 24])
-def test_codes_come_back_from_exactly_as_many_bits(bits, count):
-    codes = torch.randint(
-        0, 1 << bits, (count,), generator=torch.Generator().manual_seed(bits), dtype=torch.int8
-    )
-    packed = torch.empty(packed_bytes(count, bits), dtype=torch.uint8)
-    assert 8 * len(packed) == bits * count
+@pytest.mark.parametrize("rows", [1, 3])
+def test_codes_come_back_from_exactly_as_many_bits(bits, count, rows):
+    draw = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (rows, count), generator=draw, dtype=torch.int8)
+    size = packed_bytes(count, bits)
+    room = torch.empty(rows, -(-size // 8) * 8 + 16, dtype=torch.uint8)
+    packed = room[:, 8 : 8 + size]
+    assert 8 * size == bits * count
     pack_codes_(codes.clone(), packed, scratch, bits=bits)
     found = torch.full_like(codes, -1)
     unpack_codes(packed, found, scratch, bits=bits)
@@ -78,9 +80,9 @@ def test_codes_come_back_from_exactly_as_many_bits(bits, count):
 @pytest.mark.parametrize("bits", range(2, 8))
 def test_codes_lie_in_order_from_the_lowest_bit_on(bits):
     codes = [(3 * place + 1) % (1 << bits) for place in range(8)]
-    packed = torch.empty(bits, dtype=torch.uint8)
-    pack_codes_(torch.tensor(codes, dtype=torch.int8), packed, scratch, bits=bits)
-    assert int.from_bytes(bytes(packed.tolist()), "little") == sum(
+    packed = torch.empty(1, bits, dtype=torch.uint8)
+    pack_codes_(torch.tensor([codes], dtype=torch.int8), packed, scratch, bits=bits)
+    assert int.from_bytes(bytes(packed[0].tolist()), "little") == sum(
         c << bits * i for i, c in enumerate(codes)
     )
 

@@ -24,6 +24,8 @@ def flow_of(owed_BL: torch.Tensor) -> tuple[Flow, torch.Tensor]:
         scratch=scratch,
         shared=scratch,
         step=0,
+        world_size=1,
+        rank=0,
         draw=lambda whose: torch.Generator(),
     )
     return signsgd_flow(owed_BL, context), update
