@@ -147,6 +147,10 @@ class LockstepNetwork(GroupNetwork):
         del name
         gathered.copy_(self.group.collect(self.rank, row, _stack))
 
+    def _all_to_all(self, received: Tensor, parts: Tensor, name: str) -> None:
+        del name
+        received.copy_(self.group.collect(self.rank, parts, _stack)[:, self.rank])
+
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(rows))

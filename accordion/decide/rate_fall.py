@@ -35,7 +35,7 @@ class RateFall:
         rate = report.next_lr if report.epoch_end else report.lr
         peak = max(self.peak, report.lr, rate)
         windows, step = self.quiet_windows, self.quiet_step
-        if report.agreement is not None:
+        if report.agreement is not None and report.local_steps == 1:
             windows = windows + 1 if report.agreement < QUIET_BELOW else 0
         if step is None and windows >= QUIET_WINDOWS:
             step = report.step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,6 +50,11 @@ def test_without_two_quiet_windows_the_start_goes_on(agreements):
 
 def test_reports_without_an_agreement_neither_count_nor_interrupt():
     assert after(0.05, None, 0.05).quiet_step == 30
+
+
+def test_changes_of_parameters_under_an_override_tell_nothing_of_gradients():
+    rounds = replace(window(20, 0.05), local_steps=8)
+    assert after(0.05).after(rounds).quiet_step is None
 
 
 def summaries(gradients: torch.Tensor) -> torch.Tensor:
