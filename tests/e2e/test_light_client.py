@@ -93,6 +93,7 @@ def test_the_sdk_works_from_afar(run: Run) -> None:
         (("accordion", "up"), "service"),
         (("accordion", "api"), "service"),
         (("accordion", "scheduler"), "service"),
+        (("accordion", "simulate", "job.yaml", "--workers", "2"), "train"),
         (("python", "-c", "from accordion import attach"), "train"),
         (("python", "-c", "from accordion_workers import session"), "ray"),
         (("python", "-c", "import accordion_ray"), "ray"),

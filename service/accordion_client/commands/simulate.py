@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +74,7 @@ def simulate(
     from accordion_client.commands.spec_file import read_spec
     from accordion_workers.simulation.simulated_runs import read_epochs
 
+    _check_torch()
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
     if archive is not None:
@@ -101,6 +103,21 @@ def simulate(
         for part in view.tables():
             out_console.print(part)
     _report_unfinished(ended)
+
+
+def _check_torch() -> None:
+    """Check that workers can train here.
+
+    Raises:
+        SettingsError: torch is not installed.
+    """
+    from accordion_service.errors import SettingsError
+
+    if find_spec("torch") is None:
+        raise SettingsError(
+            "a simulation trains on this machine and needs torch; pip install"
+            " 'accordion-train[train]'"
+        )
 
 
 def parse_seeds(text: str) -> list[int]:
