@@ -41,4 +41,4 @@ def test_workers_that_share_a_card_learn_as_on_a_processor(
         simulation = Simulation(job, tmp_path / device, workers=4, device=device, observer=observer)
         assert simulation.run() == "completed"
         losses[device] = [epoch.loss for epoch in epochs]
-    assert losses["cpu"] == pytest.approx(losses[str(card)], rel=1e-3)
+    assert losses["cpu"] == pytest.approx(losses[str(card)], rel=1e-2)
