@@ -201,7 +201,8 @@ def _mixed_round(rank, has_direct):
     """Return the answers to requests of all kinds in one round, and the collectives made."""
     made, workers = [], dist.get_world_size()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "_is_gloo_on_cpu", lambda *_: has_direct)
+        if not has_direct:
+            patch.setattr(exchange, "backend_name", lambda *_: "another")
         network = GroupNetwork(dist.group.WORLD, torch.device("cpu"))
     network.on_collective = lambda timing: made.append((timing.kind, timing.name, timing.payload))
     requests = {

@@ -136,7 +136,7 @@ def test_rounding_the_mean_again_doubles_the_variance_of_independent_gradients(w
     assert together == pytest.approx(2 * alone / world_size, rel=0.1)
 
 
-def test_rounding_the_mean_of_equal_gradients_again_is_as_bad_as_one_worker_and_a_little():
+def test_rounding_the_mean_of_equal_gradients_again_is_as_bad_as_one_worker():
     # Means of W equal values of the same codes lie on W-ths of a step, so W is large.
     together, alone = _errors(*[normal(1, 1 << 15)] * 16)
     assert together == pytest.approx((1 + 1 / 16) * alone, rel=0.1)
