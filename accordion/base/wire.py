@@ -41,6 +41,11 @@ class Mean:
     is the same on all workers, and the next mean has exactly this size and the dtype of this one.
     """
 
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that this worker passes to the network."""
+        return self.buffer.numel() * self.buffer.element_size()
+
 
 @dataclass(frozen=True, slots=True)
 class Gather:
@@ -54,6 +59,11 @@ class Gather:
     equal: bool = False
     """Whether the length is the same on all workers, which saves an exchange of sizes."""
 
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that this worker passes to the network."""
+        return padded_size(self.payload.numel())
+
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
@@ -65,6 +75,11 @@ class Scatter:
 
     parts: Sequence[Tensor]
     """Part for each rank: uint8, one dimension, all of a length that is the same on all workers."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that this worker passes to the network."""
+        return sum(padded_size(part.numel()) for part in self.parts)
 
 
 Request = Mean | Gather | Scatter
@@ -135,17 +150,6 @@ class Context:
     """
     warm: Tensor | None = None
     """State kept from step to step, stacked over the layers (B first), changed in place."""
-
-
-def payload_bytes(request: Request) -> int:
-    """Return the bytes that one worker passes to the network for a request."""
-    match request:
-        case Mean():
-            return request.buffer.numel() * request.buffer.element_size()
-        case Gather():
-            return padded_size(request.payload.numel())
-        case Scatter():
-            return sum(padded_size(part.numel()) for part in request.parts)
 
 
 def padded_size(size: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from accordion.base.link_model import CollectiveKind, wire_bytes
-from accordion.base.wire import Gather, Mean, Request, Scatter, payload_bytes
+from accordion.base.wire import Gather, Mean, Request, Scatter
 
 DENSE_BYTES = 4
 """Bytes of one value in the dense equivalent, fp32."""
@@ -76,7 +76,7 @@ class Ledger:
 
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Count a request, in equal parts for layers of equal shape."""
-        sent = payload_bytes(request)
+        sent = request.payload_bytes
         collective = _COLLECTIVES[type(request)]
         wire = int(wire_bytes(collective, sent, self._world_size))
         self._add_request((method, collective), layers, sent=sent, wire=wire)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from accordion.base.link_model import WHOLE_BUCKET, Collective, CollectiveKind
 from accordion.base.messages import LayerInfo, Level
-from accordion.base.wire import Gather, Mean, Request, Scatter, payload_bytes
+from accordion.base.wire import Gather, Mean, Request, Scatter
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import Answers, OnRequest
 from accordion.compress.layer_stacks import Bucket, Layer
@@ -56,17 +56,17 @@ class EchoNetwork:
             match request:
                 case Mean():
                     name = f"mean {round_number} {request.buffer.dtype}"
-                    self.payloads[kind, name] += payload_bytes(request)
+                    self.payloads[kind, name] += request.payload_bytes
                     answers[index] = request.buffer
                 case Gather():
                     if has_scatters and request.equal:  # it is piggybacked on them
-                        self.payloads[all_to_all] += self.world_size * payload_bytes(request)
+                        self.payloads[all_to_all] += self.world_size * request.payload_bytes
                     else:
                         name = f"gather {round_number}"
-                        self.payloads["all-gather", name] += payload_bytes(request)
+                        self.payloads["all-gather", name] += request.payload_bytes
                     answers[index] = [request.payload.clone() for _ in range(self.world_size)]
                 case Scatter():
-                    self.payloads[all_to_all] += payload_bytes(request)
+                    self.payloads[all_to_all] += request.payload_bytes
                     answers[index] = [request.parts[0].clone() for _ in range(self.world_size)]
         return answers
 

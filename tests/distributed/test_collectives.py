@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from accordion.base.messages import to_json
-from accordion.base.wire import Gather, Mean
+from accordion.base.wire import Gather, Mean, Scatter
 from accordion.compress import exchange
 from accordion.compress.direct_collectives import DirectCollectives
 from accordion.compressors import COMPRESSORS, ladder_of
@@ -35,11 +35,16 @@ class _Counted:
 
     def _asked(self, requests, round_number, on_request):
         asked = list(requests.values())
-        gathers = [request for request in asked if isinstance(request, Gather)]
+        scatters = any(isinstance(request, Scatter) for request in asked)
+        gathers = [
+            request
+            for request in asked
+            if isinstance(request, Gather) and not (scatters and request.equal)
+        ]
         self.allowed += len(
             {request.buffer.dtype for request in asked if isinstance(request, Mean)}
         )
-        self.allowed += bool(gathers) + any(not request.equal for request in gathers)
+        self.allowed += scatters + bool(gathers) + any(not request.equal for request in gathers)
         return self._answer(requests, round_number, on_request)
 
 
@@ -75,9 +80,9 @@ def _counts(rank):
     return found
 
 
-@pytest.fixture(scope="module")
-def counts(run_group):
-    return run_group(2, _counts)[0]
+@pytest.fixture(scope="module", params=[2, 4])
+def counts(run_group, request):
+    return run_group(request.param, _counts)[0]
 
 
 def test_a_step_costs_one_collective_a_kind_a_dtype_and_a_round(counts):

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from accordion.base.errors import HookError
-from accordion.base.wire import Gather, Mean, Scratch
+from accordion.base.wire import Gather, Mean, Scatter, Scratch
+from accordion.compress import exchange
 from accordion.compress.direct_collectives import DirectCollectives
 from accordion.compress.exchange import GroupNetwork, run_flows
 
@@ -172,6 +173,67 @@ def test_a_gather_has_the_rows_of_all_workers_in_rank_order(run_group, workers):
         for gathered in found:
             ranks = torch.arange(workers, dtype=torch.uint8)
             assert torch.equal(gathered, ranks[:, None].expand_as(gathered))
+
+
+def _scatter_all(rank):
+    collectives, workers, found = _collectives(), dist.get_world_size(), []
+    for length in (0, 1, 7, 100_000):
+        parts = [torch.full((length,), 10 * rank + to, dtype=torch.uint8) for to in range(workers)]
+        received = torch.full((workers, length), 77, dtype=torch.uint8)
+        collectives.all_to_all(received, parts)
+        found.append(received)
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_a_scatter_has_the_parts_for_this_worker_in_rank_order(run_group, workers):
+    for rank, found in enumerate(run_group(workers, _scatter_all)):
+        for received in found:
+            expected = torch.arange(rank, 10 * workers, 10, dtype=torch.uint8)
+            assert torch.equal(received, expected[:, None].expand_as(received))
+
+
+def _bytes(*values):
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+def _mixed_round(rank, has_direct):
+    """Return the answers to requests of all kinds in one round, and the collectives made."""
+    made, workers = [], dist.get_world_size()
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_direct:
+            patch.setattr(exchange, "backend_name", lambda *_: "another")
+        network = GroupNetwork(dist.group.WORLD, torch.device("cpu"))
+    network.on_collective = lambda timing: made.append((timing.kind, timing.name, timing.payload))
+    requests = {
+        0: Gather(_bytes(rank, 1), equal=True),
+        1: Scatter([_bytes(rank, to, 9) for to in range(workers)]),
+        2: Mean(torch.full((2,), float(rank))),
+        3: Gather(_bytes(*[rank] * (1 + rank))),
+        4: Scatter([_bytes(*[to] * 12) for to in range(workers)]),
+    }
+    answers = network.answer_requests(requests, 0, lambda *_: None)
+    return {
+        index: answer.tolist() if index == 2 else [part.tolist() for part in answer]
+        for index, answer in answers.items()
+    }, made
+
+
+@pytest.mark.parametrize("has_direct", [True, False], ids=["direct", "of gloo"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_what_has_a_known_size_shares_the_collective_of_scatters(run_group, workers, has_direct):
+    for rank, (answers, made) in enumerate(run_group(workers, _mixed_round, has_direct)):
+        ranks = range(workers)
+        assert answers == {
+            0: [[other, 1] for other in ranks],
+            1: [[other, rank, 9] for other in ranks],
+            2: [(workers - 1) / 2] * 2,
+            3: [[other] * (1 + other) for other in ranks],
+            4: [[rank] * 12 for _ in ranks],
+        }
+        (kind, name, payload), *gathers = made
+        assert (kind, name, payload) == ("all-to-all", "scatter 0", workers * (8 + 16 + 8 + 8))
+        assert [kind for kind, *_ in gathers] == ["all-gather"] * 2, "sizes, then payloads"
 
 
 def _lose_a_peer(rank, lost, size):

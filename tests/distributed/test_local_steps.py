@@ -19,6 +19,7 @@ from accordion.compress.step_signals import Signal
 from accordion.config import Config, DetectorConfig, WarmUp, Window
 from accordion.decide.controller import Decider
 from accordion.session.session import Session, StepResult, attach
+from tests.distributed import small
 
 RATE = 0.1
 WORKERS = 2
@@ -368,6 +369,19 @@ def test_changes_are_compressed_as_gradients_are(run_group, method, bits):
     moved = (exact - parameters_of(build_model())).norm()
     assert (one - exact).norm() < moved / 2
     assert payload < 2.5 * 4 * exact.numel()
+
+
+def scattered(rank: int) -> Any:
+    ddp, session = small.start("qsgd", local_steps=LocalSteps(low=3, high=3))
+    small.train(session, ddp, rank, range(6))
+    return torch.cat([one.flatten() for one in small.parameters(ddp)]), session.ledger
+
+
+def test_changes_are_scattered_among_four_workers(run_group):
+    (first, ledger), *others = run_group(4, scattered)
+    assert all(torch.equal(first, other) for other, _ in others)
+    assert ledger.by_collective["qsgd all-to-all"].wire > 0
+    assert ledger.gradient_wire < 0.5 * ledger.total.dense_wire
 
 
 def resume(rank: int) -> Any:

@@ -116,11 +116,13 @@ def _gradients_of(rank, method, rung):
     return raw, averaged
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_simulation_in_lockstep_gives_what_two_processes_give(run_group, method):
-    results = run_group(2, _gradients_of, method, "high")
+@pytest.mark.parametrize(
+    ("method", "workers"), [*((method, 2) for method in METHODS), ("qsgd", 3), ("qsgd", 4)]
+)
+def test_a_simulation_in_lockstep_gives_what_processes_give(run_group, method, workers):
+    results = run_group(workers, _gradients_of, method, "high")
     shapes = {name: tuple(gradient.shape) for name, gradient in results[0][0][0].items()}
-    cluster = Cluster(shapes, 2)
+    cluster = Cluster(shapes, workers)
     cluster.switch(ladder_of(method)[1])
     for step in range(2):
         simulated = cluster.step([raw[step] for raw, _ in results])[0]

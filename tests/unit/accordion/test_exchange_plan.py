@@ -41,7 +41,12 @@ def every_plan(buckets: int):
 
 
 COLLECTIVES = st.sampled_from(
-    [("all-reduce", "mean 0"), ("posted all-reduce", "mean 1"), ("all-gather", "gather 0")]
+    [
+        ("all-reduce", "mean 0"),
+        ("posted all-reduce", "mean 1"),
+        ("all-gather", "gather 0"),
+        ("all-to-all", "scatter 0"),
+    ]
 )
 COSTS = st.lists(
     st.tuples(
@@ -60,9 +65,10 @@ def simulated_end(costs, plan, link: LinkModel) -> float:
         end = max(end, group[-1].ready_s) + sum(cost.encode_s for cost in group)
         for kind, name in {collective for cost in group for collective in cost.payloads}:
             payload = sum(cost.payloads.get((kind, name), 0.0) for cost in group)
-            is_sum = kind != "all-gather"
+            is_sum = kind in ("all-reduce", "posted all-reduce")
             trips = (3 if is_sum and link.world_size > 2 else 2) - (kind == "posted all-reduce")
-            sent = others * payload * (2 / link.world_size if is_sum else 1)
+            sent = others * payload * (2 if is_sum else 1)
+            sent /= 1 if kind == "all-gather" else link.world_size
             end += trips * link.latency_s + sent / link.bytes_per_s
     return end
 

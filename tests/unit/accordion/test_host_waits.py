@@ -21,7 +21,7 @@ from accordion.compressors import COMPRESSORS, adacomp, ladder_of, load_function
 LENGTH = 1 << 16
 """Values of a layer, from which `topk` samples on a CPU; fewer than a block of `adacomp`."""
 WORKERS = 3
-"""So many that `qsgd` scatters."""
+"""Number of workers from which `qsgd` scatters."""
 
 
 def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,12 @@ from itertools import count
 import pytest
 import torch
 
+from accordion.base.link_model import wire_bytes
 from accordion.base.messages import LayerInfo
 from accordion.compress.layer_stacks import Layer
 from accordion.compressors import LEVEL_NAMES, ladder_of, level_of
 from accordion.hook.level_costs import EchoNetwork, measure_levels, share_waits
+from tests.unit.accordion.lockstep import Cluster, draw_gradients
 
 SHAPES = {"first": (64, 32), "second": (16, 8, 3, 3), "bias": (64,)}
 DECIDED = ("first", "second")
@@ -68,6 +70,30 @@ def test_beyond_the_time_limit_buckets_cost_as_much_per_value_as_those_before() 
         assert third.payloads == pytest.approx(
             {collective: ratio * payload for collective, payload in first.payloads.items()}
         )
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("method", ["powersgd", "qsgd", "signsgd", "half"])
+def test_predicted_bytes_are_those_that_the_ledger_counts(method, world_size) -> None:
+    shapes = {"large": (300, 200), "small": (16, 8)}
+    for level in ladder_of(method):
+        plan = {"now": dict.fromkeys(shapes, level)}
+        cost = measure_levels([bucket(shapes)], plan, world_size=world_size)["now"][0]
+        predicted = sum(
+            wire_bytes(kind, payload, world_size) for (kind, _), payload in cost.payloads.items()
+        )
+        cluster = Cluster(shapes, world_size)
+        cluster.switch(level)
+        cluster.step(draw_gradients(shapes, world_size, 0))
+        for engine in cluster.engines:
+            assert engine.ledger.total.wire == pytest.approx(predicted, abs=8)
+
+
+def test_what_is_gathered_beside_scattered_codes_shares_their_collective() -> None:
+    plan = {"now": dict.fromkeys(("large", "small"), level_of("qsgd", {"bits": 4}, name="now"))}
+    shapes = {"large": (300, 200), "small": (16, 8)}
+    cost = measure_levels([bucket(shapes)], plan, world_size=4)["now"][0]
+    assert cost.payloads.keys() == {("all-to-all", "scatter 0"), ("all-gather", "gather 1")}
 
 
 def test_the_echo_answers_gathers_with_the_own_payload_of_every_worker() -> None:

@@ -29,7 +29,7 @@ class Bytes(Strict):
     """Bytes that this worker passed to the network, also in a group of one, which sends nothing."""
     wire: int = 0
     """Bytes that this worker's interface sends, on average over the workers: 2(W-1)/W times the
-    payload of an all-reduce, W-1 times that of an all-gather.
+    payload of an all-reduce, W-1 times that of an all-gather, (W-1)/W times that of an all-to-all.
     """
     dense: int = 0
     """Payload of the same gradients uncompressed in fp32."""
