@@ -49,5 +49,5 @@ class SimulatedPeers:
 
 
 def _copy_all(given: Sequence[_T]) -> list[_T]:
-    """Return copies: a worker that goes on first may change its own object before others read it."""
+    """Return copies: the worker that goes on first may change its object before others read it."""
     return copy.deepcopy(list(given))
