@@ -285,7 +285,7 @@ class Session:
         """
         self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
-        before = self._rounds.steps
+        begun = self._rounds.steps
         taken, announced = self._take_step()
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
@@ -297,22 +297,19 @@ class Session:
             switch = self._apply_decision(decide)
         if self._rounds.length == 1:
             self._plan_exchanges()
-        # A window that ends within a round of local steps waits for the round's end.
-        is_over = not self._rounds.steps
-        if is_over and window_is_full(self._config.detector, self.steps, last=before + 1):
-            switch = self._close_window(
-                epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
-            )
+        switch = self._close_full_window(last=begun + 1) or switch
         result = StepResult(taken=taken, announced=announced - {Signal.NOT_FINITE}, switch=switch)
         if self.on_boundary is not None:
             self.on_boundary(result)
         return result
 
-    def finish_round(self) -> None:
-        """End a round of local steps early, so that all workers have the same parameters, as for an
-        evaluation or a checkpoint; every worker calls this.
+    def finish_round(self) -> Switch | None:
+        """End a round of local steps early on all workers, so that they have the same parameters,
+        as for a checkpoint; return the switch of a window that ended within the round.
         """
+        begun = self._rounds.steps
         self._rounds.finish()
+        return self._close_full_window(last=begun)
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
         """Report the epoch and switch to the decision for the next one; every worker calls this.
@@ -327,6 +324,7 @@ class Session:
             RuntimeError: another worker is gone.
         """
         with self._coordinator.warn_of_wait("end_epoch"):
+            self.finish_round()
             switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
         if self._watcher is not None:
             self._watcher.observe_epoch(switch.decision)
@@ -433,12 +431,14 @@ class Session:
                 self._skipped_in_a_row, broken, too_large=too_large, rank=self.rank
             )
 
-    def _current_lr(self) -> float:
-        """Return the schedule's learning rate, or the optimizer's if the schedule's is unknown."""
-        return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
+    def _close_full_window(self, *, last: int) -> Switch | None:
+        """Close a window that ended in the `last` steps, unless a round of local steps runs."""
+        if self._rounds.steps or not window_is_full(self._config.detector, self.steps, last=last):
+            return None
+        lr = (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
+        return self._close_window(epoch_end=False, lr=lr, next_lr=lr)
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
-        self.finish_round()
         self._measured.probe_link()
         # A window without a finite step stays open.
         sums, detector = self._engine.sums, self._config.detector
@@ -477,7 +477,7 @@ class Session:
             plan = decision.exchange_plan or self.decision.exchange_plan
             return replace(decision, exchange_plan=plan)
 
-        self.finish_round()
+        self._rounds.finish()
         decision = self._coordinator.share_decision(decide_all)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None

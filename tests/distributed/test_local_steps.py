@@ -14,7 +14,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accordion.base.errors import HookError, StateError
 from accordion.base.local_steps import LocalSteps
-from accordion.base.messages import Decision, Report
 from accordion.compress.step_signals import Signal
 from accordion.config import Config, DetectorConfig, WarmUp, Window
 from accordion.decide.controller import Decider
@@ -405,30 +404,6 @@ def resume(rank: int) -> Any:
 
 def test_a_saved_session_goes_on_with_its_rounds(run_group):
     assert run_group(WORKERS, resume) == [True, True]
-
-
-def statistics(rank: int) -> Any:
-    window = DetectorConfig(window=Window(steps=4))
-    norms = []
-    for local in (None, LocalSteps(low=2, high=2)):
-        reports = []
-
-        def decide(report: Report, proposal: Decision, kept: list[Report] = reports) -> Decision:
-            kept.append(report)
-            return proposal
-
-        worker = Worker(rank, local, decider=decide, detector=window)
-        worker.session.lr = RATE
-        for step in range(4):
-            worker.step(step)
-        norms += [report.statistic_by_layer for report in reports]
-    return norms
-
-
-def test_the_statistic_of_a_round_is_its_change_by_step(run_group):
-    plain, local = run_group(WORKERS, statistics)[0]
-    for layer, norm in plain.items():
-        assert local[layer] == pytest.approx(RATE * norm, rel=0.3)
 
 
 class Normed(nn.Module):

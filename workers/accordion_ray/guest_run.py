@@ -49,8 +49,9 @@ from accordion_workers.records.contract import (
 )
 from accordion_workers.training.clock import Clock, Phases
 from accordion_workers.training.load_timing import time_loading
-from accordion_workers.training.reports import PROGRESS_EVERY_S, switch_records
+from accordion_workers.training.reports import PROGRESS_EVERY_S
 from accordion_workers.training.step_times import StepTimes
+from accordion_workers.training.switches import switch_records
 
 REFRESH_S = 3.0
 """Seconds between registrations; after a much longer silence the service marks the run as lost."""

@@ -69,7 +69,7 @@ def test_an_override_replaces_the_start_while_it_holds() -> None:
 def test_an_override_outlives_the_start() -> None:
     ours = rounds(replace(LADDER, start_steps=25))
     ours.override([by_hand(8)], epoch=0, step=3)
-    decision = ours.end_start(epoch=2)
+    decision = ours.end_start(epoch=2, step=25)
     assert in_force(ours) == (8, "o1", 4)
     assert decision.reason.endswith("; override o1 holds local steps at 8")
 
@@ -77,7 +77,7 @@ def test_an_override_outlives_the_start() -> None:
 def test_an_override_of_one_step_lengthens_the_start() -> None:
     ours = rounds(replace(LADDER, start_steps=5))
     ours.override([by_hand(1, until=1)], epoch=0, step=3)
-    ours.end_start(epoch=0)
+    ours.end_start(epoch=0, step=5)
     assert in_force(ours) == (1, "o1", 4)
     ours.decide(report(0))
     assert in_force(ours) == (4, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,13 +33,11 @@ class SimulatedPeers:
 
     def gather_objects(self, own: _T) -> list[_T]:
         """Implements `Peers`; every worker gets copies of its own."""
-        gathered = self._network.group.collect(self.rank, own, list)
-        return copy.deepcopy(gathered)
+        return copy.deepcopy(self._network.group.collect(self.rank, own, _copy_all))
 
     def share_object(self, own: _T) -> _T:
-        """Implements `Peers`."""
-        shared: _T = self._network.group.collect(self.rank, own, lambda given: given[0])
-        return shared if self.rank == 0 else copy.deepcopy(shared)
+        """Implements `Peers`; every worker gets a copy of its own."""
+        return self.gather_objects(own)[0]
 
     def sum_(self, tensor: Tensor) -> None:
         """Implements `Peers`."""
@@ -47,3 +46,8 @@ class SimulatedPeers:
     def broadcast_(self, tensor: Tensor) -> None:
         """Implements `Peers`."""
         self._network.broadcast_(tensor)
+
+
+def _copy_all(given: Sequence[_T]) -> list[_T]:
+    """Return copies: the worker that goes on first may change its object before others read it."""
+    return copy.deepcopy(list(given))

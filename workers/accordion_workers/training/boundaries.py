@@ -35,7 +35,6 @@ from accordion_workers.training.reports import (
     epoch_record,
     report_progress,
     report_start,
-    report_switch,
     take_epoch_baseline,
 )
 from accordion_workers.training.running_statistics import (
@@ -43,6 +42,7 @@ from accordion_workers.training.running_statistics import (
     average_buffers,
     mark_buffers_equal,
 )
+from accordion_workers.training.switches import finish_round, report_switch
 from accordion_workers.training.train_state import LossSum, TrainState
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def finish_epoch(
     epoch, decision = state.position.epoch, state.session.decision
     state.context.control.enter_phase("epoch end", epoch=epoch, step=state.session.steps)
     with state.phases("optimize"):
-        state.session.finish_round()
+        finish_round(state)
     with state.phases("evaluate"):
         average_buffers(state)
         summaries = gather_summaries(state, measure())

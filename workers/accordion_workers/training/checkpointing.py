@@ -39,6 +39,7 @@ from accordion_workers.training.slow_work import (
     gather_objects,
 )
 from accordion_workers.training.snapshot import copy_to_cpu, load_state, rank_state, shared_state
+from accordion_workers.training.switches import finish_round
 from accordion_workers.training.train_state import TrainState
 from accordion_workers.training.warm_start import load_initial_model
 
@@ -93,7 +94,7 @@ def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
     """
     if not state.context.launch.storage:
         return True
-    state.session.finish_round()
+    finish_round(state)
     with state.phases("checkpoint"):
         start = state.phases.clock.elapsed()
         if wait:

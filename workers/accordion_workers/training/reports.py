@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from accordion.base.errors import OverrideError
-from accordion.base.messages import Decision, Override, plan_digest
+from accordion.base.messages import Decision, Override
 from accordion.compress.step_signals import Signal
-from accordion.session.session import Switch
 from accordion_workers.records.contract import (
-    AcksRecord,
-    DecisionRecord,
     DesiredState,
     EpochRecord,
     Progress,
@@ -85,35 +82,6 @@ def _is_acceptable(state: TrainState, override: Override) -> bool:
         state.context.link.post(RejectedRecord(override_id=override.id, reason=str(error)))
         return False
     return True
-
-
-def report_switch(state: TrainState, switch: Switch) -> None:
-    """Report on rank 0 the decision that all workers switched to, with the plan that each of them
-    runs.
-    """
-    for record in switch_records(switch):
-        state.context.link.post(record)
-
-
-def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
-    """Return the records of a switch: the decision, and every rank's acknowledgement of its
-    plan.
-    """
-    decision = switch.decision
-    acks = AcksRecord(
-        epoch=decision.epoch,
-        step=decision.step,
-        world_size=len(switch.acks),
-        digest=plan_digest(
-            decision.level_by_layer,
-            decision.global_batch,
-            decision.exchange_plan,
-            local_steps=decision.local_steps,
-        ),
-        override_ids=decision.override_ids,
-        acks=switch.acks,
-    )
-    return DecisionRecord(decision=decision), acks
 
 
 def epoch_record(
