@@ -81,10 +81,12 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
         return
     payload = context.scratch.take("payload", (workers, part), torch.uint8)
     coder.encode(_as_rows(owed_1L, length), payload)
+    payloads = yield Scatter(list(payload))
     own = update_1L[:, rank * length : (rank + 1) * length]
-    coder.write_mean((yield Scatter(list(payload))), own)
     payload = context.scratch.take("mean", (1, part), torch.uint8)
-    coder.encode([own], payload)
+    if own.numel():  # nothing is left for the last of many workers
+        coder.write_mean(payloads, own)
+        coder.encode([own], payload)
     coder.write_rows((yield Gather(payload[0], equal=True)), _as_rows(update_1L, length))
 
 
