@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,16 +83,16 @@ def simulate(
         spec["code"] = sha256(archive).hexdigest()
     numbers = parse_seeds(seeds)
     seeds_or_own: Sequence[int | None] = numbers or [None]
-    runs = [_prepare(spec, out, workers=workers, seed=seed) for seed in seeds_or_own]
-    environment = build_environment(spec)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as locks:
+        prepare = partial(_prepare, spec, out, workers=workers, locks=locks)
+        runs = [prepare(seed=seed) for seed in seeds_or_own]
         code = Path(folder, "code.zip")
         if archive is not None:
             code.write_bytes(archive)
         simulations = Simulations(
             runs,
             code=None if archive is None else code,
-            environment=environment,
+            environment=build_environment(spec),
             device=device,
             processes=processes or (1 if device != "cpu" else os.cpu_count() or 1),
         )
@@ -131,7 +133,8 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in filter(None, text.replace(" ", "").split(",")):
         first, _, last = part.partition("-")
-        if not all(number.isdecimal() for number in part.split("-", 1)):
+        is_whole = all(number.isdecimal() for number in part.split("-", 1))
+        if not is_whole or int(last or first) < int(first):
             raise SettingsError(
                 f"--seeds has {part!r}; give whole numbers from 0 on, such as 0,1,2 or 0-2"
             )
@@ -143,16 +146,24 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def _prepare(spec: dict[str, Any], out: Path | None, *, workers: int, seed: int | None) -> SeedRun:
-    """Return the run of a seed, in its folder.
+def _prepare(
+    spec: dict[str, Any], out: Path | None, *, workers: int, seed: int | None, locks: ExitStack
+) -> SeedRun:
+    """Return the run of a seed, in its folder, which is locked.
 
     Raises:
-        SettingsError: the spec is wrong or cannot be simulated, or the folder has another run.
+        SettingsError: the spec is wrong or cannot be simulated, or the folder has another run or
+            is in use.
     """
     from accordion_client.commands.simulations import SeedRun
     from accordion_service.domain.file_names import name_file
     from accordion_service.errors import SettingsError
-    from accordion_workers.simulation.simulated_runs import RunError, SimulatedRun, claim_run
+    from accordion_workers.simulation.simulated_runs import (
+        RunError,
+        SimulatedRun,
+        claim_run,
+        lock_run,
+    )
     from accordion_workers.simulation.simulated_spec import build_simulated_spec, explain_refusal
 
     checked = check_spec(build_simulated_spec(spec, workers=workers, seed=seed), explain_refusal)
@@ -162,16 +173,20 @@ def _prepare(spec: dict[str, Any], out: Path | None, *, workers: int, seed: int 
     plain = checked.model_dump(mode="json", exclude_unset=True)
     wanted = SimulatedRun(name=name, spec=plain, workers=workers, seed=seed)
     try:
+        locks.enter_context(lock_run(folder))
         return SeedRun(folder=folder, run=claim_run(folder, wanted))
     except (OSError, RunError) as error:
         raise SettingsError(str(error)) from error
 
 
 def _report_unfinished(runs: Sequence[SeedRun]) -> None:
+    from accordion_workers.common.plain_text import clean_for_terminal
+
     failed = [one for one in runs if one.run.status == "FAILED"]
     stopped = [one for one in runs if one.run.status == "STOPPED"]
     for one in failed:
-        typer.echo(f"accordion: seed {one.run.seed} failed: {one.run.message}", err=True)
+        message = clean_for_terminal(one.run.message)
+        typer.echo(f"accordion: seed {one.run.seed} failed: {message}", err=True)
     if stopped:
         names = ", ".join(str(one.run.seed) for one in stopped)
         typer.echo(f"accordion: stopped at seed {names}; the same command goes on", err=True)

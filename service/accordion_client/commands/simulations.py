@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
@@ -59,39 +60,50 @@ class Simulations:
             futures = [pool.submit(self._run_seed, one) for one in self._runs]
             while True:
                 try:
-                    return [future.result() for future in futures]
+                    ended = [future.result() for future in futures]
                 except KeyboardInterrupt:
                     self._interrupt()
+                else:
+                    _show_line("")
+                    return ended
 
     def _interrupt(self) -> None:
-        processes = list(self._running.values())
-        for process in processes:
-            process.kill() if self._is_stopped else process.stop()
-        self._is_stopped = True
+        is_second, self._is_stopped = self._is_stopped, True
+        for process in list(self._running.values()):
+            process.kill() if is_second else process.stop()
 
     def _run_seed(self, one: SeedRun) -> SeedRun:
         if self._is_stopped or one.run.status is SimulatedStatus.SUCCEEDED:
             return one
+        try:
+            return replace(one, run=self._end(one, self._run_process(one)))
+        except OSError as error:  # such as a full disk
+            failed = replace(one.run, status=SimulatedStatus.FAILED, message=str(error))
+            return replace(one, run=failed)
+
+    def _run_process(self, one: SeedRun) -> Mapping[str, Any]:
+        """Run the process of a seed; return its last event."""
         request = {
             "spec": one.run.spec,
             "workers": one.run.workers,
             "folder": str(one.folder),
             "device": self._device,
         }
-        log = one.folder / LOG_FILE
         process = SimulationProcess(
-            request, code=self._code, environment=self._environment, log=log
+            request, code=self._code, environment=self._environment, log=one.folder / LOG_FILE
         )
         self._running[one.run.seed] = process
+        if self._is_stopped:  # since it was looked at above
+            process.stop()
         last: dict[str, Any] = {}
         for last in process.events():
             self._show(one.run.seed, last)
         del self._running[one.run.seed]
-        return replace(one, run=self._end(one, last, log))
+        return last
 
-    def _end(self, one: SeedRun, last: Mapping[str, Any], log: Path) -> SimulatedRun:
+    def _end(self, one: SeedRun, last: Mapping[str, Any]) -> SimulatedRun:
         if last["event"] == "error" and not self._is_stopped:
-            text = last["error"] + (f"; see {log}" if last["needs_log"] else "")
+            text = last["error"] + (f"; see {one.folder / LOG_FILE}" if last["needs_log"] else "")
             return end_run(one.folder, one.run, SimulatedStatus.FAILED, message=text)
         done = last.get("outcome") in {"completed", "ended early"}
         return end_run(
@@ -101,13 +113,19 @@ class Simulations:
     def _show(self, seed: int, event: Mapping[str, Any]) -> None:
         """Show an event: progress on one line for all seeds, if there is a terminal."""
         if event["event"] == "log":
+            _show_line("")
             typer.echo(clean_for_terminal(f"seed {seed}: {event['text']}"), err=True)
-        if event["event"] != "progress" or not sys.stderr.isatty():
+        if event["event"] != "progress":
             return
         loss = "" if event["loss"] is None else f", loss {event['loss']:.4g}"
         self._shown[seed] = (
             f"seed {seed}: epoch {event['epoch']}, step {event['step']} of {event['steps']}{loss}"
         )
-        line = " | ".join(self._shown[one] for one in sorted(self._shown))
-        sys.stderr.write(f"\r{line[:200]}\x1b[K")
+        _show_line(" | ".join(self._shown[one] for one in sorted(self._shown)))
+
+
+def _show_line(line: str) -> None:
+    """Replace the line of the terminal, if there is one, by what fits on it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{line[: get_terminal_size().columns - 1]}\x1b[K")
         sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from accordion_client.commands.simulate import parse_seeds
 from accordion_client.commands.simulation_tables import compute_interval, format_interval
 from accordion_service.errors import SettingsError
+from accordion_workers.simulation.simulated_runs import lock_run
 from tests.unit.service.conftest import Accordion
 
 JOB = """
@@ -38,7 +40,7 @@ def test_seeds_are_numbers_and_ranges(text, seeds):
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "-1", "1,1", "0-3,2", "0-100000", "3-1", ","])
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "1,1", "0-3,2", "0-100000", "3-1", "1,3-2", ","])
 def test_other_seeds_are_refused_with_an_example(text):
     with pytest.raises(SettingsError, match="such as"):
         parse_seeds(text)
@@ -90,6 +92,52 @@ def test_a_folder_with_another_simulation_is_refused_with_what_differs(
     said = accordion("simulate", job, "--workers", "2", "--out", out)
     assert said.code == 2
     assert "another workers (1, now 2)" in said.err
+
+
+def test_a_folder_in_which_another_command_runs_is_refused(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    with lock_run(out / "seed-0"):
+        said = accordion("simulate", job, "--workers", "1", "--out", out)
+    assert said.code == 2
+    assert "another command runs the simulation in" in said.err
+    assert accordion("simulate", job, "--workers", "1", "--out", out).code == 0
+
+
+def test_a_run_whose_folder_cannot_be_written_fails_alone(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    (out / "seed-0" / "output.log").mkdir(parents=True)
+    said = accordion("simulate", job, "--workers", "1", "--seeds", "0,1", "--out", out, "--json")
+    assert said.code == 1
+    assert "seed 0 failed: [Errno 21] Is a directory: " in said.err
+    assert [seed["status"] for seed in said.json()["seeds"]] == ["FAILED", "SUCCEEDED"]
+
+
+def test_the_line_of_the_progress_is_cleared_before_the_tables(job: Path, tmp_path: Path) -> None:
+    ours, terminal = pty.openpty()
+    arguments = ["simulate", job, "--workers", "2", "--out", tmp_path / "runs"]
+    command = [sys.executable, "-m", "accordion_client.commands.main", *map(str, arguments)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=terminal, check=True)
+    os.close(terminal)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    lines = shown.split("\r")
+    assert "seed 0: epoch " in shown
+    assert max(map(len, lines)) < 80 + len("\x1b[K")
+    assert lines[-1] == "\x1b[K"
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    for device in ("cuda:64", "tpu"):
+        said = accordion("simulate", job, "--workers", "1", "--device", device, "--out", out)
+        assert said.code == 1
+        assert f"device is {device!r}, and this machine has cpu" in said.err
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from accordion.base.errors import AccordionError
 from accordion_workers.common.errors import TaskRaised, WorkerError
 from accordion_workers.common.parent_process import end_with
@@ -33,6 +35,9 @@ from accordion_workers.simulation.simulation import Observer, Simulation
 
 def run_request(request: dict[str, Any], tell: Callable[..., None]) -> None:
     """Run a simulation and tell its events."""
+    if refusal := _explain_device(request["device"]):
+        tell("error", error=refusal, needs_log=False)
+        return
 
     def tell_progress(progress: Progress) -> None:
         place = {"epoch": progress.epoch, "step": progress.step, "steps": progress.steps}
@@ -59,6 +64,14 @@ def run_request(request: dict[str, Any], tell: Callable[..., None]) -> None:
         tell("error", error=text, needs_log=not is_ours)
     except (AccordionError, WorkerError, OSError) as error:
         tell("error", error=str(error), needs_log=False)
+
+
+def _explain_device(device: str) -> str:
+    """Return why there is no such device; empty if there is."""
+    known = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device in known:
+        return ""
+    return f"device is {device!r}, and this machine has {', '.join(known)}; give one of these"
 
 
 def main() -> None:

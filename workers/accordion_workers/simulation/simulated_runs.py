@@ -8,8 +8,11 @@ torch.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +34,7 @@ class SimulatedStatus(StrEnum):
 
 
 class RunError(ValueError):
-    """A folder does not fit what is to run in it; the message says what to do."""
+    """A folder does not fit what is to run in it, or is in use; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +50,31 @@ class SimulatedRun:
     """Why it failed."""
 
     def write(self, folder: Path) -> None:
-        """Write it into its folder.
+        """Write it into its folder, which exists.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f"{_FILE}.draft"
         draft.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
         draft.replace(folder / _FILE)
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Keep other commands from running in a folder, which is created.
+
+    Raises:
+        RunError: another command runs there.
+        OSError: the folder cannot be created.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def claim_run(folder: Path, wanted: SimulatedRun) -> SimulatedRun:
@@ -126,6 +145,16 @@ def read_epochs(folder: Path) -> list[EpochRecord]:
     payloads = (record.payload for record in read_records(folder))
     by_epoch = {one.epoch: one for one in payloads if isinstance(one, EpochRecord)}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(
+            f"another command runs the simulation in {folder}; wait for its end, or give --out"
+            " another folder"
+        ) from None
 
 
 def _part(run: SimulatedRun, place: str) -> str:

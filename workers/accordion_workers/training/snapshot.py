@@ -121,7 +121,9 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
         seconds=mark["seconds"],
         skipped_steps=mark["skipped_steps"],
     )
-    state.decider.statistic, state.decider.agreement = own["statistic"], own["agreement"]
+    state.decider.statistic = own["statistic"]
+    # Checkpoints of earlier releases have none.
+    state.decider.agreement = own.get("agreement")
     restore_generators(own, state.context.device)
 
 
