@@ -281,7 +281,7 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
 
 
 def _is_dense_step(row: dict[str, Any]) -> bool:
-    return row["method"] == "none" and row.get("local_steps", 1) == 1
+    return (row["method"], row.get("local_steps", 1)) == ("none", 1)
 
 
 def _name_row(row: dict[str, Any]) -> str:
