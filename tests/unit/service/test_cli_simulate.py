@@ -117,6 +117,16 @@ def test_a_folder_with_another_simulation_is_refused_with_what_differs(
     assert "another workers (1, now 2)" in said.err
 
 
+def test_the_seed_of_the_spec_is_not_trained_again_among_others(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    simulate = ("simulate", job, "--workers", "1", "--out", tmp_path / "runs")
+    assert accordion(*simulate).code == 0
+    said = accordion(*simulate, "--seeds", "0,1")
+    assert (said.code, said.err) == (0, "")
+    assert len(list((tmp_path / "runs" / "seed-0" / "records").iterdir())) == 1
+
+
 def test_a_folder_in_which_another_command_runs_is_refused(
     accordion: Accordion, job: Path, tmp_path: Path
 ) -> None:
