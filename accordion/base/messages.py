@@ -77,8 +77,9 @@ class Report:
     It exceeds the norm of the mean gradient by the noise; None if it was not measured.
     """
     agreement: float | None = None
-    """Agreement of the workers over the window: 1 if the sums of their gradients point the same
-    way, 0 within noise if only noise is left; None if it was not measured, or there is one worker.
+    """Agreement of the workers over the window: 1 if the sums of their gradients, or of their
+    changes by local steps, point the same way, 0 within noise if only noise is left; None if it was
+    not measured, or there is one worker.
     """
     sent_share_by_layer: Mapping[str, float] = field(default_factory=dict)
     """Fraction of each layer's energy (squared norm) that compression sent in the window, from 0 to

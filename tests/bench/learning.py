@@ -120,6 +120,8 @@ def run_recipe(name: str, recipe: Recipe) -> Iterator[dict[str, Any]]:
         }
         best = (min if recipe.smaller else max)(means, key=lambda rate: means[rate])
         seeds = _simulate(name, recipe, contestant, changes, rate=best, seeds=FRESH)
+        if any(one["metric"] is None for one in seeds):
+            raise SystemExit(f"{name}, {contestant}: a fresh seed at rate {best} has no result")
         yield {
             "recipe": name,
             "contestant": contestant,
@@ -129,7 +131,7 @@ def run_recipe(name: str, recipe: Recipe) -> Iterator[dict[str, Any]]:
             "wire": fmean(one["wire"] for one in seeds),
             "payload": fmean(one["payload"] for one in seeds),
             "dense_wire": fmean(one["dense_wire"] for one in seeds),
-            "commit": _describe_commit(),
+            "commit": seeds[0]["commit"],
         }
 
 
@@ -142,8 +144,15 @@ def _simulate(
     rate: float,
     seeds: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """Return the results of a contestant's seeds at a learning rate."""
-    folder = "".join(one if one.isalnum() else "-" for one in f"{name}-{contestant}-{rate}")
+    """Return the results of a contestant's seeds at a learning rate, and the commit at which they
+    ran: kept runs are of an earlier one.
+    """
+    place = "".join(one if one.isalnum() else "-" for one in f"{name}-{contestant}-{rate}")
+    folder = RUNS / place
+    commit = folder / f"commit-{seeds[0]}"
+    if not commit.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        commit.write_text(_describe_commit())
     data = Path(os.environ["ACCORDION_DATA"], recipe.data)
     settings = {
         **changes,
@@ -154,7 +163,7 @@ def _simulate(
         [
             *(sys.executable, "-m", "accordion_client.commands.main", "simulate"),
             *(str(RECIPES / recipe.file), "--workers", str(WORKERS), "--json"),
-            *("--seeds", ",".join(map(str, seeds)), "--out", str(RUNS / folder)),
+            *("--seeds", ",".join(map(str, seeds)), "--out", str(folder)),
             *(f"--set={key}={value}" for key, value in settings.items()),
         ],
         stdout=subprocess.PIPE,
@@ -162,7 +171,15 @@ def _simulate(
         check=False,
     )
     view = json.loads(done.stdout)
-    return [dict(one) for one in view["seeds"]]
+    # The metric of a run that failed is not that of its end.
+    return [
+        {
+            **one,
+            "metric": one["metric"] if one["status"] == "SUCCEEDED" else None,
+            "commit": commit.read_text(),
+        }
+        for one in view["seeds"]
+    ]
 
 
 def _describe_commit() -> str:

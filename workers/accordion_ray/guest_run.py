@@ -106,6 +106,7 @@ class GuestRun:
         self._save = save
         self._changing, self._saving = threading.Lock(), threading.Lock()
         self._statistic: Mapping[str, float] | None = None
+        self._agreement: float | None = None
         self._wait_s_by_level: Mapping[str, float] = {}
         self._exchange_wait_s: float | None = None
         self._overrides: tuple[Override, ...] | None = None
@@ -125,7 +126,7 @@ class GuestRun:
     def keep_measurements(self, report: Report, proposal: Decision) -> Decision:
         """Keep what a report measured for later records; return the proposal."""
         if report.statistic_by_layer is not None:
-            self._statistic = report.statistic_by_layer
+            self._statistic, self._agreement = report.statistic_by_layer, report.agreement
         self._wait_s_by_level = sum_waits(report.cost_s_by_layer)
         self._exchange_wait_s = report.exchange_wait_s
         return proposal
@@ -225,6 +226,7 @@ class GuestRun:
         spent, self._epoch_began = ended.totals.since(self._epoch_began), ended.totals
         self._loss = find_loss(numbers)
         statistic, self._statistic = self._statistic, None
+        agreement, self._agreement = self._agreement, None
         self._post(
             EpochRecord(
                 epoch=ended.epoch,
@@ -239,6 +241,7 @@ class GuestRun:
                 seconds_by_phase=dict(spent.seconds),
                 bytes=spent.bytes,
                 statistic_by_layer=None if statistic is None else keep_finite_numbers(statistic),
+                agreement=agreement,
                 regime_by_layer=dict(ended.decision.regime_by_layer),
                 level_by_layer={
                     layer: level.name for layer, level in ended.decision.level_by_layer.items()

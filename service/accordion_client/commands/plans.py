@@ -251,7 +251,7 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
 
     `shortest_s` are the seconds that a step of the job takes at least.
     """
-    none_s = next((row["step_s"] for row in predictions if row["method"] == "none"), None)
+    none_s = next((row["step_s"] for row in predictions if _is_dense_step(row)), None)
     if none_s is None:
         return ""
     if none_s <= shortest_s:
@@ -259,16 +259,16 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
             f"a step takes at least {format_milliseconds(shortest_s)} with any method, because of"
             " the task's option min_step_s; leave it out to compare methods"
         )
-    own = [row for row in predictions if row["is_own_method"] and row["method"] != "none"]
+    own = [row for row in predictions if row["is_own_method"] and not _is_dense_step(row)]
     rows = {_name_row(row): row for row in own or predictions[:1]}
     rows |= {row["method"]: row for row in predictions if row["method"] == "half"}
     gains = [
         f"{name} {format_rounded(none_s / row['step_s'], 2)} times"
         for name, row in rows.items()
-        if row["method"] != "none"
+        if not _is_dense_step(row)
     ]
     text = f"steps per second, against none: {', '.join(gains)}"
-    others = [row["step_s"] for row in predictions if row["method"] != "none"]
+    others = [row["step_s"] for row in predictions if not _is_dense_step(row)]
     if others and none_s < min(others) / MIN_LEAD:
         text += "; none is the fastest"
     elif others and none_s < min(others) * MIN_LEAD:
@@ -278,6 +278,10 @@ def describe_gain(predictions: list[dict[str, Any]], *, shortest_s: float) -> st
     if any(row["step_s"] <= shortest_s for row in rows.values()):
         text += f"; min_step_s makes all steps last at least {format_milliseconds(shortest_s)}"
     return text
+
+
+def _is_dense_step(row: dict[str, Any]) -> bool:
+    return (row["method"], row.get("local_steps", 1)) == ("none", 1)
 
 
 def _name_row(row: dict[str, Any]) -> str:

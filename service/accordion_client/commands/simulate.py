@@ -171,6 +171,7 @@ def _prepare(
     seed = checked.training.seed
     folder = (out or Path("simulations", name_file(name, ""))) / f"seed-{seed}"
     plain = checked.model_dump(mode="json", exclude_unset=True)
+    plain["training"] = {**plain.get("training", {}), "seed": seed}
     wanted = SimulatedRun(name=name, spec=plain, workers=workers, seed=seed)
     try:
         locks.enter_context(lock_run(folder))

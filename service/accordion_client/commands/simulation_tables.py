@@ -99,7 +99,7 @@ class SimulationView:
 
     def tables(self) -> Iterator[Table | str]:
         """Yield the tables of epochs and seeds, with a line before and after."""
-        yield f"{self.name}, {self.workers} simulated workers"
+        yield f"{self.name}, {self.workers} simulated worker{'s' if self.workers > 1 else ''}"
         if self.epochs:
             yield self._tabulate_epochs()
             yield ""
@@ -142,7 +142,7 @@ class SimulationView:
                 format_bytes(row.payload),
                 format_duration(row.seconds),
             )
-        whole = [row for row in self.seeds if row.epochs]
+        whole = [row for row in self.seeds if row.status == "SUCCEEDED"]
         if len(whole) > 1:
             name = self.metric_name
             cells = [format_interval([row.metric for row in whole], name)] if name else []

@@ -16,6 +16,7 @@ from torch import nn
 import accordion
 from accordion.base.messages import Override
 from accordion.config import Config, DetectorConfig, Window
+from accordion.session import coordination
 from accordion_ray import guest_run
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.failures import build_change_record
@@ -199,7 +200,10 @@ def test_an_override_takes_hold_at_a_step_boundary_and_is_acknowledged(trained: 
     assert "conv*" in rejected.reason
 
 
-def test_a_report_ends_an_epoch_with_the_numbers_of_its_metrics(trained: Trained) -> None:
+def test_a_report_ends_an_epoch_with_the_numbers_of_its_metrics(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordination, "estimate_agreement", lambda *_: 0.5)
     trained.steps(3)
     trained.epochs.begin_report(
         {"loss": 0.5, "accuracy": 1, "best": True, "note": "x", "nan": float("nan")}
@@ -214,6 +218,7 @@ def test_a_report_ends_an_epoch_with_the_numbers_of_its_metrics(trained: Trained
     )
     assert (record.global_batch, record.samples, record.lr) == (8, 24, pytest.approx(0.1))
     assert record.statistic_by_layer is not None
+    assert record.agreement == 0.5
     assert trained.session.epoch == 1
 
 

@@ -158,6 +158,17 @@ def test_the_last_line_names_the_fastest_method_beside_a_spec_without_compressio
     assert describe_gain(slow, shortest_s=0.0).endswith(": half 0.5 times; none is the fastest")
 
 
+def test_rounds_of_a_spec_without_compression_are_judged_against_every_step() -> None:
+    rows = [
+        {**row("none", "", 0.1, is_own_method=True), "local_steps": 4},
+        row("half", "", 0.2),
+        {**row("none", "", 0.4, is_own_method=True), "local_steps": 1},
+    ]
+    assert describe_gain(rows, shortest_s=0.0) == (
+        "steps per second, against none: none every 4 steps 4 times, half 2 times"
+    )
+
+
 @pytest.mark.parametrize("step_s", [0.36, 0.4, 0.42])
 def test_a_lead_that_the_predictions_cannot_resolve_is_none(step_s: float) -> None:
     rows = sorted(

@@ -13,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from accordion_client.commands.cli_support import create_console
 from accordion_client.commands.simulate import parse_seeds
-from accordion_client.commands.simulation_tables import compute_interval, format_interval
+from accordion_client.commands.simulation_tables import (
+    SeedResult,
+    SimulationView,
+    compute_interval,
+    format_interval,
+)
 from accordion_service.errors import SettingsError
 from accordion_workers.simulation.simulated_runs import lock_run
 from tests.unit.service.conftest import Accordion
@@ -52,6 +58,23 @@ def test_the_interval_is_that_of_students_t():
     assert format_interval([0.5, 0.75, None], "accuracy") == "62.5 ±158.8 %"
     assert format_interval([0.5], "accuracy") == "50.0 %"
     assert format_interval([None], "loss") == "-"
+
+
+def result(seed: int, status: str, loss: float) -> SeedResult:
+    numbers = {"wire": 10, "dense_wire": 20, "payload": 10, "seconds": 1.0}
+    return SeedResult(seed=seed, status=status, epochs=2, metric=None, loss=loss, **numbers)
+
+
+def test_the_mean_is_over_the_seeds_that_trained_to_their_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = [result(0, "SUCCEEDED", 1.0), result(1, "FAILED", 90.0), result(2, "SUCCEEDED", 2.0)]
+    view = SimulationView(name="small", workers=2, metric_name=None, seeds=ended, epochs=[])
+    for part in view.tables():
+        create_console().print(part)
+    assert next(line for line in capsys.readouterr().out.splitlines() if "mean" in line).split()[
+        1:3
+    ] == ["1.5", "±6.4"]
 
 
 def test_a_simulation_prints_its_seeds_and_epochs_and_compares_them(
@@ -92,6 +115,16 @@ def test_a_folder_with_another_simulation_is_refused_with_what_differs(
     said = accordion("simulate", job, "--workers", "2", "--out", out)
     assert said.code == 2
     assert "another workers (1, now 2)" in said.err
+
+
+def test_the_seed_of_the_spec_is_not_trained_again_among_others(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    simulate = ("simulate", job, "--workers", "1", "--out", tmp_path / "runs")
+    assert accordion(*simulate).code == 0
+    said = accordion(*simulate, "--seeds", "0,1")
+    assert (said.code, said.err) == (0, "")
+    assert len(list((tmp_path / "runs" / "seed-0" / "records").iterdir())) == 1
 
 
 def test_a_folder_in_which_another_command_runs_is_refused(

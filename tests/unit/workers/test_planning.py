@@ -118,6 +118,9 @@ def test_rounds_of_local_steps_spread_their_exchange_over_their_steps():
     fixed = JobSpec.model_validate(job.model_dump() | {"local_steps": {"low": 5}})
     only = predict_steps(measurement(), fixed, link)
     assert {one.local_steps for one in only if one.is_own_method} == {5}
+    plain = fixed.model_dump() | {"compression": {"method": "none"}}
+    none = predict_steps(measurement(), JobSpec.model_validate(plain), link)
+    assert {one.local_steps for one in none if one.is_own_method} == {1, 5}
 
 
 def test_a_slow_link_favours_methods_that_send_little():

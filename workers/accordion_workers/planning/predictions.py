@@ -98,11 +98,13 @@ def list_levels(spec: JobSpec) -> dict[str, Level]:
 
 
 def _list_lengths(spec: JobSpec, level: Level) -> list[int]:
-    """Return the steps of a round to predict at a level."""
+    """Return the steps of a round to predict at a level; without compression also every step, with
+    which all others are compared.
+    """
     local = spec.config().local_steps
     if local is None or level.method != spec.compression.method:
         return [1]
-    first = [1] if local.has_start else []
+    first = [1] if local.has_start or level.method == "none" else []
     return list(dict.fromkeys([*first, local.low, local.high]))
 
 

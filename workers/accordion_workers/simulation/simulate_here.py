@@ -80,7 +80,9 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(event: str, **values: Any) -> None:
-        print(json.dumps({"event": event, **values}), file=events, flush=True)
+        # One write, because a thread that saves may tell something at the same time.
+        events.write(json.dumps({"event": event, **values}) + "\n")
+        events.flush()
 
     request = json.loads(sys.stdin.readline())
     end_with(request["parent"])

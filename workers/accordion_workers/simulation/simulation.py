@@ -35,7 +35,7 @@ class Simulation:
     """Simulated workers of a job, whose records and checkpoints are in a folder.
 
     Args:
-        spec: the job, with the settings of `prepare_spec`.
+        spec: the job, as `build_simulated_spec` returns it.
         folder: where the simulation goes on from, if it was stopped there.
         workers: number of workers.
         device: `cpu`, or a GPU that all share.

@@ -84,8 +84,8 @@ class EpochRecord(Reported):
     """Gradient statistic of the window that ended with this epoch, by layer; null if none ended."""
     agreement: float | None = None
     """Agreement of the workers over the window that ended last in the epoch: 1 if the sums of their
-    gradients point the same way, 0 within noise if only noise is left; null if none ended, or with
-    one worker.
+    gradients, or of their changes by local steps, point the same way, 0 within noise if only noise
+    is left; null if none ended, or with one worker.
     """
     regime_by_layer: dict[str, Literal["critical", "stable"]]
     """Regime at the end of the epoch, by layer."""
