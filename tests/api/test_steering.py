@@ -140,7 +140,12 @@ def test_examples_of_the_schema_are_accepted_by_a_running_job(
     client: TestClient, world: World, schema: str, path: str
 ) -> None:
     examples = client.get("/openapi.json").json()["components"]["schemas"][schema]["examples"]
-    job_id = world.submit(training={"epochs": 300}, batch={"low": 64, "high": 256})
+    job_id = world.submit(
+        training={"epochs": 300},
+        batch={"low": 64, "high": 256},
+        compression={"method": "half"},
+        local_steps={"low": 4, "high": 16},
+    )
     world.train(job_id)
     answers = {
         str(example): client.post(f"{JOBS}/{job_id}/{path}", json=example) for example in examples

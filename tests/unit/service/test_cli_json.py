@@ -65,6 +65,7 @@ compare {submit[id]} {clone[id]}
 delete {clone[id]} --yes
 queue
 plan {spec} --workers 2 --link 1Gbit --cluster
+simulate {spec} --workers 1 --set training.epochs=1 --out {runs}
 user add ada
 user change ada --role viewer
 user list
@@ -157,7 +158,8 @@ def test_commands_of_a_service_print_one_document(
 
     monkeypatch.setattr(Client, "download_model", download_model)
     model = tmp_path / "model.safetensors"
-    files = {"spec": spec, "model": model, "report": tmp_path / "report.html"}
+    report, runs = tmp_path / "report.html", tmp_path / "runs"
+    files = {"spec": spec, "model": model, "report": report, "runs": runs}
     printed = call_each(accordion, CALLS, files)
     assert printed["download"] == {"file": str(model), "bytes": 7, "checkpoint": "g1"}
     assert printed["login"]["url"].startswith("http://127.0.0.1:")
