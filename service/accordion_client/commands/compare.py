@@ -88,7 +88,8 @@ def compare(
     simulated = {job: list_simulated(Path(job)) for job in jobs}
     if len(jobs) < 2 and len(simulated[jobs[0]]) < 2:
         raise typer.BadParameter(f"there is one job, {jobs[0]}; give two or more")
-    histories = [one for job in jobs for one in simulated[job] or _read_jobs([job], url)]
+    served = _read_jobs([job for job in jobs if not simulated[job]], url)
+    histories = [one for job in jobs for one in simulated[job] or [served[job]]]
     try:
         compared = compare_jobs(histories, metric=metric, reaches=reaches, now=datetime.now(UTC))
     except IncomparableError as error:
@@ -105,11 +106,18 @@ def compare(
         out.print("The specs differ only in the name.")
 
 
-def _read_jobs(jobs: Sequence[str], url: str) -> list[ComparedHistory]:
-    """Return the histories of jobs of the service."""
+def _read_jobs(names: Sequence[str], url: str) -> dict[str, ComparedHistory]:
+    """Return the histories of jobs of the service by the names that were given, over one
+    connection; none is made if there are no names.
+    """
+    if not names:
+        return {}
     with connect_client(url) as client:
-        found = [find_to_read(client, job) for job in jobs]
-        return [ComparedHistory(job=job, epochs=_read_epochs(client, job.id)) for job in found]
+        found = {name: find_to_read(client, name) for name in names}
+        return {
+            name: ComparedHistory(job=job, epochs=_read_epochs(client, job.id))
+            for name, job in found.items()
+        }
 
 
 def _read_epochs(client: Client, job_id: str) -> list[ComparedEpoch]:
