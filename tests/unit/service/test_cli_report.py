@@ -64,6 +64,16 @@ def test_two_jobs_are_compared(accordion: Accordion, pair: tuple[str, str]) -> N
     assert document["spec"] == {"training.optimizer.lr": [0.1, 0.2]}
 
 
+def test_a_simulation_is_compared_with_a_job(
+    accordion: Accordion, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    file, out = tmp_path / "job.yaml", tmp_path / "runs"
+    file.write_text("task: {name: digits-mlp, options: {hidden: 16}}\ntraining: {epochs: 1}\n")
+    assert accordion("simulate", file, "--workers", "1", "--out", out).code == 0
+    document = accordion("compare", out, pair[0], "--json").json()
+    assert [job["name"] for job in document["jobs"]] == ["runs/seed-0", "one"]
+
+
 def test_jobs_that_cannot_be_compared_are_named(
     accordion: Accordion, pair: tuple[str, str], tmp_path: Path
 ) -> None:
