@@ -27,6 +27,7 @@ from accordion_service.store.migrations import upgrade
 from tests.compiled_statements import share_compiled_statements
 from tests.crashed_processes import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.database_kinds import DATABASE_FIXTURES, check_exception, kinds_of, uses_postgresql
+from tests.last_start import pytest_runtest_setup as pytest_runtest_setup
 from tests.pooled_databases import PooledDatabases
 from tests.postgres import Postgres, find_program, run_postgres
 from tests.process_end import end_with_parent, ended_sessions, keep_crash_trace

@@ -46,7 +46,7 @@ from accordion.decide.overrides import (
     resolve_override,
     whole_model_override,
 )
-from accordion.decide.rate_fall import RateFall
+from accordion.decide.training_stage import TrainingStage
 from accordion.decide.whole_model import batch_fields, local_steps_fields
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
@@ -118,7 +118,7 @@ class Controller:
         self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
         self._batch = init_batch()
-        self._rate = RateFall()
+        self._stage = TrainingStage()
         self._policy_state: Mapping[str, Any] = {}
         self._resolved: tuple[ResolvedOverride, ...] = ()
         self._asked: _LastReport | None = None
@@ -148,7 +148,9 @@ class Controller:
         epoch = report.epoch + 1 if report.epoch_end else report.epoch
         detector, result = update_detector(self._detector, report, self._config.detector)
         batch, batch_reason = self._updated_batch(report)
+        stage = self._stage.after(report)
         bare = self._policy_input(epoch, detector, self._policy_state)
+        bare = replace(bare, rate_fall=stage.fall)
         policy, told = POLICIES[self._config.policy], _add_report(bare, report, result)
         # What an override sends says nothing about the policy's own level.
         own = {
@@ -162,7 +164,7 @@ class Controller:
         self.policy_levels = self._decide_levels(replace(bare, state=state), report.step)
         explanation = policy.explain_levels(replace(told, state=state))
         self._detector, self._batch, self._policy_state, self._asked = detector, batch, state, asked
-        self._rate = self._rate.after(report)
+        self._stage = stage
         self.number += 1
         reason = "; ".join(filter(None, (result.reason, batch_reason, explanation)))
         self.decision = self._answer = self._decision(
@@ -230,7 +232,7 @@ class Controller:
         local = self._config.local_steps
         if local is None:
             return self.decision
-        length = self._rate.round_length(local, step)
+        length = self._stage.round_length(local, step)
         reason = f"the start of {step} steps ends: rounds of {length} local steps"
         self.decision = self._decision(epoch=epoch, step=step, cause="start", reason=reason)
         return self.decision
@@ -242,7 +244,7 @@ class Controller:
             "detector": asdict(self._detector),
             "batch": asdict(self._batch),
             "policy": {"name": self._config.policy, "state": dict(self._policy_state)},
-            "rate": asdict(self._rate),
+            "stage": asdict(self._stage),
             "overrides": [
                 {"start": item.start, "override": to_json(item.override)} for item in self._resolved
             ],
@@ -264,18 +266,19 @@ class Controller:
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
         regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}
-        before = self._detector, self._policy_state
+        before = self._detector, self._policy_state, self._stage
         self._detector = replace(saved.detector, regime_by_layer=regimes)
         # The state of another policy does not apply to this one, which starts from the beginning.
         self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
+        self._stage = saved.stage
         try:
             self.policy_levels = self._policy_levels(saved.decision.epoch, saved.decision.step)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            self._detector, self._policy_state = before
+            self._detector, self._policy_state, self._stage = before
             raise StateError(
                 f"saved state of policy {saved.policy!r} cannot be read ({error!r})"
             ) from error
-        self._batch, self._rate, self._resolved = saved.batch, saved.rate, resolved
+        self._batch, self._resolved = saved.batch, resolved
         self._asked, self.number = saved.asked, saved.number
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
 
@@ -321,6 +324,7 @@ class Controller:
             regime_by_layer=detector.regime_by_layer,
             ladder_by_layer=self._ladders,
             size_by_layer=self._sizes,
+            rate_fall=self._stage.fall,
             options=self._policy_options,
             state=state,
         )
@@ -382,7 +386,7 @@ class Controller:
                 held=whole_model_override(self._resolved, epoch, target="batch"),
             ),
             **local_steps_fields(
-                self._rate.round_length(self._config.local_steps, step),
+                self._stage.round_length(self._config.local_steps, step),
                 held=whole_model_override(self._resolved, epoch, target="local_steps"),
             ),
         )
@@ -397,7 +401,7 @@ class _Saved:
     batch: BatchState
     policy: str
     policy_state: Mapping[str, Any]
-    rate: RateFall
+    stage: TrainingStage
     overrides: tuple[Override, ...]
     starts: Mapping[str, int]
     asked: _LastReport | None
@@ -414,7 +418,7 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
             batch=_parse_batch_state(state["batch"]),
             policy=state["policy"]["name"],
             policy_state=dict(state["policy"]["state"]),
-            rate=RateFall(**state["rate"]),
+            stage=TrainingStage(**state["stage"]),
             overrides=tuple(_parse_override(item["override"]) for item in state["overrides"]),
             starts={item["override"]["id"]: int(item["start"]) for item in state["overrides"]},
             asked=_LastReport(**state["asked"]) if state["asked"] else None,

@@ -17,7 +17,17 @@ from accordion.base.errors import ConfigError
 from accordion.base.messages import Level, Regime
 from accordion.base.options import Option, TableOption, check_options
 from accordion.compressors import LEVEL_NAMES
-from accordion.policies import adaqs, cost_aware, entropy, fixed, gain, legacy, scheduled, two_level
+from accordion.policies import (
+    adaqs,
+    by_rate,
+    cost_aware,
+    entropy,
+    fixed,
+    gain,
+    legacy,
+    scheduled,
+    two_level,
+)
 from accordion.policies.policy_input import PolicyInput
 
 UNCOMPRESSED = "none"
@@ -94,6 +104,19 @@ POLICIES: Mapping[str, Policy] = {
                 help="first epoch (from 0, as text) to level, beginning at epoch 0",
             )
         },
+    ),
+    "by_rate": Policy(
+        summary="one level stronger each time the learning rate has fallen by so much",
+        decide_levels=by_rate.decide_levels,
+        options={
+            "fall": Option(
+                default=2.0,
+                minimum=1.01,
+                maximum=1e6,
+                help="factor by which the learning rate falls for each stronger level",
+            )
+        },
+        explain_levels=by_rate.explain_levels,
     ),
     "cost_aware": Policy(
         summary=(

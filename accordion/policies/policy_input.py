@@ -26,6 +26,8 @@ class PolicyInput:
     """Levels of each layer from the lightest to the strongest; methods may differ by layer."""
     size_by_layer: Mapping[str, int]
     """Number of values of each layer."""
+    rate_fall: float = 1.0
+    """Ratio of the highest learning rate so far to the one from now on."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """All options of the policy, checked, with defaults filled in."""
     state: Mapping[str, Any] = field(default_factory=dict)

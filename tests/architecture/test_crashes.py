@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests import last_start
 from tests.architecture.source import ROOT
 from tests.programs import run_program
 
@@ -77,6 +79,14 @@ def run_pytest(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     return run_program(command, cwd=ROOT, env=env)
+
+
+def test_no_test_begins_after_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_start, "LAST_START", time.time() + 60)
+    last_start.pytest_runtest_setup()
+    monkeypatch.setattr(last_start, "LAST_START", time.time() - 1)
+    with pytest.raises(pytest.skip.Exception, match="NOT RUN"):
+        last_start.pytest_runtest_setup()
 
 
 def test_only_the_common_conftest_configures_the_logs_of_services() -> None:

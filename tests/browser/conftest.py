@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 from tests.browser.live_service import LiveService, live_service
 
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE_MS = 30_000
+PATIENCE_MS = 120_000
 """How long a page may take on a machine that does much else."""
 
 LONG = 2000

@@ -24,7 +24,7 @@ from tests.conftest import free_port
 
 TICKS_PER_EPOCH = 2
 TICK_S = 0.2
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 POLL_S = 0.05
 
 

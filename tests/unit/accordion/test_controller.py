@@ -15,7 +15,7 @@ from accordion.base.errors import ReportError, StateError
 from accordion.base.messages import LayerInfo, Override, Report
 from accordion.config import BatchConfig, Config
 from accordion.decide.controller import Controller
-from tests.unit.accordion.reports import NAMES, controller, histories, report
+from tests.unit.accordion.reports import LAYERS, NAMES, controller, histories, report
 
 OVERRIDE = Override(id="o1", level="low", layers=("fc*",), apply_at="next_epoch", until=4)
 
@@ -67,6 +67,16 @@ def test_decisions_from_reports_are_counted_and_questions_asked_twice_are_not() 
     ours.decide(report(0, 1.0))
     ours.override([OVERRIDE], epoch=1, step=12)
     assert ours.number == 1
+
+
+def test_levels_by_rate_follow_it_in_an_open_window_and_survive_a_restart() -> None:
+    config = Config(policy="by_rate", policy_options={"fall": 10.0})
+    ours, restarted = Controller(config, LAYERS), Controller(config, LAYERS)
+    assert levels(ours.decide(report(0, next_lr=0.05))) == ["low"] * 3
+    assert levels(ours.decide(report(1, lr=0.05, next_lr=0.01))) == ["high"] * 3
+    restarted.load_state_dict(ours.state_dict())
+    assert levels(restarted.override([], epoch=2, step=20)) == ["high"] * 3
+    assert levels(restarted.decide(report(2, lr=0.01, next_lr=0.2))) == ["low"] * 3
 
 
 @given(history=histories(), cut=st.integers(0, 7))

@@ -10,7 +10,7 @@ import torch
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Report
 from accordion.compress.statistics import GradientSums, estimate_agreement
-from accordion.decide.rate_fall import RateFall
+from accordion.decide.training_stage import TrainingStage
 
 AUTO = LocalSteps(low=4, high=16, start_steps="auto")
 LAYERS = {"a": torch.Size([32, 32]), "b": torch.Size([100, 80])}
@@ -29,17 +29,17 @@ def window(step: int, agreement: float | None) -> Report:
     )
 
 
-def after(*agreements: float | None) -> RateFall:
-    fall = RateFall()
+def after(*agreements: float | None) -> TrainingStage:
+    stage = TrainingStage()
     for number, agreement in enumerate(agreements, start=1):
-        fall = fall.after(window(10 * number, agreement))
-    return fall
+        stage = stage.after(window(10 * number, agreement))
+    return stage
 
 
 def test_two_quiet_windows_in_a_row_end_the_start_after_as_many_steps_again():
-    fall = after(0.9, 0.05, 0.5, 0.09, -0.1, 0.9)
-    assert fall.quiet_step == 50
-    lengths = [fall.round_length(AUTO, step) for step in (50, 99, 100, 1000)]
+    stage = after(0.9, 0.05, 0.5, 0.09, -0.1, 0.9)
+    assert stage.quiet_step == 50
+    lengths = [stage.round_length(AUTO, step) for step in (50, 99, 100, 1000)]
     assert lengths == [1, 1, 4, 4]
 
 

@@ -20,6 +20,7 @@ OPTIONS = {
     "two_level": {},
     "fixed": {"level": "low"},
     "scheduled": {"table": {"0": "low", "5": "high"}},
+    "by_rate": {"fall": 2.0},
     "cost_aware": {"saving": 0.05},
     "legacy": {"early_size": 1000, "late_size": 100, "late_from": 5},
     "entropy": {"drop": 0.7},
@@ -260,6 +261,32 @@ def told(name: str, *, method: str = "powersgd", **fields: Any) -> PolicyInput:
 def test_the_reason_of_legacy_gives_levels_stage_and_size(epoch, reason) -> None:
     said = POLICIES["legacy"].explain_levels(told("legacy", epoch=epoch))
     assert said.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("fall", "levels"),
+    [(1.0, "light"), (0.5, "light"), (2.99, "light"), (3.0, "mid"), (0.1 / 0.01, "strong")],
+)
+def test_by_rate_is_one_level_stronger_for_each_factor_of_the_fall(fall, levels) -> None:
+    ladder = tuple(Level(name=name, method="none") for name in ("light", "mid", "strong"))
+    chosen = told("by_rate", rate_fall=fall, options={"fall": 3.0})
+    chosen = replace(chosen, ladder_by_layer=dict.fromkeys(chosen.size_by_layer, ladder))
+    assert set(POLICIES["by_rate"].decide_levels(chosen).values()) == {levels}
+
+
+@pytest.mark.parametrize("exponent", range(1, 9))
+def test_a_fall_by_the_factor_counts_although_it_is_rounded(exponent) -> None:
+    ladder = tuple(Level(name=str(number), method="none") for number in range(10))
+    chosen = told("by_rate", rate_fall=0.2 / (0.2 * 0.1**exponent), options={"fall": 10.0})
+    chosen = replace(chosen, ladder_by_layer=dict.fromkeys(chosen.size_by_layer, ladder))
+    assert set(POLICIES["by_rate"].decide_levels(chosen).values()) == {str(exponent)}
+
+
+def test_the_reason_of_by_rate_gives_levels_and_the_fall() -> None:
+    assert POLICIES["by_rate"].explain_levels(told("by_rate", rate_fall=10.0)) == (
+        "3 layers are at high, because the learning rate's peak is 10 times the rate now, and each"
+        " level takes a factor of 2 (fall)"
+    )
 
 
 def test_the_reason_of_entropy_gives_levels_and_the_fall() -> None:

@@ -33,8 +33,12 @@ RUN_ELSEWHERE = {
     "guides/team": "tests/unit/service/test_walk_through.py",
 }
 """Tests that run the blocks of a page in `python`, `py` or `console`."""
-ONLY_PARSED = re.compile(r"(demo|doctor|env|login|plan|up|watch|webhook test|--help)\b")
-"""Commands that start processes, wait for a browser, last as long as a job, or reach out."""
+ONLY_PARSED = re.compile(
+    r"(compare simulations/|(demo|doctor|env|login|plan|simulate|up|watch|webhook test|--help)\b)"
+)
+"""Commands that start processes, wait for a browser, last as long as a job, or reach out, and what
+needs their results.
+"""
 BETWEEN = {"STARTING", "RESIZING", "PAUSING", "STOPPING", "RECOVERING"}
 """Statuses that a job leaves by itself, soon."""
 SLOW_TICKS = 25

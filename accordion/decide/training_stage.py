@@ -1,4 +1,6 @@
-"""What makes rounds longer: the end of a start, and the fall of the learning rate."""
+"""How far training has come: the fall of the learning rate, and the end of the workers'
+agreement.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,20 @@ QUIET_WINDOWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateFall:
-    """Fall of the learning rate, and end of the workers' agreement, as far as they were
-    reported.
-    """
+class TrainingStage:
+    """Stage of a run, as far as reports tell it."""
 
     peak: float = 0.0
-    """Highest rate."""
+    """Highest learning rate so far."""
     fall: float = 1.0
-    """Ratio of the peak to the rate now."""
+    """Ratio of the peak to the rate from now on."""
     quiet_windows: int = 0
     """Last windows in a row whose agreement was below `QUIET_BELOW`."""
     quiet_step: int | None = None
     """Step at which there were `QUIET_WINDOWS` of them for the first time."""
 
-    def after(self, report: Report) -> RateFall:
-        """Return the fall after a report."""
+    def after(self, report: Report) -> TrainingStage:
+        """Return the stage after a report."""
         rate = report.next_lr if report.epoch_end else report.lr
         peak = max(self.peak, report.lr, rate)
         windows, step = self.quiet_windows, self.quiet_step
@@ -39,7 +39,7 @@ class RateFall:
             windows = windows + 1 if report.agreement < QUIET_BELOW else 0
         if step is None and windows >= QUIET_WINDOWS:
             step = report.step
-        return RateFall(
+        return TrainingStage(
             peak=peak,
             fall=min(peak / rate, _MOST) if rate > 0.0 else _MOST,
             quiet_windows=windows,
