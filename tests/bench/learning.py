@@ -3,13 +3,15 @@
 
 Every contestant runs at its own best learning rate: all rates of a recipe's grid are tried with the
 seeds of `TRIED`, and the best one is run again with those of `FRESH`, which alone are in the table.
-Runs are kept in `build/learning` and are not repeated, so a run that was interrupted goes on.
+Runs are kept in `build/learning`, and tables in `results/learning.json`; neither are repeated, so a
+run that was interrupted goes on, and a rate that is added to a grid is all that is tried for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -48,6 +50,13 @@ TWO_LEVEL = {
         "policy": "{name: two_level, threshold: 0.5, window: {steps: 16}}",
     }
 }
+BY_RATE = {
+    "by_rate, rank 3 and 1": {
+        **EVERY_STEP,
+        "compression": "{method: powersgd, low: {rank: 3}, high: {rank: 1}}",
+        "policy": "{name: by_rate, window: {epochs: 1}}",
+    }
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,11 @@ class Recipe:
     contestants: Mapping[str, Mapping[str, str]]
     """Changes of the recipe by contestant."""
 
+    @property
+    def sign(self) -> int:
+        """1 if a smaller metric is better, otherwise -1."""
+        return 1 if self.smaller else -1
+
 
 ALL = {
     "images": Recipe(
@@ -71,12 +85,13 @@ ALL = {
         data="cifar10-subset.zip",
         metric="accuracy",
         smaller=False,
-        rates=(0.05, 0.1, 0.2, 0.4),
+        rates=(0.025, 0.05, 0.1, 0.2),
         contestants={
             **NONE,
             **QSGD,
             **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2, 1)},
             **TWO_LEVEL,
+            **BY_RATE,
             "4 local steps, 32 after the drop, 4 bits": {},
             "7 local steps, 4 bits": {LOCAL: "{low: 7}"},
             "32 local steps, 4 bits": {LOCAL: "{low: 32}"},
@@ -105,20 +120,23 @@ ALL = {
 }
 
 
-def run_recipe(name: str, recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Run all contestants of a recipe; yield a row for each."""
+def run_recipe(
+    name: str, recipe: Recipe, known: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Run all contestants of a recipe; yield a row for each. `known` are rows of an earlier run."""
     for contestant, changes in recipe.contestants.items():
-        tried = {
-            rate: [
-                one["metric"]
-                for one in _simulate(name, recipe, contestant, changes, rate=rate, seeds=TRIED)
-            ]
-            for rate in recipe.rates
-        }
-        means = {
-            rate: fmean(values) for rate, values in tried.items() if None not in values and values
-        }
-        best = (min if recipe.smaller else max)(means, key=lambda rate: means[rate])
+        before = known.get(contestant, {"rate": None, "tried": {}})
+        means = {float(rate): mean for rate, mean in before["tried"].items()}
+        for rate in set(recipe.rates) - means.keys():
+            tried = _simulate(name, recipe, contestant, changes, rate=rate, seeds=TRIED)
+            values = [one["metric"] for one in tried]
+            # A rate with which a seed fails is not the best one.
+            means[rate] = fmean(values) if None not in values else math.inf * recipe.sign
+        best = min(means, key=lambda rate: recipe.sign * means[rate])
+        means = {rate: mean for rate, mean in sorted(means.items()) if math.isfinite(mean)}
+        if best == before["rate"]:
+            yield {**before, "tried": {str(rate): mean for rate, mean in means.items()}}
+            continue
         seeds = _simulate(name, recipe, contestant, changes, rate=best, seeds=FRESH)
         if any(one["metric"] is None for one in seeds):
             raise SystemExit(f"{name}, {contestant}: a fresh seed at rate {best} has no result")
@@ -197,7 +215,7 @@ def write_table(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{WORKERS} simulated workers (`accordion simulate`), each contestant at the best of the"
         f" learning rates that were tried for it with seeds {TRIED[0]} and {TRIED[1]}; mean of"
         f" {len(FRESH)} fresh seeds, and half of the 95 % interval by Student's t. Bytes are those"
-        " that one worker sends in the whole run.",
+        " that one worker sends in the whole run; `tried` is the metric by learning rate.",
     ]
     for name, recipe in ALL.items():
         own = [row for row in rows if row["recipe"] == name]
@@ -205,18 +223,18 @@ def write_table(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         lines += ["", f"## {name}: `{RECIPES / recipe.file}`", ""]
         head = ("contestant", recipe.metric, "on the wire", "against none", "payload", "rate")
-        lines += [f"| {' | '.join(head)} | commit |", "| --- " * 7 + "|"]
+        lines += [f"| {' | '.join(head)} | tried | commit |", "| --- " * 8 + "|"]
         for row in sorted(own, key=lambda row: -row["wire"]):
             mean, half = compute_interval(row["values"])
-            shown = (
-                f"{mean:.3f} ±{half:.3f}"
-                if recipe.smaller
-                else f"{100 * mean:.1f} ±{100 * half:.1f} %"
+            scale, digits, unit = (1, 3, "") if recipe.smaller else (100, 1, " %")
+            shown = f"{scale * mean:.{digits}f} ±{scale * half:.{digits}f}{unit}"
+            tried = ", ".join(
+                f"{rate}: {scale * value:.{digits}f}" for rate, value in row["tried"].items()
             )
             lines.append(
                 f"| {row['contestant']} | {shown} | {row['wire'] / 1e6:.2f} MB |"
                 f" {row['dense_wire'] / row['wire']:.1f}× | {row['payload'] / 1e6:.2f} MB |"
-                f" {row['rate']} | {row['commit']} |"
+                f" {row['rate']} | {tried} | {row['commit']} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -226,7 +244,8 @@ def main(names: Sequence[str]) -> None:
     file = RESULTS / "learning.json"
     rows = json.loads(file.read_text()) if file.exists() else []
     for name in names:
-        for row in run_recipe(name, ALL[name]):
+        known = {row["contestant"]: row for row in rows if row["recipe"] == name}
+        for row in run_recipe(name, ALL[name], known):
             same = (row["recipe"], row["contestant"])
             rows = [one for one in rows if (one["recipe"], one["contestant"]) != same] + [row]
             file.write_text(json.dumps(rows, indent=1) + "\n")
