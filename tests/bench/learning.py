@@ -88,13 +88,13 @@ ALL = {
         rates=(0.025, 0.05, 0.1, 0.2),
         contestants={
             **NONE,
-            **QSGD,
-            **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2, 1)},
-            **TWO_LEVEL,
-            **BY_RATE,
             "4 local steps, 32 after the drop, 4 bits": {},
             "7 local steps, 4 bits": {LOCAL: "{low: 7}"},
             "32 local steps, 4 bits": {LOCAL: "{low: 32}"},
+            **BY_RATE,
+            **TWO_LEVEL,
+            **QSGD,
+            **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2, 1)},
         },
     ),
     "LSTM": Recipe(
