@@ -278,7 +278,8 @@ def _check(module: nn.Module, steps: OptimizerSteps) -> None:
     if getattr(module, "find_unused_parameters", False):
         raise HookError(
             "local_steps cannot be combined with find_unused_parameters=True, with which"
-            " DistributedDataParallel exchanges a message in every step; remove it"
+            " DistributedDataParallel exchanges a message in every step; remove it, or in"
+            " Transformers, which sets it, give TrainingArguments ddp_find_unused_parameters=False"
         )
 
 
