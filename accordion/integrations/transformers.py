@@ -48,8 +48,8 @@ class AccordionCallback(TrainerCallback):
     the trainer resumes from another folder, give it as `resume_from`. `options` are those of
     `accordion.attach`.
 
-    A round of local steps ends before the trainer evaluates and saves. If another callback asks for
-    that at the end of a step, add it to the trainer before this one.
+    A round of local steps ends before the trainer evaluates and saves. They need
+    `TrainingArguments(ddp_find_unused_parameters=False)`.
 
     `on_train_begin` raises HookError if the strategy is not DistributedDataParallel, if checkpoints
     are saved on each node, or on the second `train()` of a trainer.
@@ -93,6 +93,8 @@ class AccordionCallback(TrainerCallback):
             _warn_of_other_step(folder, state.global_step)
             load_state(session, folder, way_out=_OTHER_FOLDER)
         self.session = session
+        if self._config.local_steps is not None:
+            _put_last(trainer.callback_handler, self)
         self._next_epoch = max(int(state.epoch or 0), session.epoch)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -135,6 +137,12 @@ class AccordionCallback(TrainerCallback):
         if isinstance(given, str) and not (usual / state_file()).is_file() and Path(given).is_dir():
             return Path(given)
         return usual
+
+
+def _put_last(handler: Any, callback: TrainerCallback) -> None:
+    """Let a callback see, at the end of a step, what all others ask the trainer for."""
+    others = [one for one in handler.callbacks if one is not callback]
+    handler.callbacks = [*others, callback]  # a new list: the handler goes through the other one
 
 
 def _trained_before_sentence(args: Any) -> str:

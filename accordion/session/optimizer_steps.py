@@ -27,7 +27,11 @@ StepMode = Literal["session", "optimizer", "caller"]
   on some worker, gradients are removed on all workers, so that the step changes nothing.
 - `caller`: as `optimizer`, for loops that call `session.step()` just before the optimizer's step.
 
-If there are several optimizers, one decision holds for the steps of all.
+A local step ends after `optimizer.step()`, and so does its round. In mode `caller`, its result has
+neither the signals nor the switch of the round's end, which `session.on_boundary` gets.
+
+If there are several optimizers, one decision holds for the steps of all; with local steps, each
+steps after every backward pass.
 """
 
 Optimizers = Optimizer | Sequence[Optimizer]

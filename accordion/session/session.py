@@ -80,7 +80,8 @@ def attach(
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
-        step: which side takes the optimizer's step; see `optimizer_steps.StepMode`.
+        step: which side takes the optimizer's step, also a local one; see
+            `optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
         global_batch: samples per step over all workers, for the reports; 0 if unknown.
         epochs: length of the run; if it is too short for the detector's window, a warning is issued
@@ -90,9 +91,10 @@ def attach(
     Raises:
         ConfigError: `config` is not a `Config`.
         HookError: the module already has a hook, is not wrapped although there are peers, or uses
-            an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
-            given without an optimizer; the optimizers do not hold exactly the module's trainable
-            parameters; another worker got different arguments; or a job runs the script.
+            an unsupported feature, such as sparse gradients; a scaler, local steps or
+            `step="optimizer"` were given without an optimizer, or local steps with a scaler; the
+            optimizers do not hold exactly the module's trainable parameters; another worker got
+            different arguments; or a job runs the script.
     """
     module = inner_module(module)
     check_attachable(module, config, decider)

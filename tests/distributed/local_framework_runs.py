@@ -131,11 +131,15 @@ def evaluate(model: nn.Module, session: Session, batch: dict[str, Tensor]) -> st
 
 
 def run_transformers(folder: Path, *, resume: bool = False) -> Run:
-    """Evaluate and save within rounds."""
+    """Evaluate and save within rounds, also where another callback asks for it."""
     from safetensors.torch import load_file
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from accordion.integrations.transformers import AccordionCallback
+
+    class EvaluateAtTen(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            control.should_evaluate |= state.global_step == 10
 
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -161,8 +165,9 @@ def run_transformers(folder: Path, *, resume: bool = False) -> Run:
     trainer = Trainer(model=model, args=arguments, train_dataset=samples, eval_dataset=samples[:8])
     callback = AccordionCallback(trainer, CONFIG)
     trainer.add_callback(callback)
+    trainer.add_callback(EvaluateAtTen())
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-6") if resume else None)
-    run = Run(model, callback.session, ends={6, 7, 8, 12, 14, 16})
+    run = Run(model, callback.session, ends={6, 7, 8, 10, 12, 14, 16})
     for step in (6, 12):
         run.saved[step] = flat(load_file(folder / f"checkpoint-{step}" / "model.safetensors"))
     return run

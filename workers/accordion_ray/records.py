@@ -71,6 +71,8 @@ def known_spec(
             "options": dict(config.policy_options),
         },
     }
+    if config.local_steps is not None:
+        known["local_steps"] = asdict(config.local_steps)
     while True:
         try:
             return JobSpec.model_validate(known)
