@@ -138,7 +138,7 @@ def run_transformers(folder: Path, *, resume: bool = False) -> Run:
     from accordion.integrations.transformers import AccordionCallback
 
     class EvaluateAtTen(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_evaluate |= state.global_step == 10
 
     arguments = TrainingArguments(

@@ -30,7 +30,6 @@ from accordion.integrations.common import (
 )
 from accordion.session.training_warnings import TrainingWarning
 
-
 MINUTE = timedelta(minutes=1)
 
 
