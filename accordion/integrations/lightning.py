@@ -73,7 +73,7 @@ class AccordionCallback(_Callback):
         """Attach to the model that the strategy has wrapped by now."""
         check_not_refused()
         check_trainer(trainer)
-        if self._config.local_steps is not None:
+        if self._config.local_steps is not None and trainer.world_size > 1:
             check_checkpoints(trainer.checkpoint_callbacks)
         [optimizer] = trainer.optimizers
         self._keep_state(trainer)
@@ -162,7 +162,7 @@ class AccordionCallback(_Callback):
         self._saved = state_dict
 
     def _finish_round(self) -> None:
-        if self.session is not None:
+        if self.session is not None and not self._is_interrupted:
             self.session.finish_round()
 
     def _keep_state(self, trainer: Any) -> None:
