@@ -4,20 +4,24 @@ under torchrun.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from accordion.base.errors import HookError
 from tests.distributed.local_framework_runs import LENGTH, START
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
-"""Ends runs that hang: one framework's take 10 to 40 s on two busy cores."""
+"""Ends runs that hang: one framework's take 20 to 100 s on two busy cores."""
 STEPS = 16
+MINUTE = timedelta(minutes=1)
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
@@ -74,3 +78,13 @@ def test_a_run_of_a_framework_resumed_from_within_a_round_equals_a_whole_one(run
 def test_an_evaluation_with_accelerate_within_a_round_is_told_to_end_it(runs):
     expected = runs["framework"] == "accelerate"  # the others announce their evaluations
     assert ("call session.finish_round() on all workers" in runs["told"]) is expected
+
+
+@pytest.mark.parametrize("within", [{"every_n_train_steps": 5}, {"train_time_interval": MINUTE}])
+def test_lightning_saves_no_weights_of_one_worker(within):
+    module = importlib.import_module("accordion.integrations.lightning")
+    kind = importlib.import_module("pytorch_lightning.callbacks").ModelCheckpoint
+    callbacks = [kind(save_weights_only=True), kind(**within)]
+    module.check_checkpoints(callbacks)
+    with pytest.raises(HookError, match="saves within an epoch"):
+        module.check_checkpoints([*callbacks, kind(save_weights_only=True, **within)])

@@ -10,7 +10,6 @@ import json
 import sys
 import warnings
 import weakref
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -29,8 +28,6 @@ from accordion.integrations.common import (
     training_metrics,
 )
 from accordion.session.training_warnings import TrainingWarning
-
-MINUTE = timedelta(minutes=1)
 
 
 def accelerator(kind: str = "MULTI_CPU", *, on_each_node: bool = False) -> SimpleNamespace:
@@ -136,16 +133,6 @@ def test_a_trainer_of_lightning_that_cannot_be_followed_is_refused(trainer, sent
     module = importlib.import_module("accordion.integrations.lightning")
     with pytest.raises(HookError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
         module.AccordionCallback(Config()).on_train_start(trainer, None)
-
-
-@pytest.mark.parametrize("within", [{"every_n_train_steps": 5}, {"train_time_interval": MINUTE}])
-def test_lightning_saves_no_weights_of_one_worker(within):
-    module = importlib.import_module("accordion.integrations.lightning")
-    kind = importlib.import_module("pytorch_lightning.callbacks").ModelCheckpoint
-    callbacks = [kind(save_weights_only=True), kind(**within)]
-    module.check_checkpoints(callbacks)
-    with pytest.raises(HookError, match="saves within an epoch"):
-        module.check_checkpoints([*callbacks, kind(save_weights_only=True, **within)])
 
 
 def transformers_run(
