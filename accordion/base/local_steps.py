@@ -20,6 +20,9 @@ class LocalSteps:
     low * (peak / rate) ** power, at most `high`, when the rate has fallen. A power of 2 is QSR
     (arXiv:2310.14423). Equal `low` and `high` fix the length.
 
+    They work in loops that call `session.step()`, in unchanged ones (`step` of `attach`), and with
+    Accelerate, Transformers and Lightning; not with a GradScaler.
+
     Raises:
         ConfigError: a number is not whole or out of range, or `high` is below `low`.
     """

@@ -56,6 +56,9 @@ def attach_accelerator(
     If a script trains several models, give each session a `name`: its file is `accordion-NAME.pt`
     then. A session is saved and loaded until `accelerator.free_memory()` releases its model.
 
+    With local steps, `save_state` ends the round that is running; before an evaluation and before
+    `accelerator.save_model`, call `session.finish_round()` on all processes.
+
     To report epochs, call `session.end_epoch`; otherwise use windows counted in steps. `options`
     are those of `accordion.attach`.
 
@@ -127,6 +130,7 @@ class _Checkpoints:
 
     def _save(self, models: object, weights: object, folder: str) -> None:  # noqa: ARG002
         for session in self._current_sessions():
+            session.finish_round()  # in place, so that the weights have what all workers share
             save_state(session, Path(folder))
 
     def _load(self, models: object, folder: str) -> None:  # noqa: ARG002

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -50,10 +50,14 @@ class AccordionCallback(_Callback):
     checkpoint has none. Another `fit` of the same trainer continues with the state of the one
     before; a new trainer starts from the beginning. `options` are those of `accordion.attach`.
 
-    `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if
-    there is not exactly one optimizer. `on_before_optimizer_step` raises it under DDP if no
-    gradients were exchanged, as after a `training_step` that returned None; on a single device such
-    a step is left out.
+    A round of local steps ends before a validation, before a checkpoint, and with an epoch. Only
+    `trainer.save_checkpoint(..., weights_only=True)` does not end it: call
+    `callback.session.finish_round()` on all workers before.
+
+    `on_train_start` raises HookError if the strategy is neither DDP nor a single device, if there
+    is not exactly one optimizer, or if a `ModelCheckpoint` would save weights only within a round.
+    `on_before_optimizer_step` raises it under DDP if no gradients were exchanged, as after a
+    `training_step` that returned None; on a single device such a step is left out.
     """
 
     def __init__(self, config: Config, **options: Any) -> None:
@@ -69,6 +73,8 @@ class AccordionCallback(_Callback):
         """Attach to the model that the strategy has wrapped by now."""
         check_not_refused()
         check_trainer(trainer)
+        if self._config.local_steps is not None and trainer.world_size > 1:
+            check_checkpoints(trainer.checkpoint_callbacks)
         [optimizer] = trainer.optimizers
         self._keep_state(trainer)
         # Lightning runs the backward pass inside `optimizer.step`, so the session cannot follow
@@ -110,6 +116,14 @@ class AccordionCallback(_Callback):
                 " batch out)"
             )
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """End a round of local steps, so that all workers validate the same parameters."""
+        self._finish_round()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """End a round of local steps before checkpoints of the epoch are saved."""
+        self._finish_round()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
         """Log the session's metrics as often as the trainer logs."""
         every = trainer.log_every_n_steps  # 0 logs nothing
@@ -131,6 +145,7 @@ class AccordionCallback(_Callback):
                 stacklevel=2,
             )
             return {}
+        session.finish_round()  # in place, so that the checkpoint has what all workers share
         return session.gather_state_dict() or {}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
@@ -145,6 +160,10 @@ class AccordionCallback(_Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep a checkpoint's state until training starts."""
         self._saved = state_dict
+
+    def _finish_round(self) -> None:
+        if self.session is not None and not self._is_interrupted:
+            self.session.finish_round()
 
     def _keep_state(self, trainer: Any) -> None:
         """Detach the session of an earlier `fit`; keep its state if this `fit` continues it."""
@@ -175,4 +194,23 @@ def check_trainer(trainer: Any) -> None:
         )
 
 
-__all__ = ["AccordionCallback", "check_trainer"]
+def check_checkpoints(callbacks: Sequence[Any]) -> None:
+    """Check that no callback saves the model, but not the callbacks' state, between two epochs: it
+    would save parameters of one worker within a round of local steps, which nothing announces.
+
+    Raises:
+        HookError: one does.
+    """
+    for callback in callbacks:
+        # There are no public names.
+        by_steps = bool(getattr(callback, "_every_n_train_steps", 0))
+        by_time = getattr(callback, "_train_time_interval", None) is not None
+        if getattr(callback, "save_weights_only", False) and (by_steps or by_time):
+            raise HookError(
+                f"{type(callback).__name__}(save_weights_only=True) saves within an epoch, and so"
+                " within a round of local steps, in which every worker has its own parameters;"
+                " save after validations or epochs, or set save_weights_only=False"
+            )
+
+
+__all__ = ["AccordionCallback", "check_checkpoints", "check_trainer"]

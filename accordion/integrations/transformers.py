@@ -48,6 +48,9 @@ class AccordionCallback(TrainerCallback):
     the trainer resumes from another folder, give it as `resume_from`. `options` are those of
     `accordion.attach`.
 
+    A round of local steps ends before the trainer evaluates and saves. They need
+    `TrainingArguments(ddp_find_unused_parameters=False)`.
+
     `on_train_begin` raises HookError if the strategy is not DistributedDataParallel, if checkpoints
     are saved on each node, or on the second `train()` of a trainer.
     """
@@ -90,6 +93,8 @@ class AccordionCallback(TrainerCallback):
             _warn_of_other_step(folder, state.global_step)
             load_state(session, folder, way_out=_OTHER_FOLDER)
         self.session = session
+        if self._config.local_steps is not None:
+            _put_last(trainer.callback_handler, self)
         self._next_epoch = max(int(state.epoch or 0), session.epoch)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -100,10 +105,21 @@ class AccordionCallback(TrainerCallback):
         self._next_epoch = epoch + 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Log the session's metrics together with the trainer's own."""
+        """End a round of local steps before the trainer evaluates or saves, and log the session's
+        metrics together with the trainer's own.
+        """
+        if self.session is not None and (control.should_evaluate or control.should_save):
+            self.session.finish_round()
         if control.should_log and self.session is not None:
             self._trainer.log(training_metrics(self.session))
             control.should_log = True  # `log` lowers it, and the trainer's own metrics follow
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End a round of local steps before what the trainer does at the end of an epoch, and of
+        training.
+        """
+        if self.session is not None:
+            self.session.finish_round()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Save the session's state in the checkpoint that the trainer has just written."""
@@ -121,6 +137,12 @@ class AccordionCallback(TrainerCallback):
         if isinstance(given, str) and not (usual / state_file()).is_file() and Path(given).is_dir():
             return Path(given)
         return usual
+
+
+def _put_last(handler: Any, callback: TrainerCallback) -> None:
+    """Let a callback see, at the end of a step, what all others ask the trainer for."""
+    others = [one for one in handler.callbacks if one is not callback]
+    handler.callbacks = [*others, callback]  # a new list: the handler goes through the other one
 
 
 def _trained_before_sentence(args: Any) -> str:

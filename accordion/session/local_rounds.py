@@ -16,6 +16,7 @@ from accordion.compress.compression_engine import Engine
 from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.hook.ddp_source import DdpSource
+from accordion.hook.gradient_source import GradientSource
 from accordion.hook.layers import named_layers
 from accordion.hook.parameter_changes import ParameterChanges
 from accordion.hook.simulated_module import ParallelModule
@@ -27,7 +28,13 @@ from accordion.session.signal_requests import Requests
 
 
 class Rounds:
-    """Rounds of a session that exchanges gradients in every step, or has no peers: none."""
+    """Rounds of a session that exchanges gradients in every step, or has no peers: none.
+
+    Args:
+        source: the session's gradients.
+        engine: compresses what is exchanged.
+        requests: what this worker raises.
+    """
 
     decided = 1
     """Steps of a round, as decided."""
@@ -38,17 +45,32 @@ class Rounds:
     is_full = False
     """Whether the running round has all its steps."""
 
+    def __init__(self, source: GradientSource, engine: Engine, requests: Requests) -> None:
+        self._gradients, self._engine, self._requests = source, engine, requests
+
     def set_length(self, length: int) -> None:
         """Change the length between two rounds; every worker does, to the same."""
         self.decided = length
 
-    def begin_step(self) -> bool:
-        """Begin a local step; return whether this worker's gradients are finite.
+    def begin_step(self) -> frozenset[Signal]:
+        """Begin a step; return the signals of all workers, or of a local step `NOT_FINITE` if this
+        worker's gradients are not.
 
         Raises:
             HookError: there are no gradients since the last step.
+            Exception: their exchange failed.
         """
-        raise NotImplementedError
+        announced = raised_signals(self._gradients.take_signals())
+        self._requests.drop_seen()
+        return announced
+
+    def keep_step(self, *, taken: bool) -> None:
+        """Keep or drop what the exchange of the step's gradients staged."""
+        if taken:
+            self._engine.restore_unused(self._gradients.unused_layers())
+            self._engine.commit_step()
+        else:
+            self._engine.rollback_step()
 
     def end(self) -> frozenset[Signal]:
         """End the running round; return the signals of all workers.
@@ -107,9 +129,9 @@ class LocalRounds(Rounds):
         optimizers: tuple[Optimizer, ...],
         nesterov: bool,
     ) -> None:
-        self._module, self._source, self._engine = module, source, engine
-        self._coordinator, self._requests = coordinator, requests
-        self._optimizers = optimizers
+        super().__init__(source, engine, requests)
+        self._module, self._source = module, source
+        self._coordinator, self._optimizers = coordinator, optimizers
         self._parameters = {
             name: one for name, one in named_layers(module.module).items() if one.requires_grad
         }
@@ -131,8 +153,10 @@ class LocalRounds(Rounds):
         self.decided = self.length = length
         self._source.is_local = length > 1
 
-    def begin_step(self) -> bool:
+    def begin_step(self) -> frozenset[Signal]:
         """Implements `Rounds`."""
+        if self.length == 1:
+            return super().begin_step()
         self._source.take_local_gradients()
         if not self.steps:
             self._changes.begin()
@@ -144,7 +168,26 @@ class LocalRounds(Rounds):
         self.steps += 1
         gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-        return bool(norms.isfinite().all())
+        return frozenset() if norms.isfinite().all() else frozenset({Signal.NOT_FINITE})
+
+    def keep_step(self, *, taken: bool) -> None:
+        """Implements `Rounds`."""
+        if self.length == 1:
+            super().keep_step(taken=taken)
+
+    def check_forward(self, module: nn.Module, _: object) -> None:
+        """Check, before a forward pass, that no evaluation sees the parameters of one worker.
+
+        Raises:
+            HookError: the model is evaluated within a round.
+        """
+        if module.training or torch.is_grad_enabled() or not self.steps:
+            return
+        raise HookError(
+            f"the model is evaluated within a round of local steps, of which {self.steps} were"
+            " taken, so every worker has its own parameters; call session.finish_round() on all"
+            " workers before"
+        )
 
     def end(self) -> frozenset[Signal]:
         """Implements `Rounds`."""
@@ -200,13 +243,12 @@ def create_rounds(
         HookError: the session cannot take local steps.
     """
     local = config.local_steps
-    if local is None:
-        return Rounds()
-    _check(module, steps)
-    if coordinator.world_size == 1 or not isinstance(module, ParallelModule):
-        return Rounds()
+    if local is not None:
+        _check(module, steps)
+    if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
+        return Rounds(source, engine, requests)
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
-    return LocalRounds(
+    rounds = LocalRounds(
         module,
         source,
         engine,
@@ -216,13 +258,17 @@ def create_rounds(
         nesterov=local.outer == "nesterov"
         or (local.outer == "auto" and local.has_start and not is_sgd),
     )
+    if steps.mode != "session":  # a loop that knows nothing of rounds
+        module.register_forward_pre_hook(rounds.check_forward)
+    return rounds
 
 
 def _check(module: nn.Module, steps: OptimizerSteps) -> None:
-    if steps.mode != "session" or not steps.optimizers:
+    if not steps.sees_step_ends:
         raise HookError(
-            "local_steps needs to know when the optimizer has stepped: give attach() the optimizer,"
-            ' leave step="session", and call session.step() in place of optimizer.step()'
+            "local_steps needs to know when the optimizer has stepped: give attach() the optimizer;"
+            " if it is not one of torch, or wraps another that takes its steps, leave"
+            ' step="session" and call session.step() in place of optimizer.step()'
         )
     if steps.scaler is not None:
         raise HookError(
@@ -232,7 +278,8 @@ def _check(module: nn.Module, steps: OptimizerSteps) -> None:
     if getattr(module, "find_unused_parameters", False):
         raise HookError(
             "local_steps cannot be combined with find_unused_parameters=True, with which"
-            " DistributedDataParallel exchanges a message in every step; remove it"
+            " DistributedDataParallel exchanges a message in every step; remove it, or in"
+            " Transformers, which sets it, give TrainingArguments ddp_find_unused_parameters=False"
         )
 
 

@@ -27,7 +27,11 @@ StepMode = Literal["session", "optimizer", "caller"]
   on some worker, gradients are removed on all workers, so that the step changes nothing.
 - `caller`: as `optimizer`, for loops that call `session.step()` just before the optimizer's step.
 
-If there are several optimizers, one decision holds for the steps of all.
+A local step ends after `optimizer.step()`, and so does its round. In mode `caller`, its result has
+neither the signals nor the switch of the round's end, which `session.on_boundary` gets.
+
+If there are several optimizers, one decision holds for the steps of all; with local steps, each
+steps after every backward pass.
 """
 
 Optimizers = Optimizer | Sequence[Optimizer]
@@ -35,8 +39,8 @@ Optimizers = Optimizer | Sequence[Optimizer]
 
 _UNSCALED_BEFORE = "unscale_() "
 """Beginning of GradScaler's messages for gradients that were unscaled before."""
-_HOOKS: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
-"""Hook by which the newest session of each optimizer follows or guards its steps."""
+_HOOKS: weakref.WeakKeyDictionary[Optimizer, list[RemovableHandle]] = weakref.WeakKeyDictionary()
+"""Hooks by which the newest session of each optimizer follows or guards its steps."""
 
 
 class OptimizerSteps:
@@ -65,44 +69,66 @@ class OptimizerSteps:
         self._is_stepping = False
         """Whether the session is taking the optimizers' steps at the moment."""
         self._covered: set[Optimizer] = set()
-        """Optimizers for whose next step the boundary before another one's was passed."""
+        """Optimizers that have not taken the step since the last boundary."""
 
     def follow_optimizers(
-        self, pass_boundary: Callable[[], StepResult], *, has_gradients: Callable[[], bool]
+        self,
+        pass_boundary: Callable[[], StepResult],
+        finish_boundary: Callable[[], None],
+        *,
+        has_gradients: Callable[[], bool],
     ) -> None:
         """In mode `optimizer`, call `pass_boundary` before the training loop's steps, once for all
-        optimizers; in mode `session`, refuse these steps. Hooks of earlier sessions are removed.
+        optimizers; in mode `session`, refuse these steps. In the modes in which the loop takes the
+        steps, call `finish_boundary` after that of the last optimizer. Hooks of earlier sessions
+        are removed.
         """
 
         def before_step(optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if any(callable(one) for one in (*args[1:], named.get("closure"))):
-                raise HookError(
-                    "optimizer.step(closure) runs the backward pass inside the step, where a"
-                    ' session cannot follow it; use accordion.attach(..., step="caller") and call'
-                    " session.step() at the end of the closure"
-                )
+            _check_closure(*args[1:], named.get("closure"))
             if optimizer not in self._covered or has_gradients():
                 self.prepare_loop_step(taken=pass_boundary().taken)
-                self._covered = set(self._followed)
-            self._covered.discard(optimizer)
 
-        hooks: dict[StepMode, Any] = {
-            "session": partial(_check_loop_step, weakref.ref(self)),
-            "optimizer": before_step,
-            "caller": None,
+        def after_step(optimizer: Optimizer, *_: object) -> None:
+            self._covered.discard(optimizer)
+            if not self._covered:
+                finish_boundary()
+
+        check = partial(_check_loop_step, weakref.ref(self))
+        hooks: dict[StepMode, tuple[Any, Any]] = {
+            "session": (check, None),
+            "optimizer": (before_step, after_step),
+            "caller": (None, after_step),
         }
         for optimizer in self._followed:
-            if (earlier := _HOOKS.pop(optimizer, None)) is not None:
+            for earlier in _HOOKS.pop(optimizer, []):
                 earlier.remove()
-            hook = hooks[self.mode]
             # Other optimizers may have no hooks, and the session only needs their step().
-            if hook is not None and (self.mode == "optimizer" or isinstance(optimizer, Optimizer)):
-                _HOOKS[optimizer] = optimizer.register_step_pre_hook(hook)
+            if self.mode == "optimizer" or isinstance(optimizer, Optimizer):
+                _HOOKS[optimizer] = _register_hooks(optimizer, *hooks[self.mode])
+
+    @property
+    def sees_step_ends(self) -> bool:
+        """Whether the session knows when the optimizers have stepped: it takes their steps, or they
+        are torch's own, and none takes the steps of another one around it.
+        """
+        if self.mode == "session":
+            return bool(self.optimizers)
+        own = all(isinstance(one, Optimizer) for one in self.optimizers)
+        return own and bool(self.optimizers) and self._followed == self.optimizers
 
     @property
     def step_call(self) -> str:
         """Call of the training loop that ends a step, for messages."""
         return "optimizer.step()" if self.mode == "optimizer" else "session.step()"
+
+    def unfinished_sentence(self) -> str:
+        """Return what is wrong if a local step begins before the last one has ended."""
+        return (
+            f"{len(self._covered)} of {len(self._followed)} optimizers did not step after the last"
+            " backward pass; with local_steps, all optimizers of a module step after each one, so"
+            " that a round can end"
+        )
 
     def check_step_call(self) -> None:
         """Check that the training loop may call `session.step()`.
@@ -153,7 +179,10 @@ class OptimizerSteps:
 
         Call this just before that step: a later call would remove gradients of the next step.
         """
-        if taken or self.mode == "session":
+        if self.mode == "session":
+            return
+        self._covered = set(self._followed)
+        if taken:
             return
         self._record_overflow()
         # Optimizers do not change parameters without a gradient.
@@ -196,6 +225,24 @@ class OptimizerSteps:
             checks = self.scaler._per_optimizer_states[id(optimizer)]
             for found_inf in checks["found_inf_per_device"].values():
                 found_inf.fill_(1.0)
+
+
+def _register_hooks(optimizer: Optimizer, before: Any, after: Any) -> list[RemovableHandle]:
+    handles = []
+    if before is not None:
+        handles.append(optimizer.register_step_pre_hook(before))
+    if after is not None:
+        handles.append(optimizer.register_step_post_hook(after))
+    return handles
+
+
+def _check_closure(*arguments: object) -> None:
+    if any(callable(one) for one in arguments):
+        raise HookError(
+            "optimizer.step(closure) runs the backward pass inside the step, where a session cannot"
+            ' follow it; use accordion.attach(..., step="caller") and call session.step() at the'
+            " end of the closure"
+        )
 
 
 def _check_loop_step(steps: weakref.ref[OptimizerSteps], *_: object) -> None:

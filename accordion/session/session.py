@@ -13,7 +13,6 @@ Every worker makes the same calls in the same order.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from accordion.base.errors import OverrideError
+from accordion.base.errors import HookError, OverrideError
 from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.compress.compression_engine import Engine
 from accordion.compress.ledger import Ledger
@@ -56,11 +55,7 @@ from accordion.session.saved_states import (
 )
 from accordion.session.signal_requests import Requests
 from accordion.session.step_results import StepResult, Switch
-from accordion.session.training_warnings import (
-    SKIPPED_IN_A_ROW,
-    RunWatcher,
-    warn_of_skipped_steps,
-)
+from accordion.session.training_warnings import SkippedInARow, watch_run
 
 
 def attach(
@@ -85,7 +80,8 @@ def attach(
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
-        step: which side takes the optimizer's step; see `optimizer_steps.StepMode`.
+        step: which side takes the optimizer's step, also a local one; see
+            `optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
         global_batch: samples per step over all workers, for the reports; 0 if unknown.
         epochs: length of the run; if it is too short for the detector's window, a warning is issued
@@ -95,9 +91,10 @@ def attach(
     Raises:
         ConfigError: `config` is not a `Config`.
         HookError: the module already has a hook, is not wrapped although there are peers, or uses
-            an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
-            given without an optimizer; the optimizers do not hold exactly the module's trainable
-            parameters; another worker got different arguments; or a job runs the script.
+            an unsupported feature, such as sparse gradients; a scaler, local steps or
+            `step="optimizer"` were given without an optimizer, or local steps with a scaler; the
+            optimizers do not hold exactly the module's trainable parameters; another worker got
+            different arguments; or a job runs the script.
     """
     module = inner_module(module)
     check_attachable(module, config, decider)
@@ -114,7 +111,9 @@ def attach(
         overlap=overlap,
     )
     steps.follow_optimizers(
-        session.pass_boundary, has_gradients=lambda: session.source.has_gradients
+        session.pass_boundary,
+        session.finish_boundary,
+        has_gradients=lambda: session.source.has_gradients,
     )
     return session
 
@@ -137,6 +136,8 @@ class Session:
     """Number of steps that were skipped because a gradient was not finite."""
     epoch = 0
     """Current epoch."""
+    _begun: StepResult | None = None
+    """Local step that the training loop is taking."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Session:
         """Decision in force."""
         self.global_batch = global_batch
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row = SkippedInARow(rank=self.rank)
         self._requests = Requests()
         self._decisions = DecisionMaker(config, self.controller, decider)
         self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
@@ -182,7 +183,9 @@ class Session:
         self._measured = MeasuredExchanges(self.source, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
         self._measured.probe_link()
-        self._watcher = self._watch_run(epochs) if self.rank == 0 and decider is None else None
+        self._watcher = None
+        if self.rank == 0 and decider is None:
+            self._watcher = watch_run(self, config, world_size=self.world_size, epochs=epochs)
 
     def _create_source(self, module: torch.nn.Module, *, overlap: bool) -> GradientSource:
         return create_source(
@@ -194,15 +197,6 @@ class Session:
             overlap=overlap,
             buckets_per_exchange=self._config.buckets_per_exchange,
         )
-
-    def _watch_run(self, epochs: int | None) -> RunWatcher:
-        """Return the watcher for what does not behave as configured; rank 0 has it, unless
-        decisions come from elsewhere.
-        """
-        watcher = RunWatcher(self._config, world_size=self.world_size, epochs=epochs)
-        if epochs is None:
-            weakref.finalize(self, watcher.end_run)
-        return watcher
 
     @property
     def ledger(self) -> Ledger:
@@ -280,28 +274,29 @@ class Session:
     def pass_boundary(self) -> StepResult:
         """Pass a step boundary without the optimizer's step; a followed optimizer calls this.
 
+        If the training loop takes the step and it is local, `finish_boundary` passes the rest.
+
         Raises:
             Exception: the errors of `step`.
         """
-        self._optimizer_steps.layers.check()
-        check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
-        begun = self._rounds.steps
-        taken, announced = self._take_step()
-        if self._watcher is not None:
-            self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
-        ends = self._config.ends_warm_up(self.steps) or self._config.ends_start(self.steps)
-        switch = None
-        if Signal.DECISION in announced or ends:
-            place = {"epoch": self.epoch, "step": self.steps}
-            decide = partial(self._decisions.decide_at_boundary, self.decision, **place)
-            switch = self._apply_decision(decide)
-        if self._rounds.length == 1:
-            self._plan_exchanges()
-        switch = self._close_full_window(last=begun + 1) or switch
-        result = StepResult(taken=taken, announced=announced - {Signal.NOT_FINITE}, switch=switch)
-        if self.on_boundary is not None:
-            self.on_boundary(result)
-        return result
+        if self._begun is not None:
+            raise HookError(self._optimizer_steps.unfinished_sentence())
+        begun = self._begin_step()
+        # A step that is not taken changes nothing that the end of a round could exchange.
+        if self._optimizer_steps.mode == "session" or not self._rounds.steps or not begun.taken:
+            return self._end_step(begun)
+        self._begun = begun
+        return begun
+
+    def finish_boundary(self) -> None:
+        """Pass the rest of a local step's boundary, once the training loop has taken the step.
+
+        Raises:
+            Exception: the errors of `step`.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._end_step(begun)
 
     def finish_round(self) -> Switch | None:
         """End a round of local steps early on all workers, so that they have the same parameters,
@@ -398,38 +393,40 @@ class Session:
         self.pass_boundary()
         return True
 
-    def _take_step(self) -> tuple[bool, frozenset[Signal]]:
-        """Take a step; return whether it was taken, and what was announced."""
-        if self._rounds.length == 1:
-            announced = raised_signals(self.source.take_signals())
-            self._requests.drop_seen()
-            taken = Signal.NOT_FINITE not in announced
-            self._finish_step(taken=taken)
-            return taken, announced
-        taken = self._rounds.begin_step()
-        self._count(taken=taken)
-        self._optimizer_steps.finish_step(taken=taken)
-        announced = self._rounds.end() if self._rounds.is_full else frozenset()
-        return taken and Signal.NOT_FINITE not in announced, announced
-
-    def _finish_step(self, *, taken: bool) -> None:
-        self._count(taken=taken)
-        if taken:
-            self._engine.restore_unused(self.source.unused_layers())
-            self._engine.commit_step()
-        else:
-            self._engine.rollback_step()
-        self._optimizer_steps.finish_step(taken=taken)
-
-    def _count(self, *, taken: bool) -> None:
+    def _begin_step(self) -> StepResult:
+        """Take or skip a step, but for the end of its round; return what is known of it."""
+        self._optimizer_steps.layers.check()
+        check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
+        announced = self._rounds.begin_step()
+        taken = Signal.NOT_FINITE not in announced
         self.steps += 1
         self.skipped_steps += not taken
-        self._skipped_in_a_row = 0 if taken else self._skipped_in_a_row + 1
-        if self._skipped_in_a_row and self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
-            broken, too_large = self._engine.broken_layers()
-            warn_of_skipped_steps(
-                self._skipped_in_a_row, broken, too_large=too_large, rank=self.rank
-            )
+        self._skipped_in_a_row.observe_step(self._engine.broken_layers, taken=taken)
+        self._rounds.keep_step(taken=taken)
+        self._optimizer_steps.finish_step(taken=taken)
+        return StepResult(taken=taken, announced=announced, switch=None)
+
+    def _end_step(self, begun: StepResult) -> StepResult:
+        """End the round if it is full, and follow what was announced."""
+        taken, announced, last = begun.taken, begun.announced, max(1, self._rounds.steps)
+        if self._rounds.is_full:
+            announced = self._rounds.end()
+            taken = taken and Signal.NOT_FINITE not in announced
+        if self._watcher is not None:
+            self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
+        ends = self._config.ends_warm_up(self.steps) or self._config.ends_start(self.steps)
+        switch = None
+        if Signal.DECISION in announced or ends:
+            place = {"epoch": self.epoch, "step": self.steps}
+            decide = partial(self._decisions.decide_at_boundary, self.decision, **place)
+            switch = self._apply_decision(decide)
+        if self._rounds.length == 1:
+            self._plan_exchanges()
+        switch = self._close_full_window(last=last) or switch
+        result = StepResult(taken=taken, announced=announced - {Signal.NOT_FINITE}, switch=switch)
+        if self.on_boundary is not None:
+            self.on_boundary(result)
+        return result
 
     def _close_full_window(self, *, last: int) -> Switch | None:
         """Close a window that ended in the `last` steps, unless a round of local steps runs."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -41,35 +42,29 @@ class TrainingWarning(UserWarning):
         super().__init__(sentence)
 
 
-def warn_of_skipped_steps(
-    in_a_row: int, layers: Sequence[str], *, too_large: Sequence[str], rank: int
-) -> None:
-    """Warn of consecutive skipped steps when there are 10, 20, 40 and so on.
+class SkippedInARow:
+    """Warns of consecutive skipped steps when there are 10, 20, 40 and so on."""
 
-    `layers` are those whose gradients or sums of them in fp32 are not finite on this worker,
-    `too_large` those whose gradients do not fit into their format on the wire; without any, only
-    rank 0 warns.
-    """
-    doublings, rest = divmod(in_a_row, SKIPPED_IN_A_ROW)
-    if rest or doublings & (doublings - 1) or not (layers or too_large or rank == 0):
-        return
-    advice = "Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler"
-    if layers:
-        where = (
-            f"the gradients of {format_layers(layers)} are not finite, or too large for sums in"
-            f" fp32 (from about {LARGEST_GRADIENT:g} on)"
-        )
-    elif too_large:
-        where = f"the gradients of {format_layers(too_large)} are too large for their method"
-        advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
-    else:
-        where = "a gradient on another worker, or of a bias or norm, is not finite or too large"
-    warnings.warn(
-        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where}; parameters do not"
-        f" change. {advice}",
-        TrainingWarning,
-        stacklevel=2,
-    )
+    def __init__(self, *, rank: int) -> None:
+        self._rank = rank
+        self._number = 0
+
+    def observe_step(
+        self, broken_layers: Callable[[], tuple[Sequence[str], Sequence[str]]], *, taken: bool
+    ) -> None:
+        """Observe a step; warn if it is one too many.
+
+        `broken_layers` returns the layers whose gradients or sums of them in fp32 are not finite on
+        this worker, and those whose gradients do not fit into their format on the wire; without
+        any, only rank 0 warns.
+        """
+        self._number = 0 if taken else self._number + 1
+        doublings, rest = divmod(self._number, SKIPPED_IN_A_ROW)
+        if taken or rest or doublings & (doublings - 1):
+            return
+        layers, too_large = broken_layers()
+        if layers or too_large or self._rank == 0:
+            _warn(_skipped_sentence(self._number, layers, too_large=too_large, rank=self._rank))
 
 
 @contextmanager
@@ -143,8 +138,41 @@ class RunWatcher:
             _warn(_small_gain_sentence(share, ", ".join(sorted(methods))))
 
 
+def watch_run(
+    session: object, config: Config, *, world_size: int, epochs: int | None
+) -> RunWatcher:
+    """Return the watcher of a session's run, which ends with the session if its length is unknown.
+
+    It watches for what does not behave as configured.
+    """
+    watcher = RunWatcher(config, world_size=world_size, epochs=epochs)
+    if epochs is None:
+        weakref.finalize(session, watcher.end_run)
+    return watcher
+
+
 def _warn(sentence: str) -> None:
     warnings.warn(sentence, TrainingWarning, stacklevel=2)
+
+
+def _skipped_sentence(
+    in_a_row: int, layers: Sequence[str], *, too_large: Sequence[str], rank: int
+) -> str:
+    advice = "Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler"
+    if layers:
+        where = (
+            f"the gradients of {format_layers(layers)} are not finite, or too large for sums in"
+            f" fp32 (from about {LARGEST_GRADIENT:g} on)"
+        )
+    elif too_large:
+        where = f"the gradients of {format_layers(too_large)} are too large for their method"
+        advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
+    else:
+        where = "a gradient on another worker, or of a bias or norm, is not finite or too large"
+    return (
+        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where}; parameters do not"
+        f" change. {advice}"
+    )
 
 
 def _first_change(config: Config) -> int | None:

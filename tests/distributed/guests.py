@@ -41,13 +41,23 @@ class Guest:
     """A model, its optimizer and the session that follows it."""
 
     def __init__(
-        self, checkpoint: Path | None = None, *, timeout_s: float = 60.0, name: str | None = None
+        self,
+        checkpoint: Path | None = None,
+        *,
+        config: Config = CONFIG,
+        timeout_s: float = 60.0,
+        **options: Any,
     ) -> None:
         self.rank, world_size = dist.get_rank(), dist.get_world_size()
         self.model, self.optimizer = build()
         with train_worker(self.rank, world_size, checkpoint):
             self.session: Session = accordion_ray.attach(
-                self.model, self.optimizer, CONFIG, register=False, timeout_s=timeout_s, name=name
+                self.model,
+                self.optimizer,
+                config,
+                register=False,
+                timeout_s=timeout_s,
+                **options,
             )
         if checkpoint is not None:
             state: dict[str, Any] = torch.load(checkpoint / "script.pt")

@@ -4,6 +4,7 @@ checkpoints.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 import accordion_ray
 from accordion.base.errors import AccordionError
+from accordion.base.local_steps import LocalSteps
 from tests.distributed.guests import CONFIG, Guest, train_worker
 from tests.distributed.small import backward, build
 
@@ -78,6 +80,26 @@ def test_a_resumed_run_equals_one_that_never_stopped(run_group, tmp_path: Path) 
     for (parameters, epoch), (others, other_epoch, resumed_at) in zip(whole, resumed, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
         assert (epoch, other_epoch, resumed_at) == (1, 1, 4)
+
+
+def _save_within_a_round(rank, folder, steps_per_epoch):
+    """Parameters of a run with local steps before and after it saved its state."""
+    config = replace(CONFIG, method="half", local_steps=LocalSteps(low=3, high=3))
+    guest = Guest(config=config, steps_per_epoch=steps_per_epoch)
+    guest.train(range(4))
+    before = guest.parameters()
+    accordion_ray.save_state(guest.session, folder)
+    return before, guest.parameters(), guest.session.epoch
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, 10])
+def test_a_state_is_saved_at_the_end_of_a_round(run_group, tmp_path: Path, steps_per_epoch) -> None:
+    (before, after, epoch), (others_before, others_after, _) = run_group(
+        2, _save_within_a_round, tmp_path, steps_per_epoch
+    )
+    assert not any(torch.equal(a, b) for a, b in zip(before, others_before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(after, others_after, strict=True))
+    assert epoch == (1 if steps_per_epoch is None else 0)
 
 
 def test_a_state_of_two_ranks_is_resumed_by_one_and_by_three(run_group, tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ def attach(
     several. Training never waits for the service. `global_batch`, in samples a step over all
     workers, is only reported.
 
+    With local steps, `save_state` and a report that ends an epoch end the round that is running; on
+    every rank, call `session.finish_round()` before an evaluation.
+
     A function that trains several models gives each of its sessions a `name`, which their files in
     checkpoints have too.
 

@@ -28,7 +28,8 @@ def save_state(session: Session, directory: str | Path, *, timeout_s: float = TI
     """Save the state of all ranks to a directory that becomes a checkpoint; every rank calls this.
 
     Rank 0 writes the file `accordion.pt`, or `accordion-NAME.pt` if `attach` got a name for the
-    session. Call it just before the `ray.train.report` with the checkpoint. `attach` loads the
+    session. Call it just before the `ray.train.report` with the checkpoint, and with local steps
+    before the model is saved, since it ends the round that is running. `attach` loads the
     state from the run's newest checkpoint when Ray Train restarts the run, with the same or another
     number of workers.
 

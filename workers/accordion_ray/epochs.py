@@ -41,9 +41,17 @@ class EpochFollower:
             self._end_epoch()
 
     def end_before_save(self) -> None:
-        """End the epoch before its state is saved, if the script is about to report it."""
+        """End the epoch before its state is saved, if the script is about to report it; otherwise
+        only a round of local steps.
+        """
         if self._attached.steps_per_epoch is None:
             self._end_epoch()
+            return
+        switch = self._attached.session.finish_round()
+        if switch is not None and self._guest is not None:
+            self._guest.record_boundary(
+                StepResult(taken=True, announced=frozenset(), switch=switch)
+            )
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
         """End the epoch, if reports end epochs, and record it with these metrics."""

@@ -42,8 +42,6 @@ def known_spec(
     Raises:
         ValidationError: the service does not take the name.
     """
-    low, high = (dict(level.options) for level in _ends_of_ladder(config))
-    detector, window = config.detector, config.detector.window_in_force
     workers: dict[str, Any] = {"min": world_size, "max": world_size}
     if resources.get("CPU", 0.0) >= MIN_SHARE:
         workers["cpus"] = resources["CPU"]
@@ -55,6 +53,27 @@ def known_spec(
         "task": {"name": GUEST},
         "workers": workers,
         "training": training,
+        **_known_settings(config),
+    }
+    while True:
+        try:
+            return JobSpec.model_validate(known)
+        except ValidationError as error:
+            refused = {problem["loc"][:2] for problem in error.errors()}
+            if not refused or ("name",) in refused or () in refused:
+                raise
+            rest = _leave_out(known, refused)
+            if rest == known:
+                raise
+            known = rest
+
+
+def _known_settings(config: Config) -> dict[str, Any]:
+    low, high = (dict(level.options) for level in _ends_of_ladder(config))
+    detector, window = config.detector, config.detector.window_in_force
+    local = {} if config.local_steps is None else {"local_steps": asdict(config.local_steps)}
+    return {
+        **local,
         "compression": {
             "method": config.method,
             "low": low,
@@ -71,17 +90,6 @@ def known_spec(
             "options": dict(config.policy_options),
         },
     }
-    while True:
-        try:
-            return JobSpec.model_validate(known)
-        except ValidationError as error:
-            refused = {problem["loc"][:2] for problem in error.errors()}
-            if not refused or ("name",) in refused or () in refused:
-                raise
-            rest = _leave_out(known, refused)
-            if rest == known:
-                raise
-            known = rest
 
 
 def _leave_out(known: Mapping[str, Any], refused: Iterable[tuple[Any, ...]]) -> dict[str, Any]:

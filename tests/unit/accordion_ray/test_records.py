@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from accordion.base.local_steps import LocalSteps
 from accordion.config import Config, DetectorConfig, LayerPlan, Window
 from accordion_ray.records import (
     find_loss,
@@ -60,6 +61,12 @@ def test_the_spec_gives_the_settings_of_the_session(window: Window) -> None:
         config.seed,
     )
     assert there.ladder() == config.ladder()
+
+
+def test_the_spec_tells_the_local_steps_of_the_session() -> None:
+    local = LocalSteps(low=3, high=9, start_steps=5, outer="average")
+    there = spec_of(Config(method="qsgd", local_steps=local)).config()
+    assert there.local_steps == local
 
 
 @pytest.mark.parametrize(
