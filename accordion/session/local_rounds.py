@@ -38,6 +38,13 @@ class Rounds:
     is_full = False
     """Whether the running round has all its steps."""
 
+    @property
+    def begins(self) -> bool:
+        """Whether the next step begins a round of local steps: all workers have the same
+        parameters.
+        """
+        return self.length > 1 and not self.steps
+
     def set_length(self, length: int) -> None:
         """Change the length between two rounds; every worker does, to the same."""
         self.decided = length

@@ -1,0 +1,149 @@
+"""A worker group that lost a member continues from the newest round that its survivors remember.
+
+Before each round of local steps, every worker copies its state into the memory of its process. The
+copy is named as a checkpoint of that moment would be, so `Lineage` tells whether the job still may
+continue from it. The next group continues from what its rank 0 remembers, if that is newer than the
+newest checkpoint; members that do not remember the same, such as new processes, get it from rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accordion_workers.checkpoint.broadcast import broadcast_state
+from accordion_workers.checkpoint.checkpoint_files import checkpoint_name
+from accordion_workers.checkpoint.lineage import Lineage
+from accordion_workers.training.context import RoundMemory, RoundState
+from accordion_workers.training.slow_work import decide_on_rank_0, gather_objects
+from accordion_workers.training.snapshot import (
+    copy_to_cpu,
+    load_state,
+    map_tensors,
+    rank_state,
+    shared_state,
+)
+from accordion_workers.training.train_state import TrainState
+
+MAX_BYTES = 1 << 30
+"""Largest state that a process remembers: that of 90 million parameters with AdamW."""
+MAX_SHARE = 0.25
+"""Largest share of `workers.memory` for what a process remembers."""
+
+
+def remember_round(state: TrainState) -> None:
+    """Remember the state before a round of local steps, in place of the one before; all ranks
+    together, at every step boundary.
+
+    Raises:
+        RuntimeError: another worker is gone.
+    """
+    memory = state.context.memory
+    if memory is None or not state.session.rounds.begins:
+        return
+    _share_decided(state, memory)
+    if memory.is_too_large:
+        return
+    shared = {**shared_state(state), "controller": memory.decided["controller"]}
+    own = {
+        **rank_state(state),
+        "statistic": memory.decided["statistic"],
+        "agreement": memory.decided["agreement"],
+        "samples_at_averaging": state.samples_at_averaging,
+    }
+    # Two copies at a time would take twice the memory.
+    memory.newest = None
+    size_bytes, most_bytes = _size_bytes((shared, own)), _most_bytes(state)
+    if size_bytes > most_bytes:
+        memory.is_too_large = True
+        state.context.link.log(
+            f"the state of this job is too large to be remembered ({size_bytes / 1e9:.1f} GB, the"
+            f" limit is {most_bytes / 1e9:.1f} GB): if a worker is lost, the steps since the newest"
+            " checkpoint are trained again"
+        )
+        return
+    memory.newest = RoundState(
+        name=checkpoint_name(state.context.generation, state.position),
+        epoch=state.position.epoch,
+        shared=copy_to_cpu(shared),
+        own=copy_to_cpu(own),
+    )
+
+
+def recall_round(state: TrainState, lineage: Lineage, newest_checkpoint: str | None) -> str | None:
+    """Continue from the newest round that rank 0 remembers, and return the name of its state; None
+    if the job is to continue from its newest checkpoint. All ranks together, before any step.
+
+    Raises:
+        RuntimeError: another worker is gone.
+    """
+    memory = state.context.memory
+    if memory is None:
+        return None
+    remembered = memory.newest and (memory.newest.name, memory.newest.epoch)
+    by_rank = gather_objects(state, remembered)
+    if not may_continue(by_rank[0], lineage, newest_checkpoint):
+        memory.newest = None
+        return None
+    if len(set(by_rank)) > 1:
+        sent = broadcast_state(memory.newest, state.context.peers, device=state.context.device)
+        if sent is not None and remembered != by_rank[0]:
+            memory.newest = _for_other_rank(sent)
+    _load(state, memory)
+    return by_rank[0][0]
+
+
+def may_continue(
+    remembered: tuple[str, int] | None, lineage: Lineage, newest_checkpoint: str | None
+) -> bool:
+    """Return whether a job continues from a remembered state, given as name and epoch: it is on the
+    surviving line, not older than the newest checkpoint, and the records hold all of its epochs.
+    """
+    if remembered is None or lineage.missing_epochs(remembered[1]):
+        return False
+    names = [remembered[0], *([newest_checkpoint] if newest_checkpoint is not None else [])]
+    return lineage.survivors(names)[:1] == [remembered[0]]
+
+
+def _share_decided(state: TrainState, memory: RoundMemory) -> None:
+    """Let all ranks know what only rank 0 knows, which changes with a decision."""
+    if memory.decision is state.session.decision:
+        return
+    memory.decided = decide_on_rank_0(
+        state,
+        lambda: {
+            "controller": state.session.controller.state_dict(),
+            "statistic": state.decider.statistic and dict(state.decider.statistic),
+            "agreement": state.decider.agreement,
+        },
+    )
+    memory.decision = state.session.decision
+
+
+def _for_other_rank(sent: RoundState) -> RoundState:
+    """Return rank 0's state for a rank that has trained on nothing of the open epoch."""
+    own = {**sent.own, "loss": {"total": 0.0, "samples": 0}, "samples_at_averaging": 0}
+    return RoundState(name=sent.name, epoch=sent.epoch, shared=sent.shared, own=own)
+
+
+def _load(state: TrainState, memory: RoundMemory) -> None:
+    """Load a copy of what is remembered, which is needed again if this group is lost."""
+    if memory.newest is not None:
+        own: dict[str, Any] = copy_to_cpu(memory.newest.own)
+        load_state(state, copy_to_cpu(memory.newest.shared), own)
+        state.samples_at_averaging = own["samples_at_averaging"]
+
+
+def _most_bytes(state: TrainState) -> int:
+    limit = state.spec.workers.memory
+    return MAX_BYTES if limit is None else min(MAX_BYTES, int(MAX_SHARE * limit))
+
+
+def _size_bytes(state: Sequence[Any]) -> int:
+    """Return how much memory a copy of all tensors takes."""
+    sizes: list[int] = []
+    map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes)
+
+
+__all__ = ["may_continue", "recall_round", "remember_round"]
