@@ -39,14 +39,14 @@ IN_ROUND_2 = LOW + 2
 class Leaving(LoopControl):
     """Tells the loop in a step that its group has lost a member."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, generation: int, step: int) -> None:
         super().__init__()
-        self._leaves_in = step
+        self._generation, self._leaves_in = generation, step
 
     def enter_phase(self, doing: Doing, *, epoch: int, step: int) -> None:
         super().enter_phase(doing, epoch=epoch, step=step)
         if (doing, step) == ("training", self._leaves_in):
-            self.broken_group = 1
+            self.broken_group = self._generation
 
 
 @dataclass
@@ -74,22 +74,27 @@ def lose_members(
     job: JobSpec,
     survivors: list[int],
     newcomers: tuple[int, ...] = (),
-    step: int = IN_ROUND_2,
+    steps: tuple[int, ...] = (IN_ROUND_2,),
 ) -> End | None:
-    """The group breaks in a step; the survivors go on, with processes that remember nothing."""
-    memory = RoundMemory()
-    with pytest.raises(PeerUnfit):
-        train(rank, storage, job, control=Leaving(step), memory=memory)
-    dist.destroy_process_group()
-    members = [*survivors, *newcomers]
-    if rank not in members:
-        return None
-    store = f"file://{storage}/second-store"
-    dist.init_process_group(
-        "gloo", init_method=store, rank=members.index(rank), world_size=len(members)
-    )
-    memory = RoundMemory() if rank in newcomers else memory
-    return train(dist.get_rank(), storage, job, generation=2, memory=memory)
+    """A group breaks in each of these steps; the survivors go on, with processes that remember
+    nothing.
+    """
+    memory, members = RoundMemory(), [*survivors, *newcomers]
+    for generation, step in enumerate(steps, start=1):
+        place: dict[str, Any] = {"generation": generation, "control": Leaving(generation, step)}
+        with pytest.raises(PeerUnfit):
+            train(dist.get_rank(), storage, job, memory=memory, **place)
+        dist.destroy_process_group()
+        if rank not in members:
+            return None
+        memory = RoundMemory() if rank in newcomers else memory
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{storage}/store-{generation}",
+            rank=members.index(rank),
+            world_size=len(members),
+        )
+    return train(dist.get_rank(), storage, job, generation=len(steps) + 1, memory=memory)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,15 @@ def test_a_group_that_remembers_its_round_goes_on_with_the_bits_of_one_that_neve
     assert equal(first.parameters, undisturbed.parameters)
     assert equal(second.parameters, undisturbed.parameters)
     assert what_was_learned(first) == what_was_learned(undisturbed)
+
+
+def test_a_group_that_breaks_again_before_its_first_round_ends_goes_on_from_the_same_round(
+    undisturbed, run_group, tmp_path
+):
+    steps = (IN_ROUND_2, IN_ROUND_2 - 1)
+    first = run_group(2, lose_members, tmp_path, LOCAL, [0, 1], (), steps)[0]
+    assert first.link.of("started")[0].step == LOW
+    assert equal(first.parameters, undisturbed.parameters)
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -137,20 +151,21 @@ def test_what_only_the_lost_rank_0_had_decided_still_holds(run_group, tmp_path):
         compression={"method": "none"},
         local_steps={"low": LOW, "high": 2 * LOW},
     )
-    end = run_group(2, lose_members, tmp_path, job, [1], (0,), STEPS_PER_EPOCH + 10)[1]
+    end = run_group(2, lose_members, tmp_path, job, [1], (0,), (STEPS_PER_EPOCH + 10,))[1]
     (started,) = end.link.of("started")
     assert (started.epoch, started.step) == (1, STEPS_PER_EPOCH + 2 * LOW)
     assert [epoch.local_steps for epoch in end.link.of("epoch")] == [2 * LOW, 2 * LOW]
 
 
-def test_what_is_too_large_is_not_remembered(run_group, tmp_path):
-    first = run_group(2, lose_members_with_little_room, tmp_path, LOCAL)[0]
-    (started,) = first.link.of("started")
-    assert (started.step, started.from_memory) == (0, False)
-    assert "too large to be remembered" in first.link.lines[0]
+def test_what_is_too_large_is_not_remembered_and_the_log_says_so_once(run_group, tmp_path):
+    first = run_group(2, train_with_little_room, tmp_path, LOCAL)[0]
+    assert ["too large to be remembered" in line for line in first.link.lines] == [True]
 
 
-def lose_members_with_little_room(rank: int, storage: Path, job: JobSpec) -> End | None:
+def train_with_little_room(rank: int, storage: Path, job: JobSpec) -> End:
+    memory = RoundMemory()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(round_memory, "MAX_BYTES", 1000)
-        return lose_members(rank, storage, job, [0, 1])
+        end = train(rank, storage, job, memory=memory)
+    assert memory.newest is None
+    return end
