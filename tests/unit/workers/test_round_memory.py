@@ -87,10 +87,6 @@ def test_a_round_after_an_epoch_whose_record_was_lost_is_not_continued() -> None
     assert may_continue(after, lineage((1, started()), (1, trained(0))), None)
 
 
-def test_who_remembers_nothing_continues_from_a_checkpoint() -> None:
-    assert not may_continue(None, FIRST, None)
-
-
 def test_a_checkpoint_before_a_remembered_round_stays_on_the_line() -> None:
     line = lineage((1, started()), (2, started(name(1, 64), step=4, from_memory=True)))
     names = [name(1, 32), name(1, 96), name(2, 128)]

@@ -65,10 +65,12 @@ def safe_step(payload: Payload) -> int:
     """Return the step of a checkpoint, of the end of an epoch, or of a start from memory, which
     shows how far the lost group came; 0 for other records.
     """
-    is_safe = isinstance(payload, CheckpointRecord | EpochRecord) or (
-        isinstance(payload, Started) and payload.from_memory
-    )
-    return payload.step if is_safe else 0
+    match payload:
+        case CheckpointRecord(step=step) | EpochRecord(step=step):
+            return step
+        case Started(step=step, from_memory=True):
+            return step
+    return 0
 
 
 def _describe_start(started: Started) -> GroupStart:

@@ -81,28 +81,28 @@ def recall_round(state: TrainState, lineage: Lineage, newest_checkpoint: str | N
     if memory is None:
         return None
     remembered = memory.newest and (memory.newest.name, memory.newest.epoch)
-    by_rank = gather_objects(state, remembered)
-    if not may_continue(by_rank[0], lineage, newest_checkpoint):
+    by_rank: list[tuple[str, int] | None] = gather_objects(state, remembered)
+    first = by_rank[0]
+    if first is None or not may_continue(first, lineage, newest_checkpoint):
         memory.newest = None
         return None
     if len(set(by_rank)) > 1:
         sent = broadcast_state(memory.newest, state.context.peers, device=state.context.device)
-        if sent is not None and remembered != by_rank[0]:
+        if sent is not None and remembered != first:
             memory.newest = _for_other_rank(sent)
     _load(state, memory)
-    return by_rank[0][0]
+    return first[0]
 
 
 def may_continue(
-    remembered: tuple[str, int] | None, lineage: Lineage, newest_checkpoint: str | None
+    remembered: tuple[str, int], lineage: Lineage, newest_checkpoint: str | None
 ) -> bool:
     """Return whether a job continues from a remembered state, given as name and epoch: it is on the
     surviving line, not older than the newest checkpoint, and the records hold all of its epochs.
     """
-    if remembered is None or lineage.missing_epochs(remembered[1]):
-        return False
-    names = [remembered[0], *([newest_checkpoint] if newest_checkpoint is not None else [])]
-    return lineage.survivors(names)[:1] == [remembered[0]]
+    name, epoch = remembered
+    names = [name] if newest_checkpoint is None else [name, newest_checkpoint]
+    return not lineage.missing_epochs(epoch) and lineage.survivors(names)[:1] == [name]
 
 
 def _share_decided(state: TrainState, memory: RoundMemory) -> None:

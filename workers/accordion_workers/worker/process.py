@@ -125,7 +125,8 @@ class Worker:
         self._mask = SecretMask(self._launch.list_secret_values())
         self._parts: tuple[Task, Data, Data] | None = None
         self._control = LoopControl()
-        self._memory = RoundMemory()
+        # A process with a GPU does not outlive the loss of a peer.
+        self._memory = None if self._launch.spec.workers.gpus else RoundMemory()
         self._has_note = False
         self._store: GroupStore | None = None
         self._trainer: int | None = None
