@@ -102,7 +102,7 @@ def undisturbed(run_group, tmp_path_factory) -> Result:
     return run_group(2, run_job, tmp_path_factory.mktemp("undisturbed"), LOCAL)[0]
 
 
-def test_a_group_that_remembers_its_round_goes_on_with_the_bits_of_one_that_never_broke(
+def test_a_group_that_remembers_its_round_has_the_bits_of_one_that_never_broke(
     undisturbed, run_group, tmp_path
 ):
     """Each rank has its own optimizer state again, which no checkpoint holds."""
@@ -114,7 +114,7 @@ def test_a_group_that_remembers_its_round_goes_on_with_the_bits_of_one_that_neve
     assert what_was_learned(first) == what_was_learned(undisturbed)
 
 
-def test_a_group_that_breaks_again_before_its_first_round_ends_goes_on_from_the_same_round(
+def test_a_group_that_breaks_again_in_its_first_round_begins_at_the_same_round(
     undisturbed, run_group, tmp_path
 ):
     steps = (IN_ROUND_2, IN_ROUND_2 - 1)

@@ -74,7 +74,7 @@ def test_a_worker_killed_in_the_middle_of_a_step(
     assert_trained_alike(watched, undisturbed)
 
 
-def test_a_worker_killed_in_a_round_of_local_steps_costs_no_more_than_the_round(
+def test_a_worker_killed_in_a_round_of_local_steps_costs_at_most_the_round(
     watch: Watch,
 ) -> None:
     options = {"fault": "backward", "fault_step": ROUND_START + 4, "fault_rank": 1}

@@ -51,17 +51,11 @@ def remember_round(state: TrainState) -> None:
         "agreement": memory.decided["agreement"],
         "samples_at_averaging": state.samples_at_averaging,
     }
+    if memory.newest is None and _is_too_large(state, (shared, own)):
+        memory.is_too_large = True
+        return
     # Two copies at a time would take twice the memory.
     memory.newest = None
-    size_bytes, most_bytes = _size_bytes((shared, own)), _most_bytes(state)
-    if size_bytes > most_bytes:
-        memory.is_too_large = True
-        state.context.link.log(
-            f"the state of this job is too large to be remembered ({size_bytes / 1e9:.1f} GB, the"
-            f" limit is {most_bytes / 1e9:.1f} GB): if a worker is lost, the steps since the newest"
-            " checkpoint are trained again"
-        )
-        return
     memory.newest = RoundState(
         name=checkpoint_name(state.context.generation, state.position),
         epoch=state.position.epoch,
@@ -134,16 +128,20 @@ def _load(state: TrainState, memory: RoundMemory) -> None:
         state.samples_at_averaging = own["samples_at_averaging"]
 
 
-def _most_bytes(state: TrainState) -> int:
-    limit = state.spec.workers.memory
-    return MAX_BYTES if limit is None else min(MAX_BYTES, int(MAX_SHARE * limit))
-
-
-def _size_bytes(state: Sequence[Any]) -> int:
-    """Return how much memory a copy of all tensors takes."""
+def _is_too_large(state: TrainState, parts: Sequence[Any]) -> bool:
+    """Return whether a copy would take too much memory, and write that to the job's log."""
     sizes: list[int] = []
-    map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
-    return sum(sizes)
+    map_tensors(parts, lambda tensor: sizes.append(tensor.nbytes))
+    limit = state.spec.workers.memory
+    most_bytes = MAX_BYTES if limit is None else min(MAX_BYTES, int(MAX_SHARE * limit))
+    if sum(sizes) <= most_bytes:
+        return False
+    state.context.link.log(
+        f"the state of this job is too large to be remembered ({sum(sizes) / 1e9:.1f} GB, the limit"
+        f" is {most_bytes / 1e9:.1f} GB): if a worker is lost, the steps since the newest"
+        " checkpoint are trained again"
+    )
+    return True
 
 
 __all__ = ["may_continue", "recall_round", "remember_round"]
