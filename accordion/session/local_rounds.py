@@ -48,6 +48,13 @@ class Rounds:
     def __init__(self, source: GradientSource, engine: Engine, requests: Requests) -> None:
         self._gradients, self._engine, self._requests = source, engine, requests
 
+    @property
+    def begins(self) -> bool:
+        """Whether the next step begins a round of local steps: all workers have the same
+        parameters.
+        """
+        return self.length > 1 and not self.steps
+
     def set_length(self, length: int) -> None:
         """Change the length between two rounds; every worker does, to the same."""
         self.decided = length

@@ -176,7 +176,7 @@ class Session:
         )
         self.source = self._create_source(module, overlap=overlap)
         shared: dict[str, Any] = {"coordinator": self._coordinator, "requests": self._requests}
-        self._rounds = create_rounds(
+        self.rounds = create_rounds(
             module, self.source, self._engine, config=config, steps=optimizer_steps, **shared
         )
         plans = self.controller.uniform_plans() if POLICIES[config.policy].uses_costs else {}
@@ -283,7 +283,7 @@ class Session:
             raise HookError(self._optimizer_steps.unfinished_sentence())
         begun = self._begin_step()
         # A step that is not taken changes nothing that the end of a round could exchange.
-        if self._optimizer_steps.mode == "session" or not self._rounds.steps or not begun.taken:
+        if self._optimizer_steps.mode == "session" or not self.rounds.steps or not begun.taken:
             return self._end_step(begun)
         self._begun = begun
         return begun
@@ -302,8 +302,8 @@ class Session:
         """End a round of local steps early on all workers, so that they have the same parameters,
         as for a checkpoint; return the switch of a window that ended within the round.
         """
-        begun = self._rounds.steps
-        self._rounds.finish()
+        begun = self.rounds.steps
+        self.rounds.finish()
         return self._close_full_window(last=begun)
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
@@ -346,7 +346,7 @@ class Session:
             "decision": to_json(self.decision),
             "controller": self.controller.state_dict() if self.rank == 0 else None,
             "engine": self._engine.state_dict(),
-            "outer_momentum": self._rounds.momentum(),
+            "outer_momentum": self.rounds.momentum(),
         }
 
     def gather_state_dict(self) -> dict[str, Any] | None:
@@ -379,7 +379,7 @@ class Session:
         self._adopt_decision(
             decision if self._measured.follows_plans else replace(decision, exchange_plan=())
         )
-        self._rounds.load_momentum(loaded["outer_momentum"])
+        self.rounds.load_momentum(loaded["outer_momentum"])
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
@@ -397,20 +397,20 @@ class Session:
         """Take or skip a step, but for the end of its round; return what is known of it."""
         self._optimizer_steps.layers.check()
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
-        announced = self._rounds.begin_step()
+        announced = self.rounds.begin_step()
         taken = Signal.NOT_FINITE not in announced
         self.steps += 1
         self.skipped_steps += not taken
         self._skipped_in_a_row.observe_step(self._engine.broken_layers, taken=taken)
-        self._rounds.keep_step(taken=taken)
+        self.rounds.keep_step(taken=taken)
         self._optimizer_steps.finish_step(taken=taken)
         return StepResult(taken=taken, announced=announced, switch=None)
 
     def _end_step(self, begun: StepResult) -> StepResult:
         """End the round if it is full, and follow what was announced."""
-        taken, announced, last = begun.taken, begun.announced, max(1, self._rounds.steps)
-        if self._rounds.is_full:
-            announced = self._rounds.end()
+        taken, announced, last = begun.taken, begun.announced, max(1, self.rounds.steps)
+        if self.rounds.is_full:
+            announced = self.rounds.end()
             taken = taken and Signal.NOT_FINITE not in announced
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
@@ -420,7 +420,7 @@ class Session:
             place = {"epoch": self.epoch, "step": self.steps}
             decide = partial(self._decisions.decide_at_boundary, self.decision, **place)
             switch = self._apply_decision(decide)
-        if self._rounds.length == 1:
+        if self.rounds.length == 1:
             self._plan_exchanges()
         switch = self._close_full_window(last=last) or switch
         result = StepResult(taken=taken, announced=announced - {Signal.NOT_FINITE}, switch=switch)
@@ -430,7 +430,7 @@ class Session:
 
     def _close_full_window(self, *, last: int) -> Switch | None:
         """Close a window that ended in the `last` steps, unless a round of local steps runs."""
-        if self._rounds.steps or not window_is_full(self._config.detector, self.steps, last=last):
+        if self.rounds.steps or not window_is_full(self._config.detector, self.steps, last=last):
             return None
         lr = (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
         return self._close_window(epoch_end=False, lr=lr, next_lr=lr)
@@ -453,7 +453,7 @@ class Session:
             global_batch=self.global_batch,
             lr=float(lr),  # a number of numpy could not be loaded back with weights_only
             next_lr=float(next_lr),
-            local_steps=self._rounds.length,
+            local_steps=self.rounds.length,
             window_steps=steps,
             statistic_kind=kind,
             **measured,
@@ -474,7 +474,7 @@ class Session:
             plan = decision.exchange_plan or self.decision.exchange_plan
             return replace(decision, exchange_plan=plan)
 
-        self._rounds.finish()
+        self.rounds.finish()
         decision = self._coordinator.share_decision(decide_all)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None
@@ -482,7 +482,7 @@ class Session:
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
     def _digest(self, batch: int | None) -> str:
-        plan, rounds = self._measured.plan, self._rounds
+        plan, rounds = self._measured.plan, self.rounds
         return plan_digest(self._engine.plan, batch, plan, local_steps=rounds.decided)
 
     def _adopt_decision(self, decision: Decision) -> None:
@@ -490,7 +490,7 @@ class Session:
             self._measured.restart_window()
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self._measured.plan = decision.exchange_plan
-        self._rounds.set_length(decision.local_steps)
+        self.rounds.set_length(decision.local_steps)
         self.global_batch = decision.global_batch or self.global_batch
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from accordion_workers.records.contract import Started
+from accordion_workers.records.contract import CheckpointRecord, Started
 from tests.elastic.conftest import Watch, find_failures, kill, processes, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, equal
 
@@ -27,6 +27,14 @@ COMPRESSED: dict[str, Any] = {
     "training": {"lr_decay": {"at": [4]}},
 }
 """Parts of a job whose levels change: its end depends on residuals and on the detector's state."""
+ROUND, ROUND_START = 8, 31
+"""Local steps of a round, and the first of the second round of epoch 1."""
+ROUNDS: dict[str, Any] = {
+    "local_steps": {"low": ROUND},
+    "workers": {"min": 2, "max": 3},
+    "checkpoint": {"every_steps": 1000, "every_epochs": 1000},
+}
+"""Parts of a job that saves no checkpoint before its end, unless a replacement joins."""
 _UNDISTURBED: list[Watched] = []
 
 
@@ -64,6 +72,23 @@ def test_a_worker_killed_in_the_middle_of_a_step(
     assert find_failures(watched) == [("infrastructure", 1)]
     assert watched.has_whole_history()
     assert_trained_alike(watched, undisturbed)
+
+
+def test_a_worker_killed_in_a_round_of_local_steps_costs_at_most_the_round(
+    watch: Watch,
+) -> None:
+    options = {"fault": "backward", "fault_step": ROUND_START + 4, "fault_rank": 1}
+    watched = watch(**ROUNDS, options=options)
+    broken = watched.folder / "broken"
+    wait_for(lambda: watched.life.look() is not None or broken.exists(), watched.life.story)
+    wait_for(broken.read_text)
+    watched.faults.append(float(broken.read_text()))
+    watched.survived("worker kill -9 in a round of local steps")
+    assert find_failures(watched) == [("infrastructure", 1)]
+    again = watched.life.all(Started)[1]
+    assert (again.world_size, again.step, again.from_memory) == (2, ROUND_START, True)
+    assert all(saved.step > ROUND_START for saved in watched.life.all(CheckpointRecord))
+    assert not [line.text for line in watched.life.logs if "drifted" in line.text]
 
 
 def test_a_worker_that_hangs(watch: Watch, undisturbed: Watched) -> None:

@@ -202,6 +202,15 @@ def test_checkpoints_after_the_one_that_a_group_resumed_from_are_no_longer_liste
     assert [event.data["step"] for event in row.events("checkpoint")] == [10, 30, 40]
 
 
+def test_a_group_that_remembers_its_round_is_said_to_go_on_from_there(row: Row) -> None:
+    resumed = {"resumed_from": "g1-e0-s9", "previous_world_size": 3, "steps_rolled_back": 4}
+    row.report(started("recovery", from_memory=True, **resumed))
+    assert row.job.message == (
+        "2 workers train, recovered from 3 with 0.0 s lost, from the newest round that its workers"
+        " remember, 4 steps trained again"
+    )
+
+
 def test_a_group_keeps_what_it_reported_itself(row: Row) -> None:
     row.report(epoch(0, 9), decision(1, 9), started("recovery"))
     assert len(row.history.epochs(row.id)) == len(row.history.decisions(row.id)) == 1

@@ -48,6 +48,8 @@ class FakePool:
     dismissed: list[int] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     killed_when: list[float] = field(default_factory=list)
+    left_when: list[float] = field(default_factory=list)
+    """When the members of a broken group were told to leave."""
     failed: list[FailedStart] = field(default_factory=list)
     avoided: list[frozenset[str]] = field(default_factory=list)
     """Nodes to be avoided, of one hiring after the other."""
@@ -151,6 +153,9 @@ class FakePool:
 
     def results(self) -> dict[int, str | BaseException]:
         return dict(self.back)
+
+    def leave_group(self) -> None:
+        self.left_when.append(self.now)
 
     def resize(self, note: ResizeRecord) -> None:
         self.notes.append(note)

@@ -50,6 +50,7 @@ class Actor:
             "heartbeat": heartbeat,
             "last_step": heartbeat,
             "resize": None,
+            "leave_group": None,
             "join_run": None,
         }
         self.calls: list[Call] = []

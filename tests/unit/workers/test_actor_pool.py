@@ -422,6 +422,17 @@ def test_a_group_is_asked_to_make_room_by_its_leader_if_that_lives(here: World) 
     assert [len(actor.asked("resize")) for actor in actors] == [0, 1]
 
 
+def test_members_that_still_train_are_told_to_leave_their_broken_group(here: World) -> None:
+    actors = here.hired(0, 1, 2)
+    here.pool.start_group((0, 1, 2), 7, None)
+    actors[0].answer("train", raised(TaskRaised(1, 0, "ValueError: no")))
+    actors[1].die()
+    here.poll(2 * HEARTBEAT_S)
+    here.pool.leave_group()
+    asked = [[call.arguments for call in actor.asked("leave_group")] for actor in actors]
+    assert asked == [[], [], [(7,)]]
+
+
 def test_processes_are_dismissed_once_and_all_at_the_end(here: World) -> None:
     actors = here.hired(0, 1, 2)
     here.pool.stop(1)

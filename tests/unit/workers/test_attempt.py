@@ -117,7 +117,7 @@ def test_a_group_that_nobody_can_take_over_from_a_drained_node_saves_and_waits(
     assert here.pool.seated == [(0, 1), (1, 3)]
 
 
-def test_who_does_not_come_back_from_a_broken_group_is_ended_and_not_blamed(
+def test_who_does_not_leave_a_broken_group_when_told_is_ended_and_not_blamed(
     world: Callable[..., World],
 ) -> None:
     here = world(least=2)
@@ -128,6 +128,8 @@ def test_who_does_not_come_back_from_a_broken_group_is_ended_and_not_blamed(
         broken_at.append(pool.now)
 
     here.run(breaks, lambda _: None, lambda _: None)
+    assert len(here.pool.left_when) == 1
+    assert here.pool.left_when[0] - broken_at[0] <= 1.0
     assert here.pool.killed == [1]
     assert RETURN_S <= here.pool.killed_when[0] - broken_at[0] <= RETURN_S + 1.0
     assert [record.cause for record in here.host.records] == ["job"]

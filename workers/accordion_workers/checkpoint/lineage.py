@@ -29,7 +29,9 @@ class StartedGroup:
 
     generation: int
     resumed_from: str | None
-    """Name of the checkpoint; None if training began from scratch."""
+    """Name of the checkpoint, or of the state in the workers' memory; None if training began from
+    scratch.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Lineage:
             if (start := row.started) is not None:
                 groups.append(StartedGroup(row.generation, start.resumed_from))
                 epochs = {epoch for epoch in epochs if epoch < start.epoch}
-                saved_step = start.step
+                saved_step = min(saved_step, start.step) if start.from_memory else start.step
             epochs.update(row.epochs)
             saved_step = max(saved_step, row.saved_step)
         return cls(groups=tuple(groups), epochs=frozenset(epochs), saved_step=saved_step)

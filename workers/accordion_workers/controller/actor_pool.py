@@ -115,6 +115,7 @@ class ActorPool:
         self._next = 0
         self._failed: list[FailedStart] = []
         self._group: tuple[int, ...] = ()
+        self._generation = 0
         self._results: dict[int, str | BaseException] = {}
         self._newest: tuple[int, float] | None = None
         """Newest known step, and its time."""
@@ -216,6 +217,7 @@ class ActorPool:
                 f" {type(error).__name__}"
             ) from error
         self._group, self._results, self._newest, self._progress = tuple(group), {}, None, {}
+        self._generation = generation
         self._hangs.start_group()
         nodes = tuple(
             member.location.node if member.location is not None else "" for member in members
@@ -244,6 +246,12 @@ class ActorPool:
         leader = self._members.get(self._group[0])
         if leader is not None:
             leader.actor.resize.remote(note)
+
+    def leave_group(self) -> None:
+        """Tell the members that still train; those in a collective learn it from that."""
+        for number in self._group:
+            if (member := self._members.get(number)) is not None and member.training is not None:
+                member.actor.leave_group.remote(self._generation)
 
     def last_step(self) -> tuple[int, float] | None:
         """Ask all live processes, and compare with earlier heartbeats: a dead process may have been

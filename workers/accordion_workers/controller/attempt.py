@@ -328,8 +328,10 @@ class Attempt:
         )
 
     def _kill_stragglers(self, group: _Group, results: Mapping[int, object]) -> None:
-        """Kill the members of a broken group that do not return in time."""
-        group.broken_at = group.broken_at or self.clock()
+        """Let the other members of a broken group leave, and kill those that do not in time."""
+        if group.broken_at is None:
+            group.broken_at = self.clock()
+            self.pool.leave_group()
         if self.clock() - group.broken_at >= RETURN_S:
             for rank, number in enumerate(group.members):
                 if rank not in results:
@@ -448,6 +450,8 @@ class Attempt:
 
     def _describe_recovery(self) -> str:
         """Describe how the attempt continues after a failure."""
+        if self.launch.spec.local_steps is not None:
+            return "the job continues from the newest round of its survivors, or from a checkpoint"
         if self.host.saved_step():
             return "the job continues from its newest checkpoint"
         if self._last_members:

@@ -231,8 +231,8 @@ class Supervisor:
         self._send_records(journal)
 
     def has_progressed(self, generation: int) -> bool:
-        """Return whether the group recorded a checkpoint or epoch beyond those of all earlier
-        groups.
+        """Return whether the group recorded a checkpoint, an epoch or a start from memory beyond
+        those of all earlier groups.
         """
         rows = read_milestones(self._storage)
         before = max((row.safe_step for row in rows if row.generation < generation), default=0)

@@ -69,6 +69,9 @@ class WorkerPool(Protocol):
     def resize(self, note: ResizeRecord) -> None:
         """Have the group save and return at its next step boundary; rank 0 records the note."""
 
+    def leave_group(self) -> None:
+        """Have the members of a group that lost one return at their next step."""
+
     def last_step(self) -> tuple[int, float] | None:
         """Return the newest known step of the newest group, and its time; None if there is none."""
 

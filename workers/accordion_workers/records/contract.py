@@ -67,6 +67,8 @@ class Started(Reported):
     step: int
     resumed_from: str | None
     """Name of the checkpoint; None at the beginning of the job."""
+    from_memory: bool = False
+    """Whether the workers remembered the state of that name, which was not saved."""
     steps_per_epoch: int
     """Steps of an epoch at the present batch size; 0 if unknown."""
     layers: tuple[LayerInfo, ...]

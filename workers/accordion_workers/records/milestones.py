@@ -22,6 +22,8 @@ class GroupStart(Strict):
     step: int
     resumed_from: str | None
     """Name of the checkpoint; None if training began from scratch."""
+    from_memory: bool = False
+    """Whether the workers remembered the state of that name, which was not saved."""
 
 
 class Milestones(Strict):
@@ -37,7 +39,7 @@ class Milestones(Strict):
     saved_step: int = 0
     """Steps held by the newest checkpoint; 0 without one."""
     safe_step: int = 0
-    """Step of the newest checkpoint or end of an epoch; 0 without any."""
+    """Step of the newest checkpoint, end of an epoch or start from memory; 0 without any."""
 
 
 def find_milestones(records: Iterable[Record]) -> Iterator[Milestones]:
@@ -60,12 +62,24 @@ def find_milestones(records: Iterable[Record]) -> Iterator[Milestones]:
 
 
 def safe_step(payload: Payload) -> int:
-    """Return the step of a checkpoint or of the end of an epoch; 0 for other records."""
-    return payload.step if isinstance(payload, CheckpointRecord | EpochRecord) else 0
+    """Return the step of a checkpoint, of the end of an epoch, or of a start from memory, which
+    shows how far the lost group came; 0 for other records.
+    """
+    match payload:
+        case CheckpointRecord(step=step) | EpochRecord(step=step):
+            return step
+        case Started(step=step, from_memory=True):
+            return step
+    return 0
 
 
 def _describe_start(started: Started) -> GroupStart:
-    return GroupStart(epoch=started.epoch, step=started.step, resumed_from=started.resumed_from)
+    return GroupStart(
+        epoch=started.epoch,
+        step=started.step,
+        resumed_from=started.resumed_from,
+        from_memory=started.from_memory,
+    )
 
 
 __all__ = ["GroupStart", "Milestones", "find_milestones", "safe_step"]

@@ -11,7 +11,7 @@ from typing import Literal
 
 from accordion.compress.step_signals import Signal
 from accordion.session.session import StepResult
-from accordion_workers.common.errors import LossNotFinite, TaskRaised
+from accordion_workers.common.errors import LossNotFinite, PeerUnfit, TaskRaised
 from accordion_workers.records.contract import Position
 from accordion_workers.training.balancing import OWN_WORK, balance_workers
 from accordion_workers.training.checkpointing import (
@@ -37,10 +37,10 @@ from accordion_workers.training.reports import (
     report_start,
     take_epoch_baseline,
 )
+from accordion_workers.training.round_memory import remember_round
 from accordion_workers.training.running_statistics import (
     adjust_batchnorm_momentum,
     average_buffers,
-    mark_buffers_equal,
 )
 from accordion_workers.training.switches import finish_round, report_switch
 from accordion_workers.training.train_state import LossSum, TrainState
@@ -77,11 +77,11 @@ class EpochRates:
 
 
 def start_training(state: TrainState) -> str | None:
-    """Resume from the newest checkpoint, report the worker group's start, and accept signals from
-    now on.
+    """Resume from the newest checkpoint or remembered round, report the worker group's start, and
+    accept signals from now on.
 
     Returns:
-        Name of the checkpoint; None if training starts from scratch.
+        Name of the checkpoint or round; None if training starts from scratch.
 
     Raises:
         StopRequested: a user stopped the job before its first step.
@@ -92,7 +92,6 @@ def start_training(state: TrainState) -> str | None:
     adjust_batchnorm_momentum(state)
     resumed_from = restore_checkpoint(state)
     state.own_work.start(state.phases.seconds)
-    mark_buffers_equal(state)
     report_start(state, resumed_from)
     state.context.control.set_listener(state.session.request)
     return resumed_from
@@ -103,8 +102,12 @@ def finish_step(state: TrainState, batch: range, result: StepResult) -> None:
 
     Raises:
         LossNotFinite: too many steps were skipped in a row.
+        PeerUnfit: another worker is gone, as its supervisor told this one in a round of local
+            steps.
         RuntimeError: another worker is gone.
     """
+    if state.context.control.broken_group == state.context.generation:
+        raise PeerUnfit("another worker of this group is gone")
     state.position = Position(epoch=state.position.epoch, samples=batch.stop)
     state.progress_samples += len(batch)
     if result.switch is not None:
@@ -116,7 +119,8 @@ def finish_step(state: TrainState, batch: range, result: StepResult) -> None:
 
 
 def follow_signals(state: TrainState, signals: frozenset[Signal]) -> Outcome | None:
-    """Save the state if the signals of a step or the job's spec ask for it; all ranks together.
+    """Save the state if the signals of a step or the job's spec ask for it, or remember it before
+    a round of local steps; all ranks together.
 
     Returns:
         How training ends at this step boundary; None if it continues.
@@ -126,6 +130,7 @@ def follow_signals(state: TrainState, signals: frozenset[Signal]) -> Outcome | N
         return outcome if save_checkpoint(state, wait=True) else "unsaved"
     if is_due_after_step(state, signals):
         save_checkpoint(state)
+    remember_round(state)
     return None
 
 
@@ -173,9 +178,11 @@ def finish_epoch(
     open_epoch(state, epoch + 1)
     if is_last:
         report_progress(state, last=True, loss=loss)
+    is_saved = True
     if is_due_after_epoch(state, epoch, is_last=is_last):
-        return save_checkpoint(state, wait=is_last) or not is_last
-    return True
+        is_saved = save_checkpoint(state, wait=is_last) or not is_last
+    remember_round(state)
+    return is_saved
 
 
 def follow_objective(

@@ -28,7 +28,8 @@ from accordion_workers.checkpoint.storage import Storage, open_storage
 from accordion_workers.hub.journal import SupersededError, is_superseded
 from accordion_workers.records.contract import CheckpointRecord, StorageUse
 from accordion_workers.training.resume import find_checkpoint, read_parts
-from accordion_workers.training.running_statistics import average_buffers
+from accordion_workers.training.round_memory import recall_round
+from accordion_workers.training.running_statistics import average_buffers, mark_buffers_equal
 from accordion_workers.training.slow_work import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
@@ -158,8 +159,9 @@ def _wait_for_results(
 
 
 def restore_checkpoint(state: TrainState) -> str | None:
-    """Resume from the newest valid checkpoint and return its name; None if there is none, or no
-    storage. Without one, the model of the launch's `warm_start` is loaded.
+    """Resume from the newest valid checkpoint, or from a newer round that the workers remember, and
+    return its name; None if there is neither, or no storage. Then the model of the launch's
+    `warm_start` is loaded.
 
     Rank 0 picks the checkpoint. Each rank reads its own part if the group has the size of the one
     that saved it; else rank 0 reads all parts. A checkpoint that any rank finds damaged is refused
@@ -177,17 +179,20 @@ def restore_checkpoint(state: TrainState) -> str | None:
     refused: set[str] = set()
     while True:
         manifest, lineage = find_checkpoint(state, storage, refused)
+        name = state.save_status.newest = manifest.name if manifest is not None else None
+        if (round_name := recall_round(state, lineage, name)) is not None:
+            state.save_status.lineage = lineage.begin(state.context.generation, round_name)
+            return round_name
         parts = read_parts(state, storage, manifest) if manifest is not None else None
         if manifest is not None and parts is None:
             refused.add(manifest.name)
             continue
-        name = manifest.name if manifest is not None else None
         if parts is not None:
             load_state(state, *parts)
+            mark_buffers_equal(state)
         elif state.context.launch.warm_start is not None:
             load_initial_model(state, state.context.launch.warm_start)
         state.save_status.lineage = lineage.begin(state.context.generation, name)
-        state.save_status.newest = name
         return name
 
 

@@ -120,6 +120,8 @@ class LoopControl:
         self.progress = RankProgress()
         self.activity_count = 0
         """Activity counter; it does not change while the worker makes no progress."""
+        self.broken_group = 0
+        """Generation of the newest group that is known to have lost a member; 0 if none."""
         self._metrics: dict[str, float] = {}
         self._signals: set[Signal] = set()
         self._listener: Callable[[Signal], None] | None = None
@@ -184,6 +186,31 @@ class LoopControl:
                 listener(signal)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """State before a round of local steps: what a checkpoint of that moment would hold."""
+
+    name: str
+    """Name that the checkpoint would have."""
+    epoch: int
+    shared: Mapping[str, Any]
+    own: Mapping[str, Any]
+    """What differs from rank to rank, and its optimizer's state."""
+
+
+@dataclass(slots=True)
+class RoundMemory:
+    """What a worker process remembers of its newest round; it outlives worker groups."""
+
+    newest: RoundState | None = None
+    decision: Decision | None = None
+    """Decision since which `decided` has not changed."""
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    """What only rank 0 knows of decisions."""
+    is_too_large: bool = False
+    """Whether the state is too large to be kept."""
+
+
 def _group_peers() -> Peers:
     """Return the workers of the default process group; the supervisor, which loads no torch,
     imports this module.
@@ -211,6 +238,8 @@ class WorkerContext:
     peers: Peers = field(default_factory=_group_peers)
     parts: tuple[Task, Data, Data] | None = None
     """The task, its training data and its held-out data, if the process has loaded them before."""
+    memory: RoundMemory | None = None
+    """What the process remembers of rounds; None if it ends with its group."""
 
     @property
     def checkpoints(self) -> Path:

@@ -37,6 +37,7 @@ def report_start(state: TrainState, resumed_from: str | None) -> None:
         epoch=state.position.epoch,
         step=state.session.steps,
         resumed_from=resumed_from,
+        from_memory=resumed_from is not None and resumed_from != state.save_status.newest,
         steps_per_epoch=state.steps_per_epoch,
         layers=state.session.layers,
         parameters=sum(

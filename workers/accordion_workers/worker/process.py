@@ -46,6 +46,7 @@ from accordion_workers.training.context import (
     NoLink,
     PreviousGroup,
     RankProgress,
+    RoundMemory,
     WorkerContext,
 )
 from accordion_workers.worker.actor_link import ActorLink
@@ -124,6 +125,8 @@ class Worker:
         self._mask = SecretMask(self._launch.list_secret_values())
         self._parts: tuple[Task, Data, Data] | None = None
         self._control = LoopControl()
+        # A process with a GPU does not outlive the loss of a peer.
+        self._memory = None if self._launch.spec.workers.gpus else RoundMemory()
         self._has_note = False
         self._store: GroupStore | None = None
         self._trainer: int | None = None
@@ -234,6 +237,10 @@ class Worker:
             with suppress(OSError):
                 self._link.post(note)
 
+    def leave_group(self, generation: int) -> None:
+        """Let the group of this generation end here at its next step: it has lost a member."""
+        self._control.broken_group = generation
+
     def heartbeat(self, compute_s_by_rank: tuple[float, ...]) -> Heartbeat:
         """Return this worker's progress; `compute_s_by_rank` holds values of all ranks."""
         self._control.compute_s_by_rank = compute_s_by_rank
@@ -317,6 +324,7 @@ class Worker:
                 previous_group=assignment.previous_group,
                 control=self._control,
                 parts=self._parts,
+                memory=self._memory,
             )
             self._link = link
             try:

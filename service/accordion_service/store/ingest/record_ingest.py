@@ -463,7 +463,9 @@ def _train_message(started: Started) -> str:
         parts.append(
             f"{done} from {started.previous_world_size} with {started.seconds_lost:.1f} s lost"
         )
-    if started.resumed_from:
+    if started.from_memory:
+        parts.append("from the newest round that its workers remember")
+    elif started.resumed_from:
         parts.append(f"from checkpoint {started.resumed_from}")
     if started.steps_rolled_back:
         parts.append(f"{started.steps_rolled_back} steps trained again")
