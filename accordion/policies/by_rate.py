@@ -3,10 +3,9 @@
     steps down the ladder = floor(log(peak / rate) / log(fall))
 
 The peak is the highest rate so far, so a warm-up counts as the peak, and a rate that rises again
-makes compression lighter again. All layers have the same stage. At equal bytes, ranks that fall with
-the rate gained one to two points of accuracy on a constant rank and on `two_level`, in runs of a few
-hundred steps of a small image model; the same holds for the length of rounds of local steps, which
-follow the rate by themselves.
+makes compression lighter again. All layers have the same level, whatever their gradients do. The
+idea is that of rounds of local steps, which become longer as the rate falls: what is sent late
+changes little.
 """
 
 from __future__ import annotations
