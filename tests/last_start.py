@@ -1,5 +1,5 @@
-"""The time after which no test begins, which `.ci/run` sets: on a machine that is slow that day, the
-parts that come first are complete, and the summary counts what was not run.
+"""The time after which no test begins, which `.ci/run` sets: on a machine that is slow that day,
+the parts that come first are complete, and the summary counts what was not run.
 """
 
 from __future__ import annotations

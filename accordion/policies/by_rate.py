@@ -15,7 +15,7 @@ import math
 from accordion.policies.policy_input import PolicyInput, count_levels
 
 _ROUNDING = 1e-9
-"""So that a fall of 0.1 / 0.01, a little below 10, counts as one of 10."""
+"""Slack in the number of levels: as floats, 0.1 / 0.01 is a little below 10."""
 
 
 def decide_levels(policy_input: PolicyInput) -> dict[str, str]:
