@@ -25,6 +25,11 @@ from accordion.hook.trained_layers import parameters_of
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
 from accordion.session.signal_requests import Requests
+from accordion.session.training_warnings import (
+    SkippedInARow,
+    skipped_locally_sentence,
+    skipped_sentence,
+)
 
 
 class Rounds:
@@ -34,6 +39,7 @@ class Rounds:
         source: the session's gradients.
         engine: compresses what is exchanged.
         requests: what this worker raises.
+        rank: this worker's.
     """
 
     decided = 1
@@ -45,8 +51,12 @@ class Rounds:
     is_full = False
     """Whether the running round has all its steps."""
 
-    def __init__(self, source: GradientSource, engine: Engine, requests: Requests) -> None:
+    def __init__(
+        self, source: GradientSource, engine: Engine, requests: Requests, *, rank: int
+    ) -> None:
         self._gradients, self._engine, self._requests = source, engine, requests
+        self._rank = rank
+        self._skipped = SkippedInARow()
 
     @property
     def begins(self) -> bool:
@@ -72,7 +82,13 @@ class Rounds:
         return announced
 
     def keep_step(self, *, taken: bool) -> None:
-        """Keep or drop what the exchange of the step's gradients staged."""
+        """Keep or drop what the exchange of the step's gradients staged; warn if too many in a row
+        were skipped.
+        """
+        self._skipped.observe(
+            lambda number: skipped_sentence(number, self._engine.broken_layers(), rank=self._rank),
+            taken=taken,
+        )
         if taken:
             self._engine.restore_unused(self._gradients.unused_layers())
             self._engine.commit_step()
@@ -136,7 +152,7 @@ class LocalRounds(Rounds):
         optimizers: tuple[Optimizer, ...],
         nesterov: bool,
     ) -> None:
-        super().__init__(source, engine, requests)
+        super().__init__(source, engine, requests, rank=coordinator.rank)
         self._module, self._source = module, source
         self._coordinator, self._optimizers = coordinator, optimizers
         self._parameters = {
@@ -144,6 +160,9 @@ class LocalRounds(Rounds):
         }
         self._changes = ParameterChanges(self._parameters, source.exchanges, nesterov=nesterov)
         self._broadcasts_buffers = module.broadcast_buffers
+        self._broken: list[str] = []
+        """Layers whose gradient is not finite in this local step."""
+        self._undone = SkippedInARow()
 
     @property
     def is_full(self) -> bool:  # type: ignore[override]  # the others' is a constant
@@ -173,14 +192,25 @@ class LocalRounds(Rounds):
             for name, parameter in self._parameters.items():
                 self._engine.ledger.count_dense_equivalent(name, parameter.numel())
         self.steps += 1
-        gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-        return frozenset() if norms.isfinite().all() else frozenset({Signal.NOT_FINITE})
+        gradients = {
+            name: one.grad for name, one in self._parameters.items() if one.grad is not None
+        }
+        norms = torch._foreach_norm(list(gradients.values()))
+        are_finite = torch.stack([norm.float() for norm in norms]).isfinite().tolist()
+        self._broken = [
+            name for name, finite in zip(gradients, are_finite, strict=True) if not finite
+        ]
+        return frozenset({Signal.NOT_FINITE}) if self._broken else frozenset()
 
     def keep_step(self, *, taken: bool) -> None:
         """Implements `Rounds`."""
         if self.length == 1:
             super().keep_step(taken=taken)
+            return
+        self._skipped.observe(
+            lambda number: skipped_locally_sentence(number, self._broken, rank=self._rank),
+            taken=taken,
+        )
 
     def check_forward(self, module: nn.Module, _: object) -> None:
         """Check, before a forward pass, that no evaluation sees the parameters of one worker.
@@ -204,12 +234,19 @@ class LocalRounds(Rounds):
         self._module.broadcast_buffers = self._broadcasts_buffers
         announced = raised_signals(self._changes.exchange())
         self._requests.drop_seen()
-        if Signal.NOT_FINITE in announced:
-            self._engine.rollback_step()
-            self._changes.undo()
-        else:
+        is_kept = Signal.NOT_FINITE not in announced
+        self._undone.observe(
+            lambda number: skipped_sentence(
+                number, self._engine.broken_layers(), rank=self._rank, is_round=True
+            ),
+            taken=is_kept,
+        )
+        if is_kept:
             self._engine.commit_step()
             self._changes.apply()
+        else:
+            self._engine.rollback_step()
+            self._changes.undo()
         return announced
 
     def finish(self) -> None:
@@ -253,7 +290,7 @@ def create_rounds(
     if local is not None:
         _check(module, steps)
     if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
-        return Rounds(source, engine, requests)
+        return Rounds(source, engine, requests, rank=coordinator.rank)
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
     rounds = LocalRounds(
         module,

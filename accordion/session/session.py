@@ -55,7 +55,7 @@ from accordion.session.saved_states import (
 )
 from accordion.session.signal_requests import Requests
 from accordion.session.step_results import StepResult, Switch
-from accordion.session.training_warnings import SkippedInARow, watch_run
+from accordion.session.training_warnings import watch_run
 
 
 def attach(
@@ -165,7 +165,6 @@ class Session:
         """Decision in force."""
         self.global_batch = global_batch
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
-        self._skipped_in_a_row = SkippedInARow(rank=self.rank)
         self._requests = Requests()
         self._decisions = DecisionMaker(config, self.controller, decider)
         self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
@@ -401,7 +400,6 @@ class Session:
         taken = Signal.NOT_FINITE not in announced
         self.steps += 1
         self.skipped_steps += not taken
-        self._skipped_in_a_row.observe_step(self._engine.broken_layers, taken=taken)
         self.rounds.keep_step(taken=taken)
         self._optimizer_steps.finish_step(taken=taken)
         return StepResult(taken=taken, announced=announced, switch=None)

@@ -31,6 +31,7 @@ WAIT_WARNING_S = 60.0
 _LARGEST_SHARE = 0.8
 """Share of the uncompressed bytes above which a compression method saves too little to notice."""
 _POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled"})
+_ADVICE = "Check for a learning rate that is too high, a NaN loss"
 _POLICIES_BY_EPOCH = frozenset({"scheduled", "legacy"})
 """Policies whose levels depend on the number of the epoch."""
 
@@ -43,28 +44,65 @@ class TrainingWarning(UserWarning):
 
 
 class SkippedInARow:
-    """Warns of consecutive skipped steps when there are 10, 20, 40 and so on."""
+    """Warns of consecutive skipped steps, or undone rounds, when there are 10, 20, 40 and so on."""
 
-    def __init__(self, *, rank: int) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self._number = 0
 
-    def observe_step(
-        self, broken_layers: Callable[[], tuple[Sequence[str], Sequence[str]]], *, taken: bool
-    ) -> None:
-        """Observe a step; warn if it is one too many.
-
-        `broken_layers` returns the layers whose gradients or sums of them in fp32 are not finite on
-        this worker, and those whose gradients do not fit into their format on the wire; without
-        any, only rank 0 warns.
+    def observe(self, explain: Callable[[int], str | None], *, taken: bool) -> None:
+        """Observe a step or round; if it is one too many, warn with the sentence that `explain`
+        returns for their number, unless that is None.
         """
         self._number = 0 if taken else self._number + 1
         doublings, rest = divmod(self._number, SKIPPED_IN_A_ROW)
         if taken or rest or doublings & (doublings - 1):
             return
-        layers, too_large = broken_layers()
-        if layers or too_large or self._rank == 0:
-            _warn(_skipped_sentence(self._number, layers, too_large=too_large, rank=self._rank))
+        if (sentence := explain(self._number)) is not None:
+            _warn(sentence)
+
+
+def skipped_sentence(
+    in_a_row: int,
+    broken_layers: tuple[Sequence[str], Sequence[str]],
+    *,
+    rank: int,
+    is_round: bool = False,
+) -> str | None:
+    """Return the warning of this worker about steps that all workers skipped, or rounds that all
+    undid; None if it knows no more than that, and rank 0 warns.
+
+    `broken_layers` are those whose gradients, or changes in a round, or sums of them in fp32 are
+    not finite on this worker, and those whose values do not fit into their format on the wire.
+    """
+    layers, too_large = broken_layers
+    if not layers and not too_large and rank != 0:
+        return None
+    what, value = "steps in a row were skipped", "gradient"
+    if is_round:
+        what, value = "rounds of local steps in a row were undone", "change"
+    advice = f"{_ADVICE}, or fp16 without a GradScaler"
+    if layers:
+        where = (
+            f"the {value}s of {format_layers(layers)} are not finite, or too large for sums in fp32"
+            f" (from about {LARGEST_GRADIENT:g} on)"
+        )
+    elif too_large:
+        where = f"the {value}s of {format_layers(too_large)} are too large for their method"
+        advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
+    else:
+        where = f"a {value} on another worker, or of a bias or norm, is not finite or too large"
+    return f"rank {rank}: {in_a_row} {what}, since {where}; parameters do not change. {advice}"
+
+
+def skipped_locally_sentence(in_a_row: int, layers: Sequence[str], *, rank: int) -> str:
+    """Return the warning of a worker about local steps that only it skipped, because gradients of
+    these layers were not finite.
+    """
+    return (
+        f"rank {rank}: {in_a_row} local steps in a row were skipped by this worker alone, since its"
+        f" gradients of {format_layers(layers)} are not finite, or have a norm that is not; its"
+        f" parameters change at the end of rounds only. {_ADVICE}, or data of this worker alone"
+    )
 
 
 @contextmanager
@@ -153,26 +191,6 @@ def watch_run(
 
 def _warn(sentence: str) -> None:
     warnings.warn(sentence, TrainingWarning, stacklevel=2)
-
-
-def _skipped_sentence(
-    in_a_row: int, layers: Sequence[str], *, too_large: Sequence[str], rank: int
-) -> str:
-    advice = "Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler"
-    if layers:
-        where = (
-            f"the gradients of {format_layers(layers)} are not finite, or too large for sums in"
-            f" fp32 (from about {LARGEST_GRADIENT:g} on)"
-        )
-    elif too_large:
-        where = f"the gradients of {format_layers(too_large)} are too large for their method"
-        advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
-    else:
-        where = "a gradient on another worker, or of a bias or norm, is not finite or too large"
-    return (
-        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where}; parameters do not"
-        f" change. {advice}"
-    )
 
 
 def _first_change(config: Config) -> int | None:
