@@ -4,6 +4,7 @@ ends them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -212,7 +213,7 @@ class LocalRounds(Rounds):
             taken=taken,
         )
 
-    def check_forward(self, module: nn.Module, _: object) -> None:
+    def check_forward(self, module: nn.Module) -> None:
         """Check, before a forward pass, that no evaluation sees the parameters of one worker.
 
         Raises:
@@ -271,6 +272,21 @@ class LocalRounds(Rounds):
         self._changes.load_momentum(saved)
 
 
+class _ForwardCheck:
+    """Hook that checks forward passes; a copy or a pickle of it does nothing."""
+
+    def __init__(self, rounds: LocalRounds | None = None) -> None:
+        self._rounds = None if rounds is None else weakref.ref(rounds)
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
+        rounds = None if self._rounds is None else self._rounds()
+        if rounds is not None:
+            rounds.check_forward(module)
+
+    def __reduce__(self) -> tuple[type[_ForwardCheck], tuple[()]]:
+        return _ForwardCheck, ()
+
+
 def create_rounds(
     module: nn.Module,
     source: Any,
@@ -303,7 +319,7 @@ def create_rounds(
         or (local.outer == "auto" and local.has_start and not is_sgd),
     )
     if steps.mode != "session":  # a loop that knows nothing of rounds
-        module.register_forward_pre_hook(rounds.check_forward)
+        module.register_forward_pre_hook(_ForwardCheck(rounds))
     return rounds
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -218,6 +220,27 @@ def test_an_evaluation_within_a_round_is_told_to_end_it(run_group, mode):
         assert len(told) == 1
         assert "call session.finish_round() on all workers" in told[0]
         assert seen.isfinite().all()
+
+
+def saved_and_loaded(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def copy_within_a_round(rank: int) -> Any:
+    """What copies of the module return within a round."""
+    loop = Loop(rank, "optimizer")
+    loop.step(0)
+    copies = [copy.deepcopy(loop.ddp), saved_and_loaded(loop.ddp)]
+    with torch.no_grad():
+        return [one.eval()(torch.ones(2, 6)) for one in copies]
+
+
+def test_a_copy_of_the_module_may_be_evaluated_within_a_round(run_group):
+    for first, second in run_group(WORKERS, copy_within_a_round):
+        assert torch.equal(first, second)
 
 
 def leave_out(rank: int, mode: StepMode) -> str:
