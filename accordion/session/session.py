@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from accordion.base.errors import HookError, OverrideError
+from accordion.base.errors import OverrideError
 from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.compress.compression_engine import Engine
 from accordion.compress.ledger import Ledger
@@ -278,8 +278,7 @@ class Session:
         Raises:
             Exception: the errors of `step`.
         """
-        if self._begun is not None:
-            raise HookError(self._optimizer_steps.unfinished_sentence())
+        self._optimizer_steps.check_step_ended(self._begun)
         begun = self._begin_step()
         # A step that is not taken changes nothing that the end of a round could exchange.
         if self._optimizer_steps.mode == "session" or not self.rounds.steps or not begun.taken:
@@ -300,7 +299,11 @@ class Session:
     def finish_round(self) -> Switch | None:
         """End a round of local steps early on all workers, so that they have the same parameters,
         as for a checkpoint; return the switch of a window that ended within the round.
+
+        Raises:
+            HookError: the training loop has not taken the optimizer's step of this local step.
         """
+        self._optimizer_steps.check_step_ended(self._begun)
         begun = self.rounds.steps
         self.rounds.finish()
         return self._close_full_window(last=begun)

@@ -259,6 +259,20 @@ def test_an_optimizer_that_leaves_out_a_local_step_is_told(run_group, mode):
         assert told.startswith("1 of 2 optimizers did not step")
 
 
+def finish_too_early(rank: int) -> str:
+    """What a loop is told that ends a round between `session.step()` and the optimizer's step."""
+    loop = Loop(rank, "caller")
+    loop.optimizers[0].step = loop.session.finish_round  # type: ignore[method-assign]
+    with pytest.raises(HookError) as error:
+        loop.step(0)
+    return str(error.value)
+
+
+def test_a_round_does_not_end_before_the_step_that_it_waits_for(run_group):
+    for told in run_group(WORKERS, finish_too_early):
+        assert told.startswith("1 of 1 optimizers did not step")
+
+
 class Lookahead(SGD):
     """An optimizer around another one, which takes its steps."""
 
