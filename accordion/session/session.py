@@ -80,8 +80,7 @@ def attach(
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
-        step: which side takes the optimizer's step, also a local one; see
-            `optimizer_steps.StepMode`.
+        step: which side takes the optimizer's steps; see `optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
         global_batch: samples per step over all workers, for the reports; 0 if unknown.
         epochs: length of the run; if it is too short for the detector's window, a warning is issued
@@ -124,7 +123,7 @@ class Session:
     name = ""
     """Name of this session in saved files and metrics, for scripts with several sessions."""
     on_boundary: Callable[[StepResult], None] | None = None
-    """Called on every rank with the result of each step boundary."""
+    """Called on every rank with each step boundary's result, and a switch of `finish_round`."""
     lr: float | None = None
     """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
 
@@ -306,7 +305,10 @@ class Session:
         self._optimizer_steps.check_step_ended(self._begun)
         begun = self.rounds.steps
         self.rounds.finish()
-        return self._close_full_window(last=begun)
+        switch = self._close_full_window(last=begun)
+        if switch is not None and self.on_boundary is not None:
+            self.on_boundary(StepResult(taken=True, announced=frozenset(), switch=switch))
+        return switch
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
         """Report the epoch and switch to the decision for the next one; every worker calls this.

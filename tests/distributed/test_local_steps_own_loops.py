@@ -222,6 +222,19 @@ def test_an_evaluation_within_a_round_is_told_to_end_it(run_group, mode):
         assert seen.isfinite().all()
 
 
+def end_early(rank: int) -> Any:
+    """Whether `on_boundary` gets what a round returns that ends after a window's end within it."""
+    loop = Loop(rank, "optimizer")
+    for step in range(5):
+        loop.step(step)
+    switch = loop.session.finish_round()
+    return switch is not None, [one.switch for one in loop.results][5:] == [switch]
+
+
+def test_a_window_that_a_round_closes_early_is_told_as_at_a_boundary(run_group):
+    assert run_group(WORKERS, end_early) == [(True, True)] * 2
+
+
 def saved_and_loaded(ddp: DistributedDataParallel) -> DistributedDataParallel:
     file = io.BytesIO()
     torch.save(ddp, file)
