@@ -30,7 +30,7 @@ WAIT_WARNING_S = 60.0
 """Seconds after which a worker that waits for the others' call warns."""
 _LARGEST_SHARE = 0.8
 """Share of the uncompressed bytes above which a compression method saves too little to notice."""
-_POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled"})
+_POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled", "legacy", "by_rate"})
 _ADVICE = "Check for a learning rate that is too high, a NaN loss"
 _POLICIES_BY_EPOCH = frozenset({"scheduled", "legacy"})
 """Policies whose levels depend on the number of the epoch."""

@@ -17,7 +17,7 @@ from accordion.base.messages import Override
 from accordion.compress.compression_engine import Engine
 from accordion.config import Config, DetectorConfig, WarmUp, Window
 from accordion.session.session import attach
-from accordion.session.training_warnings import TrainingWarning
+from accordion.session.training_warnings import RunWatcher, TrainingWarning
 from tests.distributed import small
 
 
@@ -115,6 +115,12 @@ def _run_of(rank, epochs_given, window):
         while ended() is not None:  # a thread of the last exchange may still hold it
             gc.collect()
     return [str(item.message) for item in told if issubclass(item.category, TrainingWarning)]
+
+
+@pytest.mark.parametrize("policy", ["fixed", "scheduled", "legacy", "by_rate"])
+def test_a_short_run_whose_policy_compares_no_windows_is_told_nothing(recwarn, policy):
+    RunWatcher(Config(policy=policy), world_size=1, epochs=2)
+    assert not recwarn.list
 
 
 def test_a_run_too_short_for_any_window_of_epochs_is_told_to_count_steps(run_group):
