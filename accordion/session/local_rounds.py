@@ -122,7 +122,9 @@ class Rounds:
         return []
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
-        """Continue with a saved momentum; an empty one starts from zero."""
+        """Continue with a saved momentum; an empty one starts from zero. A round that is running is
+        given up.
+        """
 
 
 class LocalRounds(Rounds):
@@ -231,8 +233,7 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         # So that the statistic, which has no scale, is the change by step.
         self._engine.loss_scale = float(self.steps)
-        self.steps = 0
-        self._module.broadcast_buffers = self._broadcasts_buffers
+        self._begin_anew()
         announced = raised_signals(self._changes.exchange())
         self._requests.drop_seen()
         is_kept = Signal.NOT_FINITE not in announced
@@ -269,7 +270,12 @@ class LocalRounds(Rounds):
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Implements `Rounds`."""
+        self._begin_anew()
         self._changes.load_momentum(saved)
+
+    def _begin_anew(self) -> None:
+        self.steps = 0
+        self._module.broadcast_buffers = self._broadcasts_buffers
 
 
 class _ForwardCheck:
