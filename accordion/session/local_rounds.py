@@ -26,7 +26,7 @@ from accordion.hook.trained_layers import parameters_of
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
 from accordion.session.signal_requests import Requests
-from accordion.session.training_warnings import (
+from accordion.session.skipped_steps import (
     SkippedInARow,
     skipped_locally_sentence,
     skipped_sentence,
