@@ -41,7 +41,8 @@ class TrainingStage:
             step = report.step
         return TrainingStage(
             peak=peak,
-            fall=min(peak / rate, _MOST) if rate > 0.0 else _MOST,
+            # A rate of 0 from the beginning is unknown, or that of a warm-up.
+            fall=min(peak / rate, _MOST) if rate > 0.0 else _MOST if peak > 0.0 else 1.0,
             quiet_windows=windows,
             quiet_step=step,
         )

@@ -82,14 +82,15 @@ class ParameterChanges:
             bucket.restore()
 
     def momentum(self) -> list[Tensor]:
-        """Return the momentum of the outer step on the CPU, empty without one."""
-        return [bucket.momentum.cpu() for bucket in self._buckets if bucket.momentum is not None]
+        """Return a copy of the outer step's momentum on the CPU, empty without one."""
+        values = (bucket.momentum for bucket in self._buckets)
+        return [value.to("cpu", copy=True) for value in values if value is not None]
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Continue with a saved momentum; an empty one starts from zero."""
         values: Sequence[Tensor | None] = saved or [None] * len(self._buckets)
         for bucket, value in zip(self._buckets, values, strict=True):
-            bucket.momentum = None if value is None else value.to(bucket.start)
+            bucket.momentum = None if value is None else value.to(bucket.start, copy=True)
 
 
 class _ChangedBucket:

@@ -4,6 +4,7 @@ ends them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,11 @@ from accordion.hook.trained_layers import parameters_of
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
 from accordion.session.signal_requests import Requests
+from accordion.session.skipped_steps import (
+    SkippedInARow,
+    skipped_locally_sentence,
+    skipped_sentence,
+)
 
 
 class Rounds:
@@ -34,6 +40,7 @@ class Rounds:
         source: the session's gradients.
         engine: compresses what is exchanged.
         requests: what this worker raises.
+        rank: this worker's.
     """
 
     decided = 1
@@ -45,8 +52,12 @@ class Rounds:
     is_full = False
     """Whether the running round has all its steps."""
 
-    def __init__(self, source: GradientSource, engine: Engine, requests: Requests) -> None:
+    def __init__(
+        self, source: GradientSource, engine: Engine, requests: Requests, *, rank: int
+    ) -> None:
         self._gradients, self._engine, self._requests = source, engine, requests
+        self._rank = rank
+        self._skipped = SkippedInARow()
 
     @property
     def begins(self) -> bool:
@@ -72,7 +83,13 @@ class Rounds:
         return announced
 
     def keep_step(self, *, taken: bool) -> None:
-        """Keep or drop what the exchange of the step's gradients staged."""
+        """Keep or drop what the exchange of the step's gradients staged; warn if too many in a row
+        were skipped.
+        """
+        self._skipped.observe(
+            lambda number: skipped_sentence(number, self._engine.broken_layers(), rank=self._rank),
+            taken=taken,
+        )
         if taken:
             self._engine.restore_unused(self._gradients.unused_layers())
             self._engine.commit_step()
@@ -105,7 +122,9 @@ class Rounds:
         return []
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
-        """Continue with a saved momentum; an empty one starts from zero."""
+        """Continue with a saved momentum; an empty one starts from zero. A round that is running is
+        given up.
+        """
 
 
 class LocalRounds(Rounds):
@@ -136,7 +155,7 @@ class LocalRounds(Rounds):
         optimizers: tuple[Optimizer, ...],
         nesterov: bool,
     ) -> None:
-        super().__init__(source, engine, requests)
+        super().__init__(source, engine, requests, rank=coordinator.rank)
         self._module, self._source = module, source
         self._coordinator, self._optimizers = coordinator, optimizers
         self._parameters = {
@@ -144,6 +163,9 @@ class LocalRounds(Rounds):
         }
         self._changes = ParameterChanges(self._parameters, source.exchanges, nesterov=nesterov)
         self._broadcasts_buffers = module.broadcast_buffers
+        self._broken: list[str] = []
+        """Layers whose gradient is not finite in this local step."""
+        self._undone = SkippedInARow()
 
     @property
     def is_full(self) -> bool:  # type: ignore[override]  # the others' is a constant
@@ -173,16 +195,27 @@ class LocalRounds(Rounds):
             for name, parameter in self._parameters.items():
                 self._engine.ledger.count_dense_equivalent(name, parameter.numel())
         self.steps += 1
-        gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-        return frozenset() if norms.isfinite().all() else frozenset({Signal.NOT_FINITE})
+        gradients = {
+            name: one.grad for name, one in self._parameters.items() if one.grad is not None
+        }
+        norms = torch._foreach_norm(list(gradients.values()))
+        are_finite = torch.stack([norm.float() for norm in norms]).isfinite().tolist()
+        self._broken = [
+            name for name, finite in zip(gradients, are_finite, strict=True) if not finite
+        ]
+        return frozenset({Signal.NOT_FINITE}) if self._broken else frozenset()
 
     def keep_step(self, *, taken: bool) -> None:
         """Implements `Rounds`."""
         if self.length == 1:
             super().keep_step(taken=taken)
+            return
+        self._skipped.observe(
+            lambda number: skipped_locally_sentence(number, self._broken, rank=self._rank),
+            taken=taken,
+        )
 
-    def check_forward(self, module: nn.Module, _: object) -> None:
+    def check_forward(self, module: nn.Module) -> None:
         """Check, before a forward pass, that no evaluation sees the parameters of one worker.
 
         Raises:
@@ -200,16 +233,22 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         # So that the statistic, which has no scale, is the change by step.
         self._engine.loss_scale = float(self.steps)
-        self.steps = 0
-        self._module.broadcast_buffers = self._broadcasts_buffers
+        self._begin_anew()
         announced = raised_signals(self._changes.exchange())
         self._requests.drop_seen()
-        if Signal.NOT_FINITE in announced:
-            self._engine.rollback_step()
-            self._changes.undo()
-        else:
+        is_kept = Signal.NOT_FINITE not in announced
+        self._undone.observe(
+            lambda number: skipped_sentence(
+                number, self._engine.broken_layers(), rank=self._rank, is_round=True
+            ),
+            taken=is_kept,
+        )
+        if is_kept:
             self._engine.commit_step()
             self._changes.apply()
+        else:
+            self._engine.rollback_step()
+            self._changes.undo()
         return announced
 
     def finish(self) -> None:
@@ -231,7 +270,27 @@ class LocalRounds(Rounds):
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Implements `Rounds`."""
+        self._begin_anew()
         self._changes.load_momentum(saved)
+
+    def _begin_anew(self) -> None:
+        self.steps = 0
+        self._module.broadcast_buffers = self._broadcasts_buffers
+
+
+class _ForwardCheck:
+    """Hook that checks forward passes; a copy or a pickle of it does nothing."""
+
+    def __init__(self, rounds: LocalRounds | None = None) -> None:
+        self._rounds = None if rounds is None else weakref.ref(rounds)
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
+        rounds = None if self._rounds is None else self._rounds()
+        if rounds is not None:
+            rounds.check_forward(module)
+
+    def __reduce__(self) -> tuple[type[_ForwardCheck], tuple[()]]:
+        return _ForwardCheck, ()
 
 
 def create_rounds(
@@ -253,7 +312,7 @@ def create_rounds(
     if local is not None:
         _check(module, steps)
     if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
-        return Rounds(source, engine, requests)
+        return Rounds(source, engine, requests, rank=coordinator.rank)
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
     rounds = LocalRounds(
         module,
@@ -266,7 +325,7 @@ def create_rounds(
         or (local.outer == "auto" and local.has_start and not is_sgd),
     )
     if steps.mode != "session":  # a loop that knows nothing of rounds
-        module.register_forward_pre_hook(rounds.check_forward)
+        module.register_forward_pre_hook(_ForwardCheck(rounds))
     return rounds
 
 

@@ -122,13 +122,18 @@ class OptimizerSteps:
         """Call of the training loop that ends a step, for messages."""
         return "optimizer.step()" if self.mode == "optimizer" else "session.step()"
 
-    def unfinished_sentence(self) -> str:
-        """Return what is wrong if a local step begins before the last one has ended."""
-        return (
-            f"{len(self._covered)} of {len(self._followed)} optimizers did not step after the last"
-            " backward pass; with local_steps, all optimizers of a module step after each one, so"
-            " that a round can end"
-        )
+    def check_step_ended(self, begun: StepResult | None) -> None:
+        """Check that the training loop is not taking a local step, given what has begun of it.
+
+        Raises:
+            HookError: it is.
+        """
+        if begun is not None:
+            raise HookError(
+                f"{len(self._covered)} of {len(self._followed)} optimizers did not step after the"
+                " last backward pass; with local_steps, all optimizers of a module step after each"
+                " one, so that a round can end"
+            )
 
     def check_step_call(self) -> None:
         """Check that the training loop may call `session.step()`.

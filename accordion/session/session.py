@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from accordion.base.errors import HookError, OverrideError
+from accordion.base.errors import OverrideError
 from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.compress.compression_engine import Engine
 from accordion.compress.ledger import Ledger
@@ -55,7 +55,7 @@ from accordion.session.saved_states import (
 )
 from accordion.session.signal_requests import Requests
 from accordion.session.step_results import StepResult, Switch
-from accordion.session.training_warnings import SkippedInARow, watch_run
+from accordion.session.training_warnings import watch_run
 
 
 def attach(
@@ -80,8 +80,7 @@ def attach(
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
-        step: which side takes the optimizer's step, also a local one; see
-            `optimizer_steps.StepMode`.
+        step: which side takes the optimizer's steps; see `optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
         global_batch: samples per step over all workers, for the reports; 0 if unknown.
         epochs: length of the run; if it is too short for the detector's window, a warning is issued
@@ -124,7 +123,7 @@ class Session:
     name = ""
     """Name of this session in saved files and metrics, for scripts with several sessions."""
     on_boundary: Callable[[StepResult], None] | None = None
-    """Called on every rank with the result of each step boundary."""
+    """Called on every rank with each step boundary's result, and a switch of `finish_round`."""
     lr: float | None = None
     """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
 
@@ -165,7 +164,6 @@ class Session:
         """Decision in force."""
         self.global_batch = global_batch
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
-        self._skipped_in_a_row = SkippedInARow(rank=self.rank)
         self._requests = Requests()
         self._decisions = DecisionMaker(config, self.controller, decider)
         self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
@@ -279,8 +277,7 @@ class Session:
         Raises:
             Exception: the errors of `step`.
         """
-        if self._begun is not None:
-            raise HookError(self._optimizer_steps.unfinished_sentence())
+        self._optimizer_steps.check_step_ended(self._begun)
         begun = self._begin_step()
         # A step that is not taken changes nothing that the end of a round could exchange.
         if self._optimizer_steps.mode == "session" or not self.rounds.steps or not begun.taken:
@@ -301,10 +298,17 @@ class Session:
     def finish_round(self) -> Switch | None:
         """End a round of local steps early on all workers, so that they have the same parameters,
         as for a checkpoint; return the switch of a window that ended within the round.
+
+        Raises:
+            HookError: the training loop has not taken the optimizer's step of this local step.
         """
+        self._optimizer_steps.check_step_ended(self._begun)
         begun = self.rounds.steps
         self.rounds.finish()
-        return self._close_full_window(last=begun)
+        switch = self._close_full_window(last=begun)
+        if switch is not None and self.on_boundary is not None:
+            self.on_boundary(StepResult(taken=True, announced=frozenset(), switch=switch))
+        return switch
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
         """Report the epoch and switch to the decision for the next one; every worker calls this.
@@ -401,7 +405,6 @@ class Session:
         taken = Signal.NOT_FINITE not in announced
         self.steps += 1
         self.skipped_steps += not taken
-        self._skipped_in_a_row.observe_step(self._engine.broken_layers, taken=taken)
         self.rounds.keep_step(taken=taken)
         self._optimizer_steps.finish_step(taken=taken)
         return StepResult(taken=taken, announced=announced, switch=None)

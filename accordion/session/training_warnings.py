@@ -5,21 +5,14 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
 from accordion.base.messages import Decision, Level
 from accordion.compress.ledger import Ledger
-from accordion.config import Config, format_layers
+from accordion.config import Config
 
-SKIPPED_IN_A_ROW = 10
-"""Consecutive skipped steps after which a worker warns, and again whenever the number has doubled.
-
-It is more than a GradScaler usually skips at its start, while it searches for a scale.
-"""
-LARGEST_GRADIENT = 1e34
-"""Magnitude from which sums of a large layer's gradient may overflow fp32, which ends at 3.4e38."""
 STEPS_WITHOUT_EPOCH = 1000
 """Steps without the end of an epoch after which a run is warned whose levels wait for one. Epochs
 may be longer, which nothing tells; a larger number would come too late in a loop without epochs.
@@ -30,7 +23,7 @@ WAIT_WARNING_S = 60.0
 """Seconds after which a worker that waits for the others' call warns."""
 _LARGEST_SHARE = 0.8
 """Share of the uncompressed bytes above which a compression method saves too little to notice."""
-_POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled"})
+_POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled", "legacy", "by_rate"})
 _POLICIES_BY_EPOCH = frozenset({"scheduled", "legacy"})
 """Policies whose levels depend on the number of the epoch."""
 
@@ -40,31 +33,6 @@ class TrainingWarning(UserWarning):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
-
-
-class SkippedInARow:
-    """Warns of consecutive skipped steps when there are 10, 20, 40 and so on."""
-
-    def __init__(self, *, rank: int) -> None:
-        self._rank = rank
-        self._number = 0
-
-    def observe_step(
-        self, broken_layers: Callable[[], tuple[Sequence[str], Sequence[str]]], *, taken: bool
-    ) -> None:
-        """Observe a step; warn if it is one too many.
-
-        `broken_layers` returns the layers whose gradients or sums of them in fp32 are not finite on
-        this worker, and those whose gradients do not fit into their format on the wire; without
-        any, only rank 0 warns.
-        """
-        self._number = 0 if taken else self._number + 1
-        doublings, rest = divmod(self._number, SKIPPED_IN_A_ROW)
-        if taken or rest or doublings & (doublings - 1):
-            return
-        layers, too_large = broken_layers()
-        if layers or too_large or self._rank == 0:
-            _warn(_skipped_sentence(self._number, layers, too_large=too_large, rank=self._rank))
 
 
 @contextmanager
@@ -153,26 +121,6 @@ def watch_run(
 
 def _warn(sentence: str) -> None:
     warnings.warn(sentence, TrainingWarning, stacklevel=2)
-
-
-def _skipped_sentence(
-    in_a_row: int, layers: Sequence[str], *, too_large: Sequence[str], rank: int
-) -> str:
-    advice = "Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler"
-    if layers:
-        where = (
-            f"the gradients of {format_layers(layers)} are not finite, or too large for sums in"
-            f" fp32 (from about {LARGEST_GRADIENT:g} on)"
-        )
-    elif too_large:
-        where = f"the gradients of {format_layers(too_large)} are too large for their method"
-        advice = "Give half the dtype bf16, or attach() the GradScaler if the loss has one"
-    else:
-        where = "a gradient on another worker, or of a bias or norm, is not finite or too large"
-    return (
-        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where}; parameters do not"
-        f" change. {advice}"
-    )
 
 
 def _first_change(config: Config) -> int | None:

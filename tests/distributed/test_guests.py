@@ -14,6 +14,7 @@ import torch.distributed as dist
 import accordion_ray
 from accordion.base.errors import AccordionError
 from accordion.base.local_steps import LocalSteps
+from accordion.config import DetectorConfig, Window
 from tests.distributed.guests import CONFIG, Guest, train_worker
 from tests.distributed.small import backward, build
 
@@ -100,6 +101,20 @@ def test_a_state_is_saved_at_the_end_of_a_round(run_group, tmp_path: Path, steps
     assert not any(torch.equal(a, b) for a, b in zip(before, others_before, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(after, others_after, strict=True))
     assert epoch == (1 if steps_per_epoch is None else 0)
+
+
+def _end_epoch_within_a_round(rank):
+    """Epoch of a run whose fourth step ends a window and an epoch, within a round."""
+    local = LocalSteps(low=3, high=3)
+    detector = DetectorConfig(window=Window(steps=4))
+    config = replace(CONFIG, method="half", local_steps=local, detector=detector)
+    guest = Guest(config=config, steps_per_epoch=4)
+    guest.train(range(4))
+    return guest.session.epoch, guest.session.rounds.steps
+
+
+def test_an_epoch_that_ends_within_a_round_ends_once(run_group) -> None:
+    assert run_group(2, _end_epoch_within_a_round) == [(1, 0)] * 2
 
 
 def test_a_state_of_two_ranks_is_resumed_by_one_and_by_three(run_group, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -220,6 +222,40 @@ def test_an_evaluation_within_a_round_is_told_to_end_it(run_group, mode):
         assert seen.isfinite().all()
 
 
+def end_early(rank: int) -> Any:
+    """Whether `on_boundary` gets what a round returns that ends after a window's end within it."""
+    loop = Loop(rank, "optimizer")
+    for step in range(5):
+        loop.step(step)
+    switch = loop.session.finish_round()
+    return switch is not None, [one.switch for one in loop.results][5:] == [switch]
+
+
+def test_a_window_that_a_round_closes_early_is_told_as_at_a_boundary(run_group):
+    assert run_group(WORKERS, end_early) == [(True, True)] * 2
+
+
+def saved_and_loaded(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def copy_within_a_round(rank: int) -> Any:
+    """What copies of the module return within a round."""
+    loop = Loop(rank, "optimizer")
+    loop.step(0)
+    copies = [copy.deepcopy(loop.ddp), saved_and_loaded(loop.ddp)]
+    with torch.no_grad():
+        return [one.eval()(torch.ones(2, 6)) for one in copies]
+
+
+def test_a_copy_of_the_module_may_be_evaluated_within_a_round(run_group):
+    for first, second in run_group(WORKERS, copy_within_a_round):
+        assert torch.equal(first, second)
+
+
 def leave_out(rank: int, mode: StepMode) -> str:
     """What a loop is told in which one of two optimizers does not step."""
     loop = Loop(rank, mode, parts=2)
@@ -234,6 +270,20 @@ def leave_out(rank: int, mode: StepMode) -> str:
 def test_an_optimizer_that_leaves_out_a_local_step_is_told(run_group, mode):
     for told in run_group(WORKERS, leave_out, mode):
         assert told.startswith("1 of 2 optimizers did not step")
+
+
+def finish_too_early(rank: int) -> str:
+    """What a loop is told that ends a round between `session.step()` and the optimizer's step."""
+    loop = Loop(rank, "caller")
+    loop.optimizers[0].step = loop.session.finish_round  # type: ignore[method-assign]
+    with pytest.raises(HookError) as error:
+        loop.step(0)
+    return str(error.value)
+
+
+def test_a_round_does_not_end_before_the_step_that_it_waits_for(run_group):
+    for told in run_group(WORKERS, finish_too_early):
+        assert told.startswith("1 of 1 optimizers did not step")
 
 
 class Lookahead(SGD):

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from accordion.base.errors import HookError, OverrideError, ReportError
+from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Override
 from accordion.compress.compression_engine import Engine
 from accordion.config import Config, DetectorConfig, WarmUp, Window
 from accordion.session.session import attach
-from accordion.session.training_warnings import TrainingWarning
+from accordion.session.training_warnings import RunWatcher, TrainingWarning
 from tests.distributed import small
 
 
@@ -59,6 +60,46 @@ def test_consecutive_skipped_steps_warn_with_rank_and_layers(run_group):
     assert "last.weight" in second[0]
 
 
+def _break_gradient(ddp):
+    ddp.module.last.weight.grad.fill_(torch.nan)
+
+
+def _break_parameter(ddp):
+    ddp.module.last.weight.data.fill_(torch.inf)
+
+
+def _spoiled(rank, spoil, steps):
+    """Return the warnings of 20 local steps, in rounds of two, of which rank 1 spoils some."""
+    ddp, optimizer = small.build()
+    config = Config(method="none", local_steps=LocalSteps(low=2, high=2))
+    session = attach(ddp, config, optimizer)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(20):
+            small.backward(ddp, rank, step)
+            if rank == 1 and step in steps:
+                spoil(ddp)
+            session.step()
+            ddp.zero_grad()
+    return [str(item.message) for item in told if issubclass(item.category, TrainingWarning)]
+
+
+def test_the_worker_that_skips_local_steps_warns_with_its_layers(run_group):
+    first, second = run_group(2, _spoiled, _break_gradient, range(20))
+    assert first == []
+    skipped = "local steps in a row were skipped by this worker alone, since its gradients of"
+    assert [text.split(" last.weight")[0] for text in second] == [
+        f"rank 1: {n} {skipped}" for n in (10, 20)
+    ]
+
+
+def test_rounds_that_are_undone_again_and_again_warn_with_rank_and_layers(run_group):
+    (first,), (second,) = run_group(2, _spoiled, _break_parameter, range(1, 20, 2))
+    undone = "10 rounds of local steps in a row were undone, since"
+    assert first.startswith(f"rank 0: {undone} a change on another worker")
+    assert second.startswith(f"rank 1: {undone} the changes of last.weight are not finite")
+
+
 def _run_of(rank, epochs_given, window):
     """Return the warnings of a run of three epochs."""
     with warnings.catch_warnings(record=True) as told:
@@ -74,6 +115,12 @@ def _run_of(rank, epochs_given, window):
         while ended() is not None:  # a thread of the last exchange may still hold it
             gc.collect()
     return [str(item.message) for item in told if issubclass(item.category, TrainingWarning)]
+
+
+@pytest.mark.parametrize("policy", ["fixed", "legacy", "by_rate"])
+def test_a_short_run_whose_policy_compares_no_windows_is_told_nothing(recwarn, policy):
+    RunWatcher(Config(policy=policy), world_size=1, epochs=2)
+    assert not recwarn.list
 
 
 def test_a_run_too_short_for_any_window_of_epochs_is_told_to_count_steps(run_group):

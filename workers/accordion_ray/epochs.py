@@ -31,7 +31,7 @@ class EpochFollower:
         """Reported since the last record of an epoch, the newest value of each name."""
 
     def pass_boundary(self, result: StepResult) -> None:
-        """Observe a step boundary; the session calls this."""
+        """Observe a step boundary, or a round that ended early; the session calls this."""
         self.record_ended()
         self._lr = self._attached.rate()
         if self._guest is not None:
@@ -46,12 +46,8 @@ class EpochFollower:
         """
         if self._attached.steps_per_epoch is None:
             self._end_epoch()
-            return
-        switch = self._attached.session.finish_round()
-        if switch is not None and self._guest is not None:
-            self._guest.record_boundary(
-                StepResult(taken=True, announced=frozenset(), switch=switch)
-            )
+        else:
+            self._attached.session.finish_round()
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
         """End the epoch, if reports end epochs, and record it with these metrics."""
@@ -70,12 +66,12 @@ class EpochFollower:
         session = self._attached.session
         if session.steps == self._ended_at:
             return
+        self._ended_at = session.steps  # before a round ends early, which passes a boundary
         if self._guest is not None:
             self._guest.count_seconds("evaluate")
         epoch, decision = session.epoch, session.decision
         switch = session.end_epoch(lr=self._lr, next_lr=self._attached.rate())
         session.lr = None  # the optimizer's rate counts, which may change at every step
-        self._ended_at = session.steps
         totals = Totals()
         if self._guest is not None:
             self._guest.count_seconds("decide")

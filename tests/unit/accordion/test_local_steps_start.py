@@ -36,6 +36,12 @@ def after(*agreements: float | None) -> TrainingStage:
     return stage
 
 
+def test_a_rate_of_zero_has_fallen_only_if_it_was_larger():
+    zero = replace(window(10, None), lr=0.0, next_lr=0.0)
+    assert TrainingStage().after(zero).fall == 1.0
+    assert TrainingStage().after(window(5, None)).after(zero).fall > 1e6
+
+
 def test_two_quiet_windows_in_a_row_end_the_start_after_as_many_steps_again():
     stage = after(0.9, 0.05, 0.5, 0.09, -0.1, 0.9)
     assert stage.quiet_step == 50

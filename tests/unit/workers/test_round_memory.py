@@ -4,10 +4,14 @@ as.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from ray.exceptions import ActorDiedError
 
 from accordion_workers.checkpoint.checkpoint_files import checkpoint_name
 from accordion_workers.checkpoint.lineage import Lineage
+from accordion_workers.common.errors import TaskRaised
 from accordion_workers.controller.failure_policy import FailureCounts
 from accordion_workers.records.contract import (
     CheckpointRecord,
@@ -17,7 +21,9 @@ from accordion_workers.records.contract import (
     Record,
     Started,
 )
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from accordion_workers.training.round_memory import may_continue
+from tests.unit.workers.attempt_world import World
 from tests.unit.workers.test_lineage import trained
 from tests.unit.workers.world import STARTED
 
@@ -105,3 +111,19 @@ def test_groups_that_get_further_by_rounds_make_progress() -> None:
     lost = [payload for one in further for payload in (LOST, one)]
     assert FailureCounts.restore([*lost, LOST]).deaths == 1
     assert FailureCounts.restore([LOST, further[0], LOST, further[0], LOST]).deaths == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ActorDiedError(), "continues from the newest round of its survivors"),
+        (TaskRaised(3, 0, "ValueError: no"), "no checkpoint yet; the job restarts"),
+    ],
+)
+def test_only_a_job_with_survivors_is_said_to_continue_from_a_round(world, error, told) -> None:
+    here: World = world(least=2)
+    launch = here.attempt.launch
+    spec = launch.spec.model_copy(update={"local_steps": LocalStepsSpec(low=4)})
+    here.attempt = replace(here.attempt, launch=launch.model_copy(update={"spec": spec}))
+    here.run(lambda pool: pool.come_back({1: error}))
+    assert any(told in message for message in here.host.said)

@@ -440,7 +440,7 @@ class Attempt:
         match decision:
             case failure_policy.Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
-                follows = f"{failure.message}; {self._describe_recovery()}"
+                follows = f"{failure.message}; {self._describe_recovery(failure)}"
                 log.warning("%s", follows)
                 self._pause_reason = f"{follows} in {pause_s:g} s"
                 self.host.publish_status(self._pause_reason)
@@ -448,9 +448,9 @@ class Attempt:
             case failure_policy.GiveUp(reason=reason, message=message):
                 return EndRecord(status="FAILED", reason=reason, message=message)
 
-    def _describe_recovery(self) -> str:
+    def _describe_recovery(self, failure: FailureRecord) -> str:
         """Describe how the attempt continues after a failure."""
-        if self.launch.spec.local_steps is not None:
+        if self.launch.spec.local_steps and self._last_members and failure.cause != "job":
             return "the job continues from the newest round of its survivors, or from a checkpoint"
         if self.host.saved_step():
             return "the job continues from its newest checkpoint"

@@ -129,18 +129,20 @@ def _load(state: TrainState, memory: RoundMemory) -> None:
 
 
 def _is_too_large(state: TrainState, parts: Sequence[Any]) -> bool:
-    """Return whether a copy would take too much memory, and write that to the job's log."""
+    """Return whether a copy would take too much memory; rank 0 writes that to the job's log."""
     sizes: list[int] = []
     map_tensors(parts, lambda tensor: sizes.append(tensor.nbytes))
     limit = state.spec.workers.memory
     most_bytes = MAX_BYTES if limit is None else min(MAX_BYTES, int(MAX_SHARE * limit))
     if sum(sizes) <= most_bytes:
         return False
-    state.context.link.log(
-        f"the state of this job is too large to be remembered ({sum(sizes) / 1e9:.1f} GB, the limit"
-        f" is {most_bytes / 1e9:.1f} GB): if a worker is lost, the steps since the newest"
-        " checkpoint are trained again"
-    )
+    if state.context.rank == 0:
+        state.context.link.log(
+            "the state of this job is too large to be remembered"
+            f" ({sum(sizes) / 1e6:,.0f} MB, the limit is {most_bytes / 1e6:,.0f} MB): if a worker"
+            " is lost, the steps since the newest checkpoint are trained again; save checkpoints"
+            " more often (checkpoint.every_steps) if they are many"
+        )
     return True
 
 
