@@ -301,7 +301,7 @@ class Cluster:
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         command += [f"--node-ip-address={lab.address(host) if host else '127.0.0.1'}"]
         command += ["--object-store-memory=80000000", f"--temp-dir={folder}"]
-        # It sends what workers print to drivers that want it, for a tenth of the time of these tests.
+        # It shows drivers what workers print, for a tenth of the time of these tests.
         command += ["--include-log-monitor=false"]
         folder.mkdir()
         return Node(self._run(command, folder), folder, host, command)
