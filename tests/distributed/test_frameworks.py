@@ -4,16 +4,10 @@ under torchrun.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.programs import run_program
+from tests.distributed.framework_programs import run_framework
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600
 """Ends runs that hang: one framework's take 20 to 90 s on two busy cores."""
 
@@ -23,17 +17,8 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.fixture(scope="module", params=["accelerate", "transformers", "lightning"])
 def runs(request, tmp_path_factory):
     """What the runs of one framework gave; accumulation over two batches and clipping are on."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = [str(Path(__file__).with_name("framework_runs.py")), request.param]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = run_program(
-        [*command, *script, str(tmp_path_factory.mktemp(request.param))],
-        env=environment,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("@")]
-    return json.loads(line[1:])
+    folder = tmp_path_factory.mktemp(request.param)
+    return run_framework("framework_runs.py", request.param, folder, timeout_s=TIMEOUT_S)
 
 
 def test_a_framework_trains_equal_replicas_with_a_fraction_of_the_bytes(runs):

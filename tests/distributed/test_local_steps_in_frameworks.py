@@ -5,19 +5,14 @@ under torchrun.
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from accordion.base.errors import HookError
+from tests.distributed.framework_programs import run_framework
 from tests.distributed.local_framework_runs import LENGTH, START
-from tests.programs import run_program
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
 """Ends runs that hang: one framework's take 20 to 100 s on two busy cores."""
 STEPS = 16
@@ -29,17 +24,9 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.fixture(scope="module", params=["accelerate", "transformers", "lightning"])
 def runs(request, tmp_path_factory):
     """What the runs of one framework gave."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = [str(Path(__file__).with_name("local_framework_runs.py")), request.param]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = run_program(
-        [*command, *script, str(tmp_path_factory.mktemp(request.param))],
-        env=environment,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("@")]
-    return {"framework": request.param, **json.loads(line[1:])}
+    folder = tmp_path_factory.mktemp(request.param)
+    found = run_framework("local_framework_runs.py", request.param, folder, timeout_s=TIMEOUT_S)
+    return {"framework": request.param, **found}
 
 
 def has_common_parameters(ends: list[int]) -> list[bool]:
