@@ -2,9 +2,10 @@
 `python -m tests.bench.learning [--recipes NAME...]`; ACCORDION_DATA has the data.
 
 Every contestant runs at its own best learning rate: all rates of a recipe's grid are tried with the
-seeds of `TRIED`, and the best one is run again with those of `FRESH`, which alone are in the table.
-Runs are kept in `build/learning`, and tables in `results/learning.json`; neither are repeated, so a
-run that was interrupted goes on, and a rate that is added to a grid is all that is tried for it.
+seeds of `TRIED`, then rates beyond its ends, as long as the best one is at an end; the best one is
+run again with the seeds of `FRESH`, which alone are in the table. Runs are kept in
+`build/learning`, and tables in `results/learning.json`; neither are repeated, so a run that was
+interrupted goes on, and a rate that is added to a grid is all that is tried for it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,19 @@ def _rank(rank: int) -> dict[str, str]:
     return {
         **EVERY_STEP,
         "compression": f"{{method: powersgd, low: {{rank: {rank}}}, high: {{rank: {rank}}}}}",
+    }
+
+
+def _quantize(bits: int) -> dict[str, str]:
+    return {"compression": f"{{method: qsgd, low: {{bits: {bits}}}, high: {{bits: {bits}}}}}"}
+
+
+def _start(name: str, steps: int | str) -> dict[str, dict[str, str]]:
+    """Return contestants whose local steps begin after a start, here of 480 steps in all."""
+    return {
+        f"{name} start, 15 local steps and more, 4 bits": {
+            LOCAL: f"{{low: 15, high: 150, start_steps: {steps}}}"
+        }
     }
 
 
@@ -78,6 +92,21 @@ class Recipe:
         """1 if a smaller metric is better, otherwise -1."""
         return 1 if self.smaller else -1
 
+    def find_best(self, means: Mapping[float, float]) -> float:
+        """Return the learning rate with the best metric."""
+        return min(means, key=lambda rate: self.sign * means[rate])
+
+    def choose_rates(self, means: Mapping[float, float]) -> Sequence[float]:
+        """Return the rates to try next: those of the grid, then half of the least or twice the
+        largest one tried, if that one is the best.
+        """
+        if left := [rate for rate in self.rates if rate not in means]:
+            return left
+        best = self.find_best(means)
+        if best == min(means):
+            return (best / 2,)
+        return (best * 2,) if best == max(means) else ()
+
 
 ALL = {
     "images": Recipe(
@@ -90,6 +119,9 @@ ALL = {
             **NONE,
             "4 local steps, 32 after the drop, 4 bits": {},
             "7 local steps, 4 bits": {LOCAL: "{low: 7}"},
+            "4 local steps, 32 after the drop, 3 bits": _quantize(3),
+            "4 local steps, 32 after the drop, 2 bits": _quantize(2),
+            "6 local steps, 48 after the drop, 4 bits": {LOCAL: "{low: 6, high: 48}"},
             "32 local steps, 4 bits": {LOCAL: "{low: 32}"},
             **BY_RATE,
             **TWO_LEVEL,
@@ -107,14 +139,26 @@ ALL = {
             **NONE,
             **QSGD,
             "PowerSGD rank 4": _rank(4),
-            "automatic start, 15 local steps and more, 4 bits": {},
-            "start of 10 %, 15 local steps and more, 4 bits": {
-                LOCAL: "{low: 15, high: 150, start_steps: 48}"
-            },
-            "start of 20 %, 15 local steps and more, 4 bits": {
-                LOCAL: "{low: 15, high: 150, start_steps: 96}"
-            },
+            **_start("automatic", "auto"),
+            **_start("10 %", 48),
+            **_start("20 %", 96),
             "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
+        },
+    ),
+    "transformer": Recipe(
+        file="transformer.yaml",
+        data="tinyshakespeare/input.txt",
+        metric="loss",
+        smaller=True,
+        rates=(0.003, 0.006, 0.012, 0.024),
+        contestants={
+            **NONE,
+            **_start("automatic", "auto"),
+            **_start("10 %", 48),
+            **_start("30 %", 144),
+            "30 % start, 20 local steps, 4 bits": {LOCAL: "{low: 20, high: 20, start_steps: 144}"},
+            **QSGD,
+            "PowerSGD rank 4": _rank(4),
         },
     ),
 }
@@ -127,12 +171,13 @@ def run_recipe(
     for contestant, changes in recipe.contestants.items():
         before = known.get(contestant, {"rate": None, "tried": {}})
         means = {float(rate): mean for rate, mean in before["tried"].items()}
-        for rate in set(recipe.rates) - means.keys():
-            tried = _simulate(name, recipe, contestant, changes, rate=rate, seeds=TRIED)
-            values = [one["metric"] for one in tried]
-            # A rate with which a seed fails is not the best one.
-            means[rate] = fmean(values) if None not in values else math.inf * recipe.sign
-        best = min(means, key=lambda rate: recipe.sign * means[rate])
+        while rates := recipe.choose_rates(means):
+            for rate in rates:
+                tried = _simulate(name, recipe, contestant, changes, rate=rate, seeds=TRIED)
+                values = [one["metric"] for one in tried]
+                # A rate with which a seed fails is not the best one.
+                means[rate] = fmean(values) if None not in values else math.inf * recipe.sign
+        best = recipe.find_best(means)
         means = {rate: mean for rate, mean in sorted(means.items()) if math.isfinite(mean)}
         if best == before["rate"]:
             yield {**before, "tried": {str(rate): mean for rate, mean in means.items()}}
@@ -242,12 +287,16 @@ def write_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def main(names: Sequence[str]) -> None:
     """Run recipes and write the tables after each contestant."""
     file = RESULTS / "learning.json"
-    rows = json.loads(file.read_text()) if file.exists() else []
+
+    def read() -> list[dict[str, Any]]:
+        return json.loads(file.read_text()) if file.exists() else []
+
     for name in names:
-        known = {row["contestant"]: row for row in rows if row["recipe"] == name}
+        known = {row["contestant"]: row for row in read() if row["recipe"] == name}
         for row in run_recipe(name, ALL[name], known):
             same = (row["recipe"], row["contestant"])
-            rows = [one for one in rows if (one["recipe"], one["contestant"]) != same] + [row]
+            # Another process may have added rows of another recipe.
+            rows = [one for one in read() if (one["recipe"], one["contestant"]) != same] + [row]
             file.write_text(json.dumps(rows, indent=1) + "\n")
             file.with_suffix(".md").write_text(write_table(rows))
             print(json.dumps(row), flush=True)
