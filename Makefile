@@ -134,6 +134,7 @@ bench-mixed: $(TEST_STAMP)
 
 bench-learning: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.learning $(BENCH_ARGS)
+	$(BIN)/python -m tests.bench.learning_figure
 
 bench-service: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.service $(BENCH_ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,14 @@ from accordion_service.views.metrics import FAMILIES
 from accordion_workers.common.described_models import read_docstrings
 from accordion_workers.spec.job import JobSpec
 
+ROOT = Path(__file__).parents[1]
+PACKAGES = (
+    "accordion",
+    "workers/accordion_workers",
+    "workers/accordion_ray",
+    "service/accordion_service",
+    "service/accordion_client",
+)
 SOURCE = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 """A paper, which becomes a link."""
 
@@ -205,6 +214,23 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(part)
 
 
+def write_file_map() -> str:
+    """Return every file of the packages with what its docstring says first, by folder."""
+    return "\n\n".join(
+        f"## {folder.relative_to(ROOT)}\n\n{write_table(('file', 'contents'), rows)}"
+        for package in PACKAGES
+        for folder in sorted({file.parent for file in (ROOT / package).rglob("*.py")})
+        if (
+            rows := [(f"`{file.name}`", _first_words(file)) for file in sorted(folder.glob("*.py"))]
+        )
+    )
+
+
+def _first_words(file: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return docstring.split("\n\n")[0].rstrip(":.")
+
+
 def build_directive(write: Callable[[], str]) -> type[SphinxDirective]:
     """Return a directive that is replaced by the Markdown which `write` returns."""
 
@@ -226,6 +252,7 @@ def write_literals(*given: Any) -> None:
 
 DIRECTIVES: Mapping[str, Callable[[], str]] = {
     "command-line": write_commands,
+    "file-map": write_file_map,
     "job-file-parts": write_parts,
     "list-filters": write_filters,
     "methods-table": write_methods,

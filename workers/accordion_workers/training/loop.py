@@ -1,6 +1,9 @@
 """One worker's training loop, from top to bottom: build, resume, epochs, batches, micro-batches.
 
-Runs in any process group: Ray's, or the one of a test.
+Runs in any process group: Ray's, the one of a test, or the threads of `accordion simulate`. With
+local steps the loop is the same: within a round the session does not exchange, so every gradient,
+clipped norm and step below is this worker's own, and the last step of a round makes the workers'
+parameters equal again.
 """
 
 from __future__ import annotations
@@ -115,7 +118,7 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
         backward_micro_batch(state, order, mine[-1], batch=batch)
     else:
         backward_without_samples(state, order, pieces[0])
-    state.session.source.exchange_gradients()
+    state.session.source.exchange_gradients()  # where the backward pass does not, unlike in DDP
     if state.spec.training.clip_norm is not None:
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
