@@ -184,6 +184,13 @@ class Controller:
             for name in names
         }
 
+    def planned_levels(self, epoch: int, *, step: int, fall: float) -> dict[str, Level]:
+        """Return the levels in an epoch after the learning rate has fallen to 1 / `fall` of its
+        peak, for a policy that `is_planned`, without overrides; no report is needed.
+        """
+        bare = self._policy_input(epoch, self._detector, {})
+        return self._decide_levels(replace(bare, rate_fall=fall), step)
+
     def check_override(self, override: Override) -> None:
         """Check that an override can be applied.
 

@@ -20,9 +20,12 @@ from accordion.base.link_model import WHOLE_BUCKET, Collective, CollectiveKind
 from accordion.base.messages import LayerInfo, Level
 from accordion.base.wire import Gather, Mean, Request, Scatter
 from accordion.compress.compression_engine import Engine
-from accordion.compress.exchange import Answers, OnRequest
+from accordion.compress.exchange import Answers, GroupNetwork, OnRequest
 from accordion.compress.layer_stacks import Bucket, Layer
+from accordion.compress.ledger import Ledger
+from accordion.hook.ddp_buckets import as_real
 from accordion.hook.exchange_plan import LevelCost
+from accordion.hook.parameter_changes import group_parameters
 
 MAX_SECONDS = 10.0
 """Default time limit of `measure_levels`."""
@@ -120,6 +123,32 @@ def measure_levels(
     return costs
 
 
+def count_exchange(
+    parameters: Mapping[str, Tensor], plan: Mapping[str, Level], *, world_size: int
+) -> Ledger:
+    """Return the bytes of one exchange of gradients, or of changes of parameters, counted by the
+    ledger of a worker that exchanges bucket by bucket; no parameter is changed.
+
+    Args:
+        parameters: trainable parameters by name, in the order of the model.
+        plan: level by decided layer.
+        world_size: number of workers.
+    """
+    values = {name: as_real(one.detach()) for name, one in parameters.items()}
+    engine = _create_engine(values, plan, world_size=world_size)
+    *others, last = (
+        _draw_bucket([Layer(name=name, gradient=value) for name, value in group.items()])
+        for group in group_parameters(values)
+    )
+    # Without a group, all workers seem to send what this one sends.
+    network = GroupNetwork(None, last.buffer.device)
+    network.world_size = world_size
+    for bucket in others:
+        engine.exchange([bucket], network)
+    engine.exchange([last], network, raised=frozenset)
+    return engine.ledger
+
+
 def share_waits(
     waits: Mapping[str, float], layers: Sequence[LayerInfo]
 ) -> dict[str, dict[str, float]]:
@@ -152,13 +181,8 @@ def _measure_bucket(
     world_size: int,
     clock: Callable[[], float],
 ) -> LevelCost:
-    decided = [
-        LayerInfo(name=layer.name, shape=tuple(layer.gradient.shape))
-        for layer in layers
-        if layer.name in plan
-    ]
-    engine = Engine(decided, seed=0, world_size=world_size)
-    engine.plan = plan
+    values = {layer.name: layer.gradient for layer in layers}
+    engine = _create_engine(values, plan, world_size=world_size)
     seconds = []
     for _ in range(1 + _REPEATS):
         network, bucket = EchoNetwork(world_size), _draw_bucket(layers)
@@ -170,6 +194,20 @@ def _measure_bucket(
         seconds.append(clock() - started)
         engine.commit_step()
     return LevelCost(encode_s=min(seconds[1:]), payloads=dict(network.payloads))
+
+
+def _create_engine(
+    values: Mapping[str, Tensor], plan: Mapping[str, Level], *, world_size: int
+) -> Engine:
+    """Return an engine for those of the layers that the plan decides."""
+    decided = [
+        LayerInfo(name=name, shape=tuple(value.shape))
+        for name, value in values.items()
+        if name in plan
+    ]
+    engine = Engine(decided, seed=0, world_size=world_size)
+    engine.plan = plan
+    return engine
 
 
 def _draw_bucket(layers: Sequence[Layer]) -> Bucket:

@@ -36,7 +36,7 @@ class ParameterChanges:
     ) -> None:
         self._exchanges = exchanges
         self._nesterov = nesterov
-        groups = list(_group(parameters))
+        groups = list(group_parameters(parameters))
         self._buckets = [_ChangedBucket(group) for group in groups]
 
     def begin(self) -> None:
@@ -140,7 +140,7 @@ class _ChangedBucket:
             yield parameter, part.view(parameter.shape)
 
 
-def _group(parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def group_parameters(parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Cut parameters into buckets of one dtype, in the reverse order of the model, as DDP does."""
     group: dict[str, Tensor] = {}
     for name, parameter in reversed(list(parameters.items())):

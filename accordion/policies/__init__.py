@@ -61,6 +61,10 @@ class Policy:
     """Whether the policy decides by `cost_s_by_layer`, which costs some seconds to measure."""
     uses_sent_share: bool = False
     """Whether the policy decides by `sent_share_by_layer`, measured in some steps of a window."""
+    is_planned: bool = False
+    """Whether its levels depend on epoch and learning rate alone, so that a job's are known before
+    it runs.
+    """
 
     def initial_levels(
         self,
@@ -94,6 +98,7 @@ POLICIES: Mapping[str, Policy] = {
         summary="one level for the whole run",
         decide_levels=fixed.decide_levels,
         options={"level": Option(default="high", choices=LEVEL_NAMES, help="level of every layer")},
+        is_planned=True,
     ),
     "scheduled": Policy(
         summary="a table of levels by epoch",
@@ -104,6 +109,7 @@ POLICIES: Mapping[str, Policy] = {
                 help="first epoch (from 0, as text) to level, beginning at epoch 0",
             )
         },
+        is_planned=True,
     ),
     "by_rate": Policy(
         summary="one level stronger each time the learning rate has fallen by so much",
@@ -117,6 +123,7 @@ POLICIES: Mapping[str, Policy] = {
             )
         },
         explain_levels=by_rate.explain_levels,
+        is_planned=True,
     ),
     "cost_aware": Policy(
         summary=(
@@ -142,6 +149,7 @@ POLICIES: Mapping[str, Policy] = {
         ),
         decide_levels=legacy.decide_levels,
         explain_levels=legacy.explain_levels,
+        is_planned=True,
         options={
             "early_size": Option(
                 default=1 << 20,

@@ -24,6 +24,28 @@ FOUND: dict[str, Any] = {
             "local_steps": 1,
         }
     ],
+    "local_steps": {"low": 4, "high": 16},
+    "runs": [
+        {
+            "assumed": "",
+            "epochs": [
+                {
+                    "epoch": 0,
+                    "epochs": 2,
+                    "lr": 0.1,
+                    "last_lr": 0.1,
+                    "global_batch": 64,
+                    "steps": 10,
+                    "local_steps": [1, 4],
+                    "layers_by_level": {"low": 2},
+                    "exchanges": 6,
+                    "sent_bytes": 600_000,
+                }
+            ],
+            "sent_bytes": 1_200_000,
+            "uncompressed_bytes": 6_000_000,
+        }
+    ],
 }
 
 

@@ -21,6 +21,7 @@ from accordion_client.commands.cli_support import (
 )
 from accordion_client.commands.local_specs import build_environment, check_spec, name_option
 from accordion_client.commands.model_source import resolve_warm_start
+from accordion_client.commands.planned_runs import describe_runs
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.schemas.format import format_level, format_milliseconds, format_rounded
 
@@ -42,6 +43,8 @@ MIN_LEAD = 1.1
 """Factor within which two predicted steps are about as fast: half of the predictions are that far
 from the measured step.
 """
+_ANSWER = {"compute_s", "predictions", "local_steps", "runs"}
+"""What the planner answers."""
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -79,7 +82,7 @@ def plan(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Predict the step time and bytes of every method and level on a link.
+    """Predict the step time and bytes of every method and level on a link, and plan the epochs.
 
     One worker's step is measured: on this machine, which needs what the workers need (torch, the
     data) and should be as fast as theirs, or with --cluster where the workers run.
@@ -100,7 +103,7 @@ def plan(
         if found.status != "SUCCEEDED":
             _report_failure(found, json=json)
             raise typer.Exit(FAILED)
-        answer = found.model_dump(mode="json", include={"compute_s", "predictions"})
+        answer = found.model_dump(mode="json", include=_ANSWER)
     else:
         spec.pop("warm_start", None)  # a step takes as long with any model
         answer = _ask_planner(request, archive)
@@ -116,6 +119,8 @@ def plan(
     gain = describe_gain(answer["predictions"], shortest_s=_read_shortest_step(spec))
     if gain:
         out.print(gain)
+    for part in describe_runs(answer):
+        out.print(part)
 
 
 def parse_workers(text: str) -> int:

@@ -50,7 +50,8 @@ class OverrideRequest(Request):
     Batch: `low`, `high`, or a number of samples per step.
 
     Local steps: `low`, `high`, or a number from 1, which exchanges gradients in every step, to the
-    spec's `local_steps.high`. It holds in the first `start_steps` too.
+    spec's `local_steps.high`, or to the one that its budget has become, beyond which the workers
+    refuse it. It holds in the first `start_steps` too.
     """
     layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
         default=["*"], min_length=1, max_length=256

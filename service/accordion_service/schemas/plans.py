@@ -42,6 +42,61 @@ class PredictionView(Answer):
     """
 
 
+class PlannedEpochsView(Answer):
+    """Epochs in a row that are planned alike."""
+
+    epoch: int
+    """First of them."""
+    epochs: int
+    """Number of them."""
+    lr: float
+    """Learning rate of the last step of the first of them."""
+    last_lr: float
+    """Learning rate of the last step of the last of them."""
+    global_batch: int
+    """Samples per step over all workers."""
+    steps: int
+    """Steps of each of them."""
+    local_steps: list[int]
+    """Steps of a round of local steps, one after the other if they change within an epoch; 1 if
+    gradients are exchanged in every step.
+    """
+    layers_by_level: dict[str, int]
+    """Number of layers at each level at the end of an epoch; empty if the levels are decided in the
+    job and send equally much.
+    """
+    exchanges: int
+    """Exchanges in each of them."""
+    sent_bytes: int
+    """Bytes that each worker sends in each of them, without control messages."""
+
+
+class PlannedRunView(Answer):
+    """A whole job as it is known before it runs: without overrides, and with the same number of
+    workers all the time.
+    """
+
+    assumed: str
+    """What is assumed of that which is decided in the job, such as `all layers at low`; empty if
+    all is known before.
+    """
+    epochs: list[PlannedEpochsView]
+    """Its epochs in order."""
+    sent_bytes: int
+    """Bytes that each worker sends in the whole job, without control messages."""
+    uncompressed_bytes: int
+    """Bytes that it would send without compression in every step."""
+
+
+class PlannedRoundsView(Answer):
+    """Steps of rounds of local steps, those that follow from a budget included."""
+
+    low: int
+    """Steps of a round at the peak of the learning rate."""
+    high: int
+    """Most steps of a round."""
+
+
 class PlanView(Answer):
     """Predicted steps of a job, as far as they are known."""
 
@@ -59,3 +114,9 @@ class PlanView(Answer):
     """Seconds of one worker's step without exchanges, as measured; null until it succeeded."""
     predictions: list[PredictionView] = Field(default_factory=list)
     """Every method and level, the fastest first; empty until it succeeded."""
+    local_steps: PlannedRoundsView | None = None
+    """Rounds of the spec's `local_steps`; null without them, and until it succeeded."""
+    runs: list[PlannedRunView] = Field(default_factory=list)
+    """The whole job; twice, all low and all high, if something is decided in the job. Empty until
+    it succeeded.
+    """

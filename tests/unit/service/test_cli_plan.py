@@ -51,6 +51,21 @@ def test_plan_lists_every_method_with_its_predicted_step(accordion: Accordion, s
     assert found["compute_s"] < steps[0]
 
 
+def test_plan_tells_the_rounds_and_the_bytes_of_a_budget(accordion: Accordion, spec: Path) -> None:
+    link = ("--workers", "2", "--link", "100Mbit", "--measure", "0")
+    qsgd = ("--set", "compression={method: qsgd}", "--set", "policy.name=fixed")
+    arguments = ("plan", spec, *link, *qsgd)
+    found = accordion(*arguments, "--set", "local_steps={budget: 20}", "--json").json()
+    (run,) = found["runs"]
+    low = found["local_steps"]["low"]
+    assert found["local_steps"] == {"low": low, "high": 8 * low}
+    assert run["epochs"][0]["local_steps"] == [low]
+    assert run["uncompressed_bytes"] >= 20 * run["sent_bytes"]
+    assert {low, 8 * low} <= {row["local_steps"] for row in found["predictions"]}
+    refused = accordion(*arguments, "--set", "local_steps={budget: 5000}")
+    assert (refused.code, "or less, or fewer bits" in refused.err) == (2, True)
+
+
 def test_a_spec_that_cannot_be_planned_is_refused_in_one_sentence(
     accordion: Accordion, spec: Path
 ) -> None:
@@ -188,6 +203,8 @@ def test_plan_asks_the_cluster_of_the_service(
     assert said.code == 0, said.err
     assert "a step of one worker without exchanges takes 200 ms" in said.out
     assert "powersgd*" in said.out
+    assert "0 to 1  0.1   64     10     low 2            1, then 4    6          600 kB" in said.out
+    assert "1.2 MB in all, 5 times fewer than without compression in every step" in said.out
     order = service.runtime.measured[-1]
     assert (order.spec.workers.max, order.bytes_per_s) == (3, 12.5e6)
     assert order.latency_s == pytest.approx(0.008)

@@ -143,6 +143,18 @@ def test_an_override_of_local_steps_alone_reaches_it_too(opened: Open) -> None:
     assert (made.local_steps, made.local_steps_override) == (2, "by-hand")
 
 
+def test_the_actor_decides_by_what_a_budget_has_become(opened: Open) -> None:
+    half, asked = CompressionSpec(method="half"), LocalStepsSpec(budget=50.0)
+    rounds = SPEC.model_copy(update={"compression": half, "local_steps": asked.resolve(8)})
+    link = opened(compression=half, local_steps=asked)
+    local = Controller(rounds.config(), LAYERS)
+    link.started(STARTED.model_copy(update={"local_steps": rounds.local_steps}), local.state_dict())
+    local.override([Override(id="by-hand", target="local_steps", level="high")], epoch=0, step=1)
+    proposal = local.decide(report(0))
+    assert proposal.local_steps == 64
+    assert link.decide(report(0), proposal, local.state_dict()) == proposal
+
+
 def test_the_link_of_an_older_generation_learns_that_it_is_over(
     opened: Open, cluster: FakeCluster
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError
 from torch.distributed import DistBackendError
 
+from accordion.base.errors import ConfigError
 from accordion_workers.common import error_text
 from accordion_workers.common.error_text import is_user_code
 from accordion_workers.common.errors import (
@@ -182,6 +183,7 @@ def test_an_error_that_no_retry_can_cure_ends_the_job_at_once() -> None:
     [
         (LossNotFinite(9, 0, 10), "LOSS_NOT_FINITE"),
         (TaskRaised(None, None, "ImportError: no module"), "TASK_RAISED"),
+        (ConfigError("local_steps.budget is 500"), "START_FAILED"),
         (RAISED, None),
         (CheckpointError("torn"), None),
     ],

@@ -45,6 +45,8 @@ def measurement(buckets: int = 1) -> StepMeasurement:
         layers=tuple(
             LayerInfo(name=f"l{i}", shape=shape) for i, shape in enumerate(SHAPES) if len(shape) > 1
         ),
+        model=torch.nn.Linear(64, 128),
+        samples=1438,
     )
 
 
@@ -136,4 +138,6 @@ def test_the_step_of_a_job_is_measured_with_its_share_of_the_batch():
     model = load_task("digits-mlp", SPEC.task.options).model()
     exchanged = sum(layer.gradient.numel() for group in found.buckets for layer in group)
     assert exchanged == sum(parameter.numel() for parameter in model.parameters())
+    assert exchanged == sum(parameter.numel() for parameter in found.model.parameters())
+    assert found.samples == 1437
     assert not torch.distributed.is_initialized()

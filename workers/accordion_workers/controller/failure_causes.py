@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from accordion.base.errors import ConfigError
 from accordion_workers.common.error_kinds import (
     describe_death,
     is_lone_process_death,
@@ -59,7 +60,8 @@ def find_fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
     """Return why the job must end at once; None if a retry may help. No process may have died."""
     if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
         return "LOSS_NOT_FINITE"
-    if any(isinstance(error, StorageError) for error in by_rank.values()):
+    # Settings that were refused, such as a budget that no rounds keep to, are refused again.
+    if any(isinstance(error, StorageError | ConfigError) for error in by_rank.values()):
         return "START_FAILED"
     built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
     return "TASK_RAISED" if any(error.step is None for error in built) else None

@@ -26,14 +26,18 @@ from accordion_workers.data.files import DataError
 from accordion_workers.planning.predictions import nominal_link, predict_steps
 from accordion_workers.planning.step_measurement import measure_step
 from accordion_workers.records.contract import JobSpec
+from accordion_workers.training.byte_budget import CountedModel, resolve_budget
+from accordion_workers.training.planned_run import list_assumptions, plan_run
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the predictions, the fastest first, and the step of one worker without exchanges.
+    """Return the predictions, the fastest first, the step of one worker without exchanges, and the
+    plans of the whole job.
 
     Raises:
         ValidationError: the spec is wrong.
         WorkerError: the task cannot be built, raised, or is a script.
+        ConfigError: no local steps keep to the budget of the job.
     """
     spec = _read_spec(request["spec"], workers=request["workers"])
     link = nominal_link(
@@ -42,11 +46,19 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         bytes_per_s=request["bytes_per_s"],
     )
     measured = measure_step(spec, link.world_size, seconds=request["measure_s"])
+    model, samples = measured.model, measured.samples
+    spec = resolve_budget(spec, model, samples=samples)
+    counted, local = CountedModel(model, world_size=link.world_size), spec.config().local_steps
     return {
         "compute_s": measured.step_s,
         "predictions": [
             asdict(prediction) | {"samples_per_s": spec.training.global_batch / prediction.step_s}
             for prediction in predict_steps(measured, spec, link)
+        ],
+        "local_steps": None if local is None else {"low": local.low, "high": local.high},
+        "runs": [
+            asdict(plan_run(spec, assumed, counted, samples=samples))
+            for assumed in list_assumptions(spec)
         ],
     }
 

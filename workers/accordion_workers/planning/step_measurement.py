@@ -11,6 +11,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from accordion.base.messages import LayerInfo
 from accordion.compress.layer_stacks import Bucket, Layer
@@ -45,6 +46,9 @@ class StepMeasurement:
     """Layers of each bucket, in the order of the backward pass."""
     layers: tuple[LayerInfo, ...]
     """Layers whose level is decided."""
+    model: nn.Module
+    samples: int
+    """Number of training samples."""
 
     @property
     def step_s(self) -> float:
@@ -72,7 +76,8 @@ def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurem
     refusal = explain_refusal(spec)
     if refusal:
         raise CodeError(refusal)
-    spec = spec.model_copy(update={"compression": CompressionSpec(method="none"), "batch": None})
+    plain = {"compression": CompressionSpec(method="none"), "local_steps": None, "batch": None}
+    spec = spec.model_copy(update=plain)
     torch.set_num_threads(spec.workers.num_threads)
     with _group_of_one():
         state = build_train_state(_context(spec, workers), Clock())
@@ -82,7 +87,6 @@ def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurem
         began_s = time.perf_counter()
         while len(steps) < MIN_STEPS or time.perf_counter() - began_s < seconds:
             steps.append(_take_step(state))
-        layers = state.session.layers
     return StepMeasurement(
         first_ready_s=median(step.ready_s[0] - step.start_s for step in steps),
         ready_s=tuple(
@@ -91,7 +95,9 @@ def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurem
         ),
         optimizer_s=median(step.end_s - step.ready_s[-1] for step in steps),
         buckets=tuple(bucket.layers for bucket in steps[0].buckets),
-        layers=layers,
+        layers=state.session.layers,
+        model=state.model,
+        samples=len(state.data),
     )
 
 

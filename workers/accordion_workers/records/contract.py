@@ -23,6 +23,7 @@ from accordion_workers.spec.env import list_secret_names as list_secret_names
 from accordion_workers.spec.env import list_secret_values
 from accordion_workers.spec.env import resolve_env as resolve_env
 from accordion_workers.spec.job import JobSpec as JobSpec
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from accordion_workers.spec.objective import ObjectiveSpec as ObjectiveSpec
 from accordion_workers.spec.public_records import Bytes as Bytes
 from accordion_workers.spec.public_records import EpochRecord as EpochRecord
@@ -89,6 +90,8 @@ class Started(Reported):
     """Storage of the checkpoints; None in a guest run."""
     engine: Literal["ray-train", "actors"] | None = None
     """Engine of the worker processes; None in a guest run and outside of a job."""
+    local_steps: LocalStepsSpec | None = None
+    """The job's local steps, with the `low` and `high` that follow from a budget; None without."""
 
 
 class ResizeRecord(Reported):

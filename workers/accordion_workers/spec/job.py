@@ -427,6 +427,14 @@ class JobSpec(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_budget(self) -> JobSpec:
+        if self.local_steps is not None:
+            self.local_steps.check_budget(
+                task=self.task.name, policy=self.policy.name, has_batch=self.batch is not None
+            )
+        return self
+
     def _unify_batch_sizes(self) -> None:
         """Give both places of the low batch size the same number.
 

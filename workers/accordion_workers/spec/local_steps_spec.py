@@ -7,11 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from accordion.base.local_steps import LocalSteps, OuterStep
-from accordion_workers.spec.types import Strict, Whole
+from accordion.policies import POLICIES
+from accordion_workers.spec.types import Number, Strict, Whole
+from accordion_workers.tasks import SCRIPT
 
 _MOST = 1_000_000
 _LIBRARY = LocalSteps(low=1, high=1)
 """Settings of the library, whose defaults are those of a spec."""
+BUDGET_HIGH = 8
+"""Most steps of a round in a job with a budget, as a multiple of `low`."""
 
 
 class LocalStepsSpec(Strict):
@@ -23,10 +27,17 @@ class LocalStepsSpec(Strict):
     `qsgd`, `half` and `none`.
     """
 
-    low: Whole = Field(ge=1, le=_MOST)
-    """Steps of a round at the peak of the learning rate."""
+    low: Whole | None = Field(default=None, ge=1, le=_MOST)
+    """Steps of a round at the peak of the learning rate. Null: `budget` is given."""
     high: Whole | None = Field(default=None, ge=1, le=_MOST)
-    """Most steps of a round. Null: as `low`, which fixes the length."""
+    """Most steps of a round. Null: as `low`, which fixes the length; with `budget`, 8 times the
+    `low` that follows from it.
+    """
+    budget: Number | None = Field(default=None, ge=1, le=_MOST)
+    """How many times fewer bytes each worker is to send over the whole job than without compression
+    in every step, in place of `low`. `low` becomes the shortest rounds that keep to it, as planned
+    for `workers.max` workers when they start. Null: `low` is given.
+    """
     start_steps: Annotated[Whole, Field(ge=0, le=1_000_000_000)] | Literal["auto"] = (
         _LIBRARY.start_steps
     )
@@ -45,18 +56,57 @@ class LocalStepsSpec(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> LocalStepsSpec:
+        if (self.low is None) == (self.budget is None):
+            raise ValueError(
+                f"local_steps has low={self.low} and budget={self.budget}; give one of them: the"
+                " steps of a round, or how many times fewer bytes to send"
+            )
+        if self.budget is not None and self.start_steps == "auto":
+            raise ValueError(
+                "local_steps has a budget, and start_steps 'auto' is measured in the job, so the"
+                " bytes of the start are not known before; give a number of start_steps"
+            )
         self.config()
         return self
 
+    def check_budget(self, *, task: str, policy: str, has_batch: bool) -> None:
+        """Check that what the job sends is known well enough before it runs, if it has a budget.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self.budget is None:
+            return
+        unknown = {
+            "the learning rate of a script is its own": task == SCRIPT,
+            "batch grows when the job decides it": has_batch,
+            f"policy {policy} may send gradients uncompressed": POLICIES[policy].uses_costs,
+        }
+        for reason, holds in unknown.items():
+            if holds:
+                raise ValueError(
+                    f"local_steps.budget needs to know before what the job sends, and {reason};"
+                    " give local_steps.low, or leave that out"
+                )
+
+    def resolve(self, low: int) -> LocalStepsSpec:
+        """Return the local steps with this `low` in place of the budget."""
+        high = min(BUDGET_HIGH * low, _MOST) if self.high is None else self.high
+        return self.model_copy(update={"low": low, "high": high, "budget": None})
+
     def config(self) -> LocalSteps:
-        """Return the library's settings.
+        """Return the library's settings; with a budget, the widest range that it may turn into.
 
         Raises:
             ConfigError: `high` is below `low`.
         """
+        if self.low is None:
+            low, high = 1, _MOST if self.high is None else self.high
+        else:
+            low, high = self.low, self.low if self.high is None else self.high
         return LocalSteps(
-            low=self.low,
-            high=self.low if self.high is None else self.high,
+            low=low,
+            high=high,
             start_steps=self.start_steps,
             power=self.power,
             outer=self.outer,

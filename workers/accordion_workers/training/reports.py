@@ -45,6 +45,7 @@ def report_start(state: TrainState, resumed_from: str | None) -> None:
         ),
         storage=storage_use(state),
         engine=state.spec.workers.engine if state.context.launch.job_id != NO_JOB else None,
+        local_steps=state.spec.local_steps,
         **_previous_group_fields(state),
     )
     state.context.link.started(started, state.session.controller.state_dict())

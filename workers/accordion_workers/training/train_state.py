@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -29,6 +29,7 @@ from accordion_workers.records.contract import Bytes, JobSpec, Position
 from accordion_workers.spec.job import OptimizerSpec
 from accordion_workers.tasks.base import Task
 from accordion_workers.training.balancing import Division, OwnWork, can_balance
+from accordion_workers.training.byte_budget import describe_rounds, resolve_budget
 from accordion_workers.training.clock import Clock, Phases
 from accordion_workers.training.context import Link, WorkerContext
 from accordion_workers.training.data_checks import check_not_empty
@@ -281,9 +282,14 @@ def assemble_train_state(
 
     Raises:
         HookError: `accordion.attach` refused the model.
+        ConfigError: no local steps keep to the budget of the job.
     """
-    spec, decider = context.launch.spec, ActorDecider(link=context.link)
     task, data, held_out = parts
+    spec = resolve_budget(context.launch.spec, unwrap_module(ddp), samples=len(data))
+    if spec is not context.launch.spec:
+        context.link.log(describe_rounds(spec))
+        context = replace(context, launch=context.launch.model_copy(update={"spec": spec}))
+    decider = ActorDecider(link=context.link)
     batch = spec.training.global_batch
     session = attach(
         ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=decider, global_batch=batch

@@ -48,6 +48,7 @@ class ActorLink:
         self._shipper = shipper
         self._journal = journal
         self._sender = RecordSender(launch.job_id, journal, client)
+        self._spec = launch.spec
         self._layers: tuple[LayerInfo, ...] = ()
         self._watcher = OrderWatcher(launch.job_id, client)
 
@@ -77,6 +78,8 @@ class ActorLink:
                 f"generation {self._journal.generation} is over; this worker group ends"
             )
         self._layers = started.layers
+        if started.local_steps is not None:  # a budget has become numbers, by which all decide
+            self._spec = self._spec.model_copy(update={"local_steps": started.local_steps})
         self._sender.put(started)
         try:
             self._register_controller(controller_state, REGISTER_TIMEOUT_S)
@@ -138,7 +141,7 @@ class ActorLink:
 
     def _register_controller(self, controller_state: Mapping[str, Any], timeout_s: float) -> None:
         registration = Registration(
-            spec=self._launch.spec, layers=self._layers, controller_state=controller_state
+            spec=self._spec, layers=self._layers, controller_state=controller_state
         )
         answer: PostResponse | Fenced = self._client(
             "register",

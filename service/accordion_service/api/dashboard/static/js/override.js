@@ -76,10 +76,11 @@ export function showBatch(batch, saidBy) {
 export function showRounds(ladder, { local_steps: length, policy_local_steps: policy }, saidBy) {
   at("schedule-rounds").hidden = !ladder;
   if (!ladder) return;
-  const { low, high } = ladder;
-  at("rounds-hint").textContent = `optimizer steps between two exchanges; low: ${low}, high: ${high ?? low}`;
-  at("steps-hint").textContent = `1, which exchanges gradients in every step, to ${high ?? low}`;
-  at("steps").max = high ?? low;
+  const { low, budget } = ladder;
+  const high = ladder.high ?? low;
+  at("rounds-hint").textContent = `optimizer steps between two exchanges; ${low === null ? `low follows from a budget of ${budget}` : `low: ${low}, high: ${high}`}`;
+  at("steps-hint").textContent = `1, which exchanges gradients in every step, to ${high ?? "the job's high, which its log tells"}`;
+  at("steps").max = high ?? "";
   const said = length > 1 ? `each worker takes ${length} steps between two exchanges` : "gradients are exchanged in every step now";
   at("schedule-rounds").textContent = `Local steps: ${said}${saidBy === "policy" ? "" : `, decided by ${saidBy}; the policy would choose ${policy}`}.`;
 }

@@ -1,0 +1,110 @@
+"""Makes a number of local steps out of a budget of bytes."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from accordion.base.errors import ConfigError
+from accordion.base.local_steps import LocalSteps
+from accordion.base.messages import LayerInfo, Level
+from accordion.compress.ledger import Ledger
+from accordion.hook.layers import decided_layers, named_layers
+from accordion.hook.level_costs import count_exchange
+from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.local_steps_spec import LocalStepsSpec
+from accordion_workers.training.planned_run import Stretch, list_assumptions, list_stretches
+
+
+class CountedModel:
+    """A model whose exchanges are counted before there are any.
+
+    Args:
+        model: the model, not wrapped.
+        world_size: number of workers.
+    """
+
+    def __init__(self, model: nn.Module, *, world_size: int) -> None:
+        self.layers: Sequence[LayerInfo] = decided_layers(model)
+        """Layers whose level is decided."""
+        self._parameters: Mapping[str, Tensor] = {
+            name: one for name, one in named_layers(model).items() if one.requires_grad
+        }
+        self._world_size = world_size
+        self._counts: dict[tuple[tuple[str, str], ...], Ledger] = {}
+
+    def count_exchange(self, level_by_layer: Mapping[str, Level]) -> Ledger:
+        """Return the bytes of an exchange at these levels, which are those of one job: equal names
+        stand for equal levels.
+        """
+        key = tuple((layer, level.name) for layer, level in level_by_layer.items())
+        if key not in self._counts:
+            self._counts[key] = count_exchange(
+                self._parameters, level_by_layer, world_size=self._world_size
+            )
+        return self._counts[key]
+
+
+def resolve_budget(spec: JobSpec, model: nn.Module, *, samples: int) -> JobSpec:
+    """Return the spec with the shortest rounds that keep to its budget, or itself without one.
+
+    All workers come to the same number, also after the group has changed: it depends on the spec,
+    the shapes of the model and the number of samples.
+
+    Raises:
+        ConfigError: no rounds keep to it.
+    """
+    local = spec.local_steps
+    if local is None or local.budget is None:
+        return spec
+    counted = CountedModel(model, world_size=spec.workers.max)
+    runs = [
+        list(list_stretches(spec, assumed, layers=counted.layers, samples=samples))
+        for assumed in list_assumptions(spec)
+    ]
+    longest = max(stretch.num_steps for run in runs for stretch in run)
+    most = min(local.high or longest, longest)
+
+    def saving(low: int) -> float:
+        rounds = local.resolve(low).config()
+        return min(_compute_saving(run, rounds, counted) for run in runs)
+
+    low = 1 + bisect_left(range(1, most + 1), local.budget, key=saving)
+    if low > most:
+        raise ConfigError(_explain_refusal(local, saving(most)))
+    return spec.model_copy(update={"local_steps": local.resolve(low)})
+
+
+def describe_rounds(spec: JobSpec) -> str:
+    """Return a line for the job's log about the local steps that a budget has become."""
+    local = spec.config().local_steps
+    low, high = (local.low, local.high) if local is not None else (1, 1)
+    return (
+        f"local_steps.budget becomes low {low} and high {high}, planned with workers.max"
+        f" {spec.workers.max}"
+    )
+
+
+def _compute_saving(run: Sequence[Stretch], local: LocalSteps, model: CountedModel) -> float:
+    """Return how many times fewer bytes a job sends than without compression in every step."""
+    sent = sum(
+        stretch.count_exchanges(local) * model.count_exchange(stretch.level_by_layer).gradient_wire
+        for stretch in run
+    )
+    steps = sum(stretch.num_steps for stretch in run)
+    dense = steps * model.count_exchange(run[-1].level_by_layer).total.dense_wire
+    return dense / sent if sent else math.inf
+
+
+def _explain_refusal(local: LocalStepsSpec, best: float) -> str:
+    start, reachable = local.start_steps, f"{math.floor(10 * best) / 10:g}"
+    limit = f" and have at most {local.high} steps (high)" if local.high else ""
+    return (
+        f"local_steps.budget is {local.budget:g}, and this job can send {reachable} times fewer"
+        f" bytes at most: {f'its first {start} steps have an exchange each, ' if start else ''}its"
+        f" rounds end with the epoch{limit}; give {reachable} or less, or"
+        f" {'fewer start_steps or ' if start else ''}fewer bits"
+    )
