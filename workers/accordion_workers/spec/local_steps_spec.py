@@ -42,6 +42,11 @@ class LocalStepsSpec(Strict):
     `nesterov` takes a step of SGD with momentum along it. `auto` is `average` for SGD, and for
     other optimizers without a start; otherwise `nesterov`.
     """
+    overlap: Whole = Field(default=_LIBRARY.overlap, ge=0, le=_MOST)
+    """Steps of the next round during which the exchange of a round may still run, at most `low`;
+    the workers change to its mean after exactly as many. 0: all wait at the end of a round. Not
+    with `workers.gpus`.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> LocalStepsSpec:
@@ -52,7 +57,7 @@ class LocalStepsSpec(Strict):
         """Return the library's settings.
 
         Raises:
-            ConfigError: `high` is below `low`.
+            ConfigError: `high` is below `low`, or `overlap` above it.
         """
         return LocalSteps(
             low=self.low,
@@ -60,6 +65,7 @@ class LocalStepsSpec(Strict):
             start_steps=self.start_steps,
             power=self.power,
             outer=self.outer,
+            overlap=self.overlap,
         )
 
 
