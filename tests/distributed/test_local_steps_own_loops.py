@@ -122,7 +122,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a warm-up that ends within a round": {"method": "half", "warm_up": WarmUp(steps=5)},
     "exchanges beside steps": {
         "local_steps": LocalSteps(low=3, high=3, overlap=2),
-        "detector": DetectorConfig(window=Window(steps=7)),
+        "detector": DetectorConfig(window=Window(steps=12)),
     },
 }
 
