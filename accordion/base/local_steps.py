@@ -25,7 +25,8 @@ class LocalSteps:
     Accelerate, Transformers and Lightning; not with a GradScaler.
 
     Raises:
-        ConfigError: a number is not whole or out of range, or `high` is below `low`.
+        ConfigError: a number is not whole or out of range, or `high` is below `low`, or `overlap`
+            above it.
     """
 
     low: int
@@ -45,6 +46,11 @@ class LocalSteps:
     `nesterov` takes a step of SGD with momentum along it (DiLoCo, arXiv:2311.08105). `auto` is
     `average` for SGD, and for other optimizers without a start; otherwise `nesterov`.
     """
+    overlap: int = 0
+    """Steps of the next round during which the exchange of a round may still run; the workers
+    change to its mean after exactly as many. 0 lets all wait at the end of a round. Accuracy may
+    fall with each of them, so take as few as the link needs. Not on GPUs.
+    """
 
     def __post_init__(self) -> None:
         start = 0 if self.start_steps == "auto" else self.start_steps
@@ -54,6 +60,11 @@ class LocalSteps:
                 f"local_steps has low={self.low!r}, high={self.high!r} and"
                 f" start_steps={self.start_steps!r}; give whole numbers, low at least 1, high at"
                 " least low, start_steps at least 0 or 'auto'"
+            )
+        if type(self.overlap) is not int or not 0 <= self.overlap <= self.low:
+            raise ConfigError(
+                f"local_steps has low={self.low!r} and overlap={self.overlap!r}; give a whole"
+                " number of steps from 0 to low: an exchange ends within the next round"
             )
         if not isinstance(self.power, int | float) or not 0.0 <= self.power <= 4.0:
             raise ConfigError(

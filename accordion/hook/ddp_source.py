@@ -169,7 +169,7 @@ class DdpSource:
         """
         ready_s = time.perf_counter()
         self._check_call()
-        if grad_bucket.index() == 0:
+        if grad_bucket.index() == 0 and not self.is_local:
             self._engine.loss_scale = self._loss_scale()
         bucket = Bucket(buffer=grad_bucket.buffer(), layers=self._layers(grad_bucket))
         is_last = self._is_last(grad_bucket, bucket.layers)
@@ -201,7 +201,8 @@ class DdpSource:
         module = self._module()
         if module is not None:
             check_join(module)
-        exchanged = self.exchanges.signals
+        # Signals of a round, whose exchange may run beside local steps, are not those of gradients.
+        exchanged = None if self.is_local else self.exchanges.signals
         if exchanged is not None and not self._pass_skipped_step(exchanged):
             raise HookError(
                 f"gradients were exchanged twice for one step; call {self._step_call} after each"

@@ -84,6 +84,10 @@ class ExchangeScheduler:
         )
         """Whether exchanges are timed and follow `exchange_plan`; the host cannot time a GPU's."""
         self._group_size = self._fixed_group_size(buckets_per_exchange)
+        self._counts_waits = True
+        """Whether training waits for the last exchange of a step, or for each if none is
+        parallel.
+        """
         self.begin_pass()
         self.signals: Tensor | None = None
         """Signals of the step whose buckets were exchanged; None before the exchange."""
@@ -115,13 +119,24 @@ class ExchangeScheduler:
 
     @contextmanager
     def unobserved(self) -> Iterator[None]:
-        """Exchange in the block without a word to observers, whose plans are for gradients."""
+        """Exchange in the block without a word to observers, whose plans are for gradients; only
+        the time in `waiting` counts as waited.
+        """
         observers = self.on_exchange, self.network.on_collective
         self.on_exchange = self.network.on_collective = None
+        self._counts_waits = False
         try:
             yield
         finally:
             self.on_exchange, self.network.on_collective = observers
+            self._counts_waits = True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of the block as one for which training waited for exchanges."""
+        since, sent_s = time.perf_counter(), self.network.seconds_until_now()
+        yield
+        self._count_wait(time.perf_counter() - since, self.network.seconds_until_now() - sent_s)
 
     def begin_pass(self) -> None:
         """Forget buckets of a step that was given up before its last one."""
@@ -189,10 +204,8 @@ class ExchangeScheduler:
         if is_last:
             self.signals = signals
         ended_s = time.perf_counter()
-        if is_last or not self._executor.is_parallel:
-            waited_s = ended_s - since
-            self.waited_s += waited_s
-            self.encoded_s += max(0.0, waited_s - (self.network.seconds - sent_s))
+        if self._counts_waits and (is_last or not self._executor.is_parallel):
+            self._count_wait(ended_s - since, self.network.seconds - sent_s)
         if self.on_exchange is not None:
             self.on_exchange(
                 Exchange(
@@ -203,3 +216,7 @@ class ExchangeScheduler:
                     is_last=is_last,
                 )
             )
+
+    def _count_wait(self, waited_s: float, sending_s: float) -> None:
+        self.waited_s += waited_s
+        self.encoded_s += max(0.0, waited_s - sending_s)

@@ -1,9 +1,18 @@
-"""Changes of a module's parameters since all workers had the same, as buckets to be exchanged."""
+"""Changes of a module's parameters since all workers had the same, as buckets to be exchanged.
+
+An exchange may run beside further steps of each worker. Let x be the parameters that all workers
+shared, p those of one worker when it handed over d = p - x, and q its parameters when the mean of d
+has arrived. Then x becomes x' = x + mean d, or what an outer step makes of the mean, and the worker
+goes on from x' + (q - p). Its own steps since, q - p, are in its next change, which is against x'.
+So the changes of a worker add up to its steps, each of which counts once; and without steps since,
+q = p, all workers have x'. Streaming DiLoCo (arXiv:2501.18512) overlaps steps and exchange too.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -29,23 +38,33 @@ class ParameterChanges:
         exchanges: averages the changes over the workers.
         nesterov: whether the mean change is a gradient for SGD with Nesterov momentum; otherwise it
             is added to the parameters.
+        overlaps: whether workers take steps during an exchange, which takes a copy of the
+            parameters more.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], exchanges: ExchangeScheduler, *, nesterov: bool
+        self,
+        parameters: Mapping[str, Tensor],
+        exchanges: ExchangeScheduler,
+        *,
+        nesterov: bool,
+        overlaps: bool,
     ) -> None:
         self._exchanges = exchanges
         self._nesterov = nesterov
         groups = list(group_parameters(parameters))
-        self._buckets = [_ChangedBucket(group) for group in groups]
+        self._buckets = [_ChangedBucket(group, overlaps=overlaps) for group in groups]
+        self._futures: list[torch.futures.Future[Tensor]] = []
+        self._unobserved = ExitStack()
+        """Holds what the running exchange has changed of the scheduler."""
 
     def begin(self) -> None:
         """Remember the parameters as they are, which all workers share."""
         for bucket in self._buckets:
             bucket.remember()
 
-    def exchange(self) -> Tensor:
-        """Average the changes over the workers; return the step's signals, (7,).
+    def start_exchange(self) -> None:
+        """Begin to average the changes over the workers; `end_exchange` follows.
 
         The parameters stay as they are until `apply` or `undo`.
 
@@ -53,31 +72,51 @@ class ParameterChanges:
             Exception: the exchange failed.
         """
         last = self._buckets[-1]
-        with self._exchanges.unobserved():
-            futures = [
+        self._unobserved.enter_context(self._exchanges.unobserved())
+        with self._exchanges.waiting():
+            self._futures = [
                 self._exchanges.hand_over(
                     bucket.subtract(), ready_s=time.perf_counter(), is_last=bucket is last
                 )
                 for bucket in self._buckets
             ]
+
+    def wait(self) -> None:
+        """Wait for the averages of the changes.
+
+        Raises:
+            Exception: the exchange failed.
+        """
+        with self._exchanges.waiting():
             # Where an exchange failed in its thread, its future never ends.
-            while not futures[-1].done():
+            while not self._futures[-1].done():
                 self._exchanges.raise_failure()
                 time.sleep(POLL_S)
-        for future in futures:
+        for future in self._futures:
             future.wait()
+
+    def end_exchange(self) -> Tensor:
+        """Wait for the averages of the changes; return the step's signals, (7,).
+
+        Raises:
+            Exception: the exchange failed.
+        """
+        with self._unobserved:
+            self.wait()
         signals = self._exchanges.take_signals()
         if signals is None:
             raise HookError("the exchange of parameters ended without signals")
         return signals
 
     def apply(self) -> None:
-        """Take the outer step with the averages."""
+        """Take the outer step with the averages; the steps since `start_exchange` stay."""
         for bucket in self._buckets:
             bucket.apply(nesterov=self._nesterov)
 
     def undo(self) -> None:
-        """Go back to the parameters before the round, without an outer step."""
+        """Go back to the parameters before the round, without an outer step, and without the steps
+        since.
+        """
         for bucket in self._buckets:
             bucket.restore()
 
@@ -96,12 +135,14 @@ class ParameterChanges:
 class _ChangedBucket:
     """Parameters of one dtype, and a flat buffer for their changes."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], *, overlaps: bool) -> None:
         self._parameters = {name: as_real(one.detach()) for name, one in parameters.items()}
         first = next(iter(self._parameters.values()))
         size = sum(one.numel() for one in self._parameters.values())
         self.start = torch.empty(size, dtype=first.dtype, device=first.device)
         self._changes = torch.empty_like(self.start)
+        self._ends = torch.empty_like(self.start) if overlaps else None
+        """Parameters whose changes are exchanged; None if they stay as they are meanwhile."""
         self.momentum: Tensor | None = None
 
     def remember(self) -> None:
@@ -117,6 +158,9 @@ class _ChangedBucket:
             self._parts(self._changes), self._parts(self.start), strict=True
         ):
             torch.sub(parameter, start, out=part)
+        if self._ends is not None:
+            for parameter, part in self._parts(self._ends):
+                part.copy_(parameter)
         layers = (
             Layer(name=name, gradient=part)
             for name, (_, part) in zip(self._parameters, self._parts(self._changes), strict=True)
@@ -130,7 +174,13 @@ class _ChangedBucket:
             self.momentum.mul_(MOMENTUM).add_(self._changes)
             self._changes.add_(self.momentum, alpha=MOMENTUM).mul_(OUTER_RATE)
         self.start.add_(self._changes)
-        self.restore()
+        if self._ends is None:
+            self.restore()
+            return
+        for (parameter, end), (_, start) in zip(
+            self._parts(self._ends), self._parts(self.start), strict=True
+        ):
+            parameter.sub_(end).add_(start)
 
     def _parts(self, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Return each parameter with its part of a buffer, of its shape."""

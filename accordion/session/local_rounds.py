@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from accordion.base.errors import HookError, StateError
+from accordion.base.local_steps import LocalSteps
 from accordion.compress.compression_engine import Engine
 from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
@@ -49,8 +51,6 @@ class Rounds:
     """Steps of a round that is taken; 1 if gradients are exchanged in every step."""
     steps = 0
     """Local steps of the running round so far."""
-    is_full = False
-    """Whether the running round has all its steps."""
 
     def __init__(
         self, source: GradientSource, engine: Engine, requests: Requests, *, rank: int
@@ -60,11 +60,14 @@ class Rounds:
         self._skipped = SkippedInARow()
 
     @property
+    def are_parameters_equal(self) -> bool:
+        """Whether all workers have the same parameters."""
+        return True
+
+    @property
     def begins(self) -> bool:
-        """Whether the next step begins a round of local steps: all workers have the same
-        parameters.
-        """
-        return self.length > 1 and not self.steps
+        """Whether the next step begins a round of local steps from parameters that all share."""
+        return self.length > 1 and self.are_parameters_equal
 
     def set_length(self, length: int) -> None:
         """Change the length between two rounds; every worker does, to the same."""
@@ -96,15 +99,26 @@ class Rounds:
         else:
             self._engine.rollback_step()
 
-    def end(self) -> frozenset[Signal]:
-        """End the running round; return the signals of all workers.
+    def end_step(self, *, waits: bool) -> frozenset[Signal]:  # noqa: ARG002
+        """End a full round; return the signals of all workers if an exchange has ended.
 
-        If a worker's change was not finite, all go back to the parameters before the round.
+        If a worker's change was not finite, all go back to the parameters before the round. If
+        there are other signals, all have the same parameters.
+
+        Args:
+            waits: whether a full round's exchange ends in the call, whatever the settings.
 
         Raises:
             Exception: the exchange failed.
         """
-        raise NotImplementedError
+        return frozenset()
+
+    def settle(self) -> None:
+        """Wait for an exchange that runs beside steps, before other collectives or another state.
+
+        Raises:
+            Exception: the exchange failed.
+        """
 
     def finish(self) -> None:
         """End a round that has begun, before its last step; signals wait for the next one.
@@ -134,6 +148,9 @@ class LocalRounds(Rounds):
     along its own gradients, with its own optimizer state and its own buffers. A worker without
     peers takes no rounds: its steps are everybody's.
 
+    With `overlap`, the exchange of a round runs beside the first steps of the next one, and their
+    parameters meet again only where a round's end is waited for.
+
     Args:
         module: the module, wrapped in DistributedDataParallel or simulated.
         source: its gradients.
@@ -142,6 +159,7 @@ class LocalRounds(Rounds):
         requests: what this worker raises.
         optimizers: the module's optimizers.
         nesterov: as in `ParameterChanges`.
+        overlap: as in `LocalSteps`.
     """
 
     def __init__(
@@ -154,6 +172,7 @@ class LocalRounds(Rounds):
         requests: Requests,
         optimizers: tuple[Optimizer, ...],
         nesterov: bool,
+        overlap: int,
     ) -> None:
         super().__init__(source, engine, requests, rank=coordinator.rank)
         self._module, self._source = module, source
@@ -161,16 +180,23 @@ class LocalRounds(Rounds):
         self._parameters = {
             name: one for name, one in named_layers(module.module).items() if one.requires_grad
         }
-        self._changes = ParameterChanges(self._parameters, source.exchanges, nesterov=nesterov)
+        self._changes = ParameterChanges(
+            self._parameters, source.exchanges, nesterov=nesterov, overlaps=overlap > 0
+        )
+        self._overlap = overlap
+        self._is_exchanging = False
+        """Whether the exchange of the round before the running one has not ended."""
+        self._seen: frozenset[Signal] = frozenset()
+        """Signals that an exchange brought where nobody acted on them."""
         self._broadcasts_buffers = module.broadcast_buffers
         self._broken: list[str] = []
         """Layers whose gradient is not finite in this local step."""
         self._undone = SkippedInARow()
 
     @property
-    def is_full(self) -> bool:  # type: ignore[override]  # the others' is a constant
+    def are_parameters_equal(self) -> bool:
         """Implements `Rounds`."""
-        return self.steps >= self.length
+        return not self.steps and not self._is_exchanging
 
     def set_length(self, length: int) -> None:
         """Implements `Rounds`."""
@@ -187,13 +213,9 @@ class LocalRounds(Rounds):
         if self.length == 1:
             return super().begin_step()
         self._source.take_local_gradients()
-        if not self.steps:
+        if self.begins:
             self._changes.begin()
             self._module.broadcast_buffers = False
-        else:
-            # The exchange counts what one step would have sent without compression.
-            for name, parameter in self._parameters.items():
-                self._engine.ledger.count_dense_equivalent(name, parameter.numel())
         self.steps += 1
         gradients = {
             name: one.grad for name, one in self._parameters.items() if one.grad is not None
@@ -221,7 +243,7 @@ class LocalRounds(Rounds):
         Raises:
             HookError: the model is evaluated within a round.
         """
-        if module.training or torch.is_grad_enabled() or not self.steps:
+        if module.training or torch.is_grad_enabled() or self.are_parameters_equal:
             return
         raise HookError(
             f"the model is evaluated within a round of local steps, of which {self.steps} were"
@@ -229,12 +251,33 @@ class LocalRounds(Rounds):
             " workers before"
         )
 
-    def end(self) -> frozenset[Signal]:
+    def end_step(self, *, waits: bool) -> frozenset[Signal]:
         """Implements `Rounds`."""
+        announced, self._seen = self._seen, frozenset()
+        if self._is_exchanging and self.steps >= min(self._overlap, self.length):
+            announced |= self._end_exchange()
+        if announced - {Signal.NOT_FINITE}:
+            self.finish()
+        if self.length > 1 and self.steps >= self.length:
+            self._start_exchange()
+            if waits or not self._overlap:
+                announced |= self._end_exchange()
+        return announced
+
+    def _start_exchange(self) -> None:
+        """Hand over what the running round has changed; the next one begins."""
         # So that the statistic, which has no scale, is the change by step.
         self._engine.loss_scale = float(self.steps)
-        self._begin_anew()
-        announced = raised_signals(self._changes.exchange())
+        # The exchange counts what one step would have sent without compression.
+        self._count_dense_equivalent(self.steps - 1)
+        self.steps = 0
+        self._is_exchanging = True
+        self._changes.start_exchange()
+
+    def _end_exchange(self) -> frozenset[Signal]:
+        """Wait for the mean of a round's changes, and move to it; return the signals of all."""
+        announced = raised_signals(self._changes.end_exchange())
+        self._is_exchanging = False
         self._requests.drop_seen()
         is_kept = Signal.NOT_FINITE not in announced
         self._undone.observe(
@@ -249,18 +292,36 @@ class LocalRounds(Rounds):
         else:
             self._engine.rollback_step()
             self._changes.undo()
+            self._count_dense_equivalent(self.steps)
+            self.steps = 0
+        if not self.steps:
+            self._module.broadcast_buffers = self._broadcasts_buffers
         return announced
+
+    def _count_dense_equivalent(self, steps: int) -> None:
+        """Count local steps; not during an exchange, which counts too."""
+        for _ in range(steps):
+            for name, parameter in self._parameters.items():
+                self._engine.ledger.count_dense_equivalent(name, parameter.numel())
+
+    def settle(self) -> None:
+        """Implements `Rounds`."""
+        if self._is_exchanging:
+            self._changes.wait()
 
     def finish(self) -> None:
         """Implements `Rounds`."""
+        if self._is_exchanging:
+            self._seen |= self._end_exchange() - {Signal.NOT_FINITE}
         if self.steps:
             self._requests.are_held = True
-            self.end()
+            self._start_exchange()
+            self._end_exchange()
             self._requests.are_held = False
 
     def momentum(self) -> list[Tensor]:
         """Implements `Rounds`."""
-        if self.steps:
+        if not self.are_parameters_equal:
             raise StateError(
                 f"a round of local steps is running, of which {self.steps} were taken, so every"
                 " worker has its own parameters; call session.finish_round() on all workers before"
@@ -270,12 +331,12 @@ class LocalRounds(Rounds):
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Implements `Rounds`."""
-        self._begin_anew()
-        self._changes.load_momentum(saved)
-
-    def _begin_anew(self) -> None:
-        self.steps = 0
+        if self._is_exchanging:
+            self._changes.end_exchange()
+            self._engine.rollback_step()
+        self.steps, self._is_exchanging = 0, False
         self._module.broadcast_buffers = self._broadcasts_buffers
+        self._changes.load_momentum(saved)
 
 
 class _ForwardCheck:
@@ -311,6 +372,7 @@ def create_rounds(
     local = config.local_steps
     if local is not None:
         _check(module, steps)
+        _check_overlap(module, local)
     if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
         return Rounds(source, engine, requests, rank=coordinator.rank)
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
@@ -323,6 +385,7 @@ def create_rounds(
         optimizers=steps.optimizers,
         nesterov=local.outer == "nesterov"
         or (local.outer == "auto" and local.has_start and not is_sgd),
+        overlap=local.overlap,
     )
     if steps.mode != "session":  # a loop that knows nothing of rounds
         module.register_forward_pre_hook(_ForwardCheck(rounds))
@@ -346,6 +409,15 @@ def _check(module: nn.Module, steps: OptimizerSteps) -> None:
             "local_steps cannot be combined with find_unused_parameters=True, with which"
             " DistributedDataParallel exchanges a message in every step; remove it, or in"
             " Transformers, which sets it, give TrainingArguments ddp_find_unused_parameters=False"
+        )
+
+
+def _check_overlap(module: nn.Module, local: LocalSteps) -> None:
+    on_gpu = any(parameter.is_cuda for parameter in module.parameters())
+    if local.overlap and on_gpu and isinstance(module, DistributedDataParallel):
+        raise HookError(
+            f"local_steps has overlap={local.overlap}, which was never tried on GPUs; leave it out,"
+            " so that workers wait at the end of a round"
         )
 
 

@@ -205,7 +205,7 @@ class Session:
     def communicate_s(self) -> float:
         """Seconds since `attach` for which training waited for exchanges and for slower workers.
 
-        Exchanges in parallel with the backward pass are not included.
+        Exchanges in parallel with the backward pass, or with local steps, are not included.
         """
         return self._measured.waited_s + self._network.seconds
 
@@ -375,6 +375,7 @@ class Session:
             StateError: on some worker the states are incomplete, out of order, or of another model;
                 raised on all workers, and nothing is changed on any.
         """
+        self.rounds.settle()
         loaded = load_on_all_workers(
             self._engine, self.controller, states, coordinator=self._coordinator
         )
@@ -411,20 +412,19 @@ class Session:
 
     def _end_step(self, begun: StepResult) -> StepResult:
         """End the round if it is full, and follow what was announced."""
-        taken, announced, last = begun.taken, begun.announced, max(1, self.rounds.steps)
-        if self.rounds.is_full:
-            announced = self.rounds.end()
-            taken = taken and Signal.NOT_FINITE not in announced
+        last = max(1, self.rounds.steps)
+        ends = self._config.ends_warm_up(self.steps) or self._config.ends_start(self.steps)
+        is_due = ends or window_is_full(self._config.detector, self.steps, last=last)
+        announced = begun.announced | self.rounds.end_step(waits=is_due)
+        taken = Signal.NOT_FINITE not in announced
         if self._watcher is not None:
             self._watcher.observe_step(self.decision.level_by_layer, self.ledger)
-        ends = self._config.ends_warm_up(self.steps) or self._config.ends_start(self.steps)
         switch = None
         if Signal.DECISION in announced or ends:
             place = {"epoch": self.epoch, "step": self.steps}
             decide = partial(self._decisions.decide_at_boundary, self.decision, **place)
             switch = self._apply_decision(decide)
-        if self.rounds.length == 1:
-            self._plan_exchanges()
+        self._plan_exchanges()
         switch = self._close_full_window(last=last) or switch
         result = StepResult(taken=taken, announced=announced - {Signal.NOT_FINITE}, switch=switch)
         if self.on_boundary is not None:
@@ -465,7 +465,7 @@ class Session:
         return self._apply_decision(lambda: self._decisions.decide_report(report))
 
     def _plan_exchanges(self) -> None:
-        if (proposal := self._measured.propose_plan()) is not None:
+        if self.rounds.length == 1 and (proposal := self._measured.propose_plan()) is not None:
             self._decisions.proposal = proposal
             self.request(Signal.DECISION)
 

@@ -136,6 +136,14 @@ def test_adam_with_a_start_learns_with_compressed_changes(run_group, tmp_path, c
             },
             "precision is fp16",
         ),
+        (
+            {
+                "local_steps": {"low": 4, "overlap": 1},
+                "compression": {"method": "half"},
+                "workers": {"gpus": 1},
+            },
+            "overlap is 1, which was never tried on GPUs",
+        ),
     ],
 )
 def test_wrong_specs_are_refused(parts: dict[str, Any], message: str):

@@ -120,6 +120,10 @@ CASES: dict[str, dict[str, Any]] = {
         "high": {"bits": 4},
     },
     "a warm-up that ends within a round": {"method": "half", "warm_up": WarmUp(steps=5)},
+    "exchanges beside steps": {
+        "local_steps": LocalSteps(low=3, high=3, overlap=2),
+        "detector": DetectorConfig(window=Window(steps=12)),
+    },
 }
 
 

@@ -114,6 +114,23 @@ def test_a_group_that_remembers_its_round_has_the_bits_of_one_that_never_broke(
     assert what_was_learned(first) == what_was_learned(undisturbed)
 
 
+def test_a_group_whose_exchanges_overlap_remembers_the_last_end_that_all_waited_for(
+    run_group, tmp_path
+):
+    job = spec(
+        training={"epochs": 2, "optimizer": ADAM},
+        compression={"method": "none"},
+        local_steps={"low": LOW, "overlap": 2},
+        checkpoint={"every_epochs": 2},
+    )
+    never_broke = run_group(2, run_job, tmp_path / "undisturbed", job)[0]
+    steps = (STEPS_PER_EPOCH + IN_ROUND_2 - 1,)
+    first = run_group(2, lose_members, tmp_path / "broken", job, [0, 1], (), steps)[0]
+    (started,) = first.link.of("started")
+    assert (started.step, started.from_memory) == (STEPS_PER_EPOCH, True)
+    assert equal(first.parameters, never_broke.parameters)
+
+
 def test_a_group_that_breaks_again_in_its_first_round_begins_at_the_same_round(
     undisturbed, run_group, tmp_path
 ):

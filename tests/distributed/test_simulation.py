@@ -36,8 +36,19 @@ CASES = {
         local_steps={"low": 3, "high": 9, "start_steps": 20},
     ),
     "local steps of SGD": spec(compression={"method": "none"}, local_steps={"low": 4}),
+    "overlap": spec(
+        compression={"method": "qsgd"},
+        training={**DROPS, "optimizer": ADAM},
+        local_steps={"low": 3, "high": 9, "start_steps": 20, "overlap": 3},
+    ),
+    "overlap with batch norm": spec(
+        f"{__package__}.loop_tasks:Normed",
+        {"hidden": 16},
+        compression={"method": "half"},
+        local_steps={"low": 4, "overlap": 2},
+    ),
 }
-GROUPS = {2: tuple(CASES), 3: ("powersgd", "topk", "local steps"), 1: ("powersgd",)}
+GROUPS = {2: tuple(CASES), 3: ("powersgd", "topk", "local steps", "overlap"), 1: ("powersgd",)}
 """Cases by number of workers."""
 
 

@@ -27,10 +27,9 @@ COMPRESSED: dict[str, Any] = {
     "training": {"lr_decay": {"at": [4]}},
 }
 """Parts of a job whose levels change: its end depends on residuals and on the detector's state."""
-ROUND, ROUND_START = 8, 31
-"""Local steps of a round, and the first of the second round of epoch 1."""
+EPOCH_START, ROUND, ROUND_START = 23, 8, 31
+"""First step of epoch 1, local steps of a round, and the first of the second round of epoch 1."""
 ROUNDS: dict[str, Any] = {
-    "local_steps": {"low": ROUND},
     "workers": {"min": 2, "max": 3},
     "checkpoint": {"every_steps": 1000, "every_epochs": 1000},
 }
@@ -74,20 +73,26 @@ def test_a_worker_killed_in_the_middle_of_a_step(
     assert_trained_alike(watched, undisturbed)
 
 
-def test_a_worker_killed_in_a_round_of_local_steps_costs_at_most_the_round(
-    watch: Watch,
+@pytest.mark.parametrize(
+    ("overlap", "killed_in", "again_from"),
+    [(0, ROUND_START + 4, ROUND_START), (2, ROUND_START, EPOCH_START)],
+)
+def test_a_worker_killed_in_a_round_costs_the_steps_since_all_were_equal(
+    watch: Watch, overlap: int, killed_in: int, again_from: int
 ) -> None:
-    options = {"fault": "backward", "fault_step": ROUND_START + 4, "fault_rank": 1}
-    watched = watch(**ROUNDS, options=options)
+    options = {"fault": "backward", "fault_step": killed_in, "fault_rank": 1}
+    local = {"low": ROUND, "overlap": overlap}
+    watched = watch(**ROUNDS, local_steps=local, options=options)
     broken = watched.folder / "broken"
     wait_for(lambda: watched.life.look() is not None or broken.exists(), watched.life.story)
     wait_for(broken.read_text)
     watched.faults.append(float(broken.read_text()))
-    watched.survived("worker kill -9 in a round of local steps")
+    beside = ", beside the exchange of the one before" if overlap else ""
+    watched.survived(f"worker kill -9 in a round of local steps{beside}")
     assert find_failures(watched) == [("infrastructure", 1)]
     again = watched.life.all(Started)[1]
-    assert (again.world_size, again.step, again.from_memory) == (2, ROUND_START, True)
-    assert all(saved.step > ROUND_START for saved in watched.life.all(CheckpointRecord))
+    assert (again.world_size, again.step, again.from_memory) == (2, again_from, True)
+    assert all(saved.step > again_from for saved in watched.life.all(CheckpointRecord))
     assert not [line.text for line in watched.life.logs if "drifted" in line.text]
 
 

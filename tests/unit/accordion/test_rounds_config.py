@@ -26,6 +26,9 @@ def test_methods_with_residuals_are_refused(method):
         {"low": 1, "high": 2, "power": -1.0},
         {"low": 1, "high": 2, "power": float("nan")},
         {"low": 1, "high": 2, "outer": "adam"},
+        {"low": 4, "high": 8, "overlap": -1},
+        {"low": 4, "high": 8, "overlap": 5},
+        {"low": 4, "high": 8, "overlap": True},
     ],
 )
 def test_a_wrong_number_is_refused_with_the_value(wrong):

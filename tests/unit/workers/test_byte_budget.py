@@ -72,6 +72,12 @@ def test_a_falling_rate_makes_the_first_rounds_shorter():
     assert rounds(resolved(**drop)).low < rounds(resolved()).low
 
 
+def test_rounds_are_at_least_as_long_as_the_overlap():
+    assert rounds(resolved(local_steps={"overlap": 3})).low == rounds(resolved()).low
+    long = rounds(resolved(local_steps={"overlap": 48}))
+    assert long.low == long.overlap == 48
+
+
 def test_one_worker_which_sends_nothing_keeps_to_every_budget():
     assert rounds(resolved(workers={"max": 1})) == LocalSteps(low=1, high=8)
 

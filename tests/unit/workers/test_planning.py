@@ -125,6 +125,24 @@ def test_rounds_of_local_steps_spread_their_exchange_over_their_steps():
     assert {one.local_steps for one in none if one.is_own_method} == {1, 5}
 
 
+def test_an_exchange_beside_steps_adds_what_outlasts_them():
+    link = LinkModel(world_size=4, latency_s=0.0, bytes_per_s=10.0)
+    added = {}
+    for overlap in (0, 2, 5):
+        parts = {"compression": {"method": "none"}, "local_steps": {"low": 5, "overlap": overlap}}
+        job = JobSpec.model_validate({**SPEC.model_dump(exclude_unset=True), **parts})
+        (found,) = (
+            one
+            for one in predict_steps(measurement(), job, link)
+            if (one.method, one.local_steps) == ("none", 5)
+        )
+        added[overlap] = 5 * found.exchange_s
+    step_s = measurement().step_s
+    assert added[0] > 5 * step_s
+    assert added[2] == pytest.approx(added[0] - 2 * step_s, abs=1.0)
+    assert added[5] == pytest.approx(added[0] - 5 * step_s, abs=1.0)
+
+
 def test_a_slow_link_favours_methods_that_send_little():
     slow = predict(LinkModel(world_size=4, latency_s=0.0, bytes_per_s=100.0))
     assert slow["powersgd high"].step_s < slow["powersgd low"].step_s < slow["none"].step_s

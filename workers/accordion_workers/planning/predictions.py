@@ -125,7 +125,10 @@ def _predict(
     if local_steps == 1:
         step_s = measured.first_ready_s + end_s + measured.optimizer_s
     else:
-        step_s = measured.step_s + end_s / local_steps
+        # Encoding takes the processor from the steps beside which an exchange runs.
+        beside_s = measured.step_s * _overlap(spec, local_steps)
+        left_s = max(end_s - beside_s, sum(cost.encode_s for cost in costs))
+        step_s = measured.step_s + min(end_s, left_s) / local_steps
     sent = sum(
         wire_bytes(kind, payload, link.world_size)
         for cost in costs
@@ -144,6 +147,12 @@ def _predict(
         is_own_method=level.method == spec.compression.method,
         local_steps=local_steps,
     )
+
+
+def _overlap(spec: JobSpec, length: int) -> int:
+    """Return the steps of a round during which the exchange of the one before may run."""
+    local = spec.config().local_steps
+    return 0 if local is None else min(local.overlap, length)
 
 
 def _bucket_costs(ready_s: Sequence[float], costs: Sequence[LevelCost]) -> list[BucketCost]:

@@ -405,11 +405,8 @@ class JobSpec(Strict):
                 "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16,"
                 " so take bf16 or fp32, or give workers.gpus"
             )
-        if self.training.precision == "fp16" and self.local_steps is not None:
-            raise ValueError(
-                "training.precision is fp16, whose scale of the loss would differ between workers"
-                " in local_steps; take bf16 or fp32, or leave local_steps out"
-            )
+        if self.local_steps is not None:
+            self._check_local_steps(self.local_steps)
         if self.workers.gpus > 1 and self.task.name not in (SCRIPT, GUEST):
             raise ValueError(
                 f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give"
@@ -434,6 +431,18 @@ class JobSpec(Strict):
                 task=self.task.name, policy=self.policy.name, has_batch=self.batch is not None
             )
         return self
+
+    def _check_local_steps(self, local: LocalStepsSpec) -> None:
+        if self.training.precision == "fp16":
+            raise ValueError(
+                "training.precision is fp16, whose scale of the loss would differ between workers"
+                " in local_steps; take bf16 or fp32, or leave local_steps out"
+            )
+        if local.overlap and self.workers.gpus:
+            raise ValueError(
+                f"local_steps.overlap is {local.overlap}, which was never tried on GPUs; leave it"
+                " out, or set workers.gpus to 0"
+            )
 
     def _unify_batch_sizes(self) -> None:
         """Give both places of the low batch size the same number.

@@ -53,6 +53,11 @@ class LocalStepsSpec(Strict):
     `nesterov` takes a step of SGD with momentum along it. `auto` is `average` for SGD, and for
     other optimizers without a start; otherwise `nesterov`.
     """
+    overlap: Whole = Field(default=_LIBRARY.overlap, ge=0, le=_MOST)
+    """Steps of the next round during which the exchange of a round may still run, at most `low`,
+    which with a budget is at least as many; the workers change to its mean after exactly as many.
+    0: all wait at the end of a round. Not with `workers.gpus`.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> LocalStepsSpec:
@@ -90,7 +95,10 @@ class LocalStepsSpec(Strict):
                 )
 
     def resolve(self, low: int) -> LocalStepsSpec:
-        """Return the local steps with this `low` in place of the budget."""
+        """Return the local steps with this `low` in place of the budget, or `overlap` if that is
+        more.
+        """
+        low = max(low, self.overlap)
         high = min(BUDGET_HIGH * low, _MOST) if self.high is None else self.high
         return self.model_copy(update={"low": low, "high": high, "budget": None})
 
@@ -98,10 +106,10 @@ class LocalStepsSpec(Strict):
         """Return the library's settings; with a budget, the widest range that it may turn into.
 
         Raises:
-            ConfigError: `high` is below `low`.
+            ConfigError: `high` is below `low`, or `overlap` above it.
         """
         if self.low is None:
-            low, high = 1, _MOST if self.high is None else self.high
+            low, high = max(1, self.overlap), _MOST if self.high is None else self.high
         else:
             low, high = self.low, self.low if self.high is None else self.high
         return LocalSteps(
@@ -110,6 +118,7 @@ class LocalStepsSpec(Strict):
             start_steps=self.start_steps,
             power=self.power,
             outer=self.outer,
+            overlap=self.overlap,
         )
 
 
