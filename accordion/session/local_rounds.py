@@ -23,8 +23,10 @@ from accordion.hook.parameter_changes import ParameterChanges
 from accordion.hook.simulated_module import ParallelModule
 from accordion.hook.simulated_source import SimulatedSource
 from accordion.hook.trained_layers import parameters_of
+from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
+from accordion.session.round_times import RoundTime, RoundTimes
 from accordion.session.signal_requests import Requests
 from accordion.session.skipped_steps import (
     SkippedInARow,
@@ -65,6 +67,12 @@ class Rounds:
         parameters.
         """
         return self.length > 1 and not self.steps
+
+    def median_times(self) -> RoundTime | None:
+        """Return this worker's times since the last decision; None if none were taken, by any
+        worker.
+        """
+        return None
 
     def set_length(self, length: int) -> None:
         """Change the length between two rounds; every worker does, to the same."""
@@ -166,11 +174,16 @@ class LocalRounds(Rounds):
         self._broken: list[str] = []
         """Layers whose gradient is not finite in this local step."""
         self._undone = SkippedInARow()
+        self._times = RoundTimes()
 
     @property
     def is_full(self) -> bool:  # type: ignore[override]  # the others' is a constant
         """Implements `Rounds`."""
         return self.steps >= self.length
+
+    def median_times(self) -> RoundTime | None:
+        """Implements `Rounds`."""
+        return self._times.medians()
 
     def set_length(self, length: int) -> None:
         """Implements `Rounds`."""
@@ -179,12 +192,14 @@ class LocalRounds(Rounds):
             self._coordinator.average_(list(_optimizer_state(self._optimizers)))
         if (length > 1) != (self.length > 1):
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
+        self._times.clear()
         self.decided = self.length = length
         self._source.is_local = length > 1
 
     def begin_step(self) -> frozenset[Signal]:
         """Implements `Rounds`."""
         if self.length == 1:
+            self._times.pass_exchanged_step(self._source.exchanges.waited_s)
             return super().begin_step()
         self._source.take_local_gradients()
         if not self.steps:
@@ -195,6 +210,7 @@ class LocalRounds(Rounds):
             for name, parameter in self._parameters.items():
                 self._engine.ledger.count_dense_equivalent(name, parameter.numel())
         self.steps += 1
+        self._times.pass_local_step()
         gradients = {
             name: one.grad for name, one in self._parameters.items() if one.grad is not None
         }
@@ -234,7 +250,8 @@ class LocalRounds(Rounds):
         # So that the statistic, which has no scale, is the change by step.
         self._engine.loss_scale = float(self.steps)
         self._begin_anew()
-        announced = raised_signals(self._changes.exchange())
+        with self._times.exchange():
+            announced = raised_signals(self._changes.exchange())
         self._requests.drop_seen()
         is_kept = Signal.NOT_FINITE not in announced
         self._undone.observe(
@@ -313,6 +330,7 @@ def create_rounds(
         _check(module, steps)
     if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
         return Rounds(source, engine, requests, rank=coordinator.rank)
+    _check_measurable(source, config)
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
     rounds = LocalRounds(
         module,
@@ -346,6 +364,15 @@ def _check(module: nn.Module, steps: OptimizerSteps) -> None:
             "local_steps cannot be combined with find_unused_parameters=True, with which"
             " DistributedDataParallel exchanges a message in every step; remove it, or in"
             " Transformers, which sets it, give TrainingArguments ddp_find_unused_parameters=False"
+        )
+
+
+def _check_measurable(source: DdpSource | SimulatedSource, config: Config) -> None:
+    if POLICIES[config.policy].uses_costs and not source.exchanges.can_plan:
+        raise HookError(
+            f"policy {config.policy} chooses the length of rounds of local steps by measured times,"
+            " and exchanges are measured only on CPUs, beside the backward pass (overlap=True);"
+            " choose another policy, such as by_rate"
         )
 
 
