@@ -11,7 +11,7 @@ from accordion.base.errors import ConfigError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import BatchLevel, Level, OptionValue, StatisticKind
 from accordion.compressors import COMPRESSORS, ladder_of
-from accordion.policies import check_policy
+from accordion.policies import POLICIES, check_policy
 
 LevelOptions = Mapping[str, OptionValue]
 BucketsPerExchange = int | Literal["all", "auto"]
@@ -244,13 +244,13 @@ class Config:
         by_layer = self.by_layer if isinstance(self.by_layer, Mapping) else {"": None}
         if not all(isinstance(plan, LayerPlan) for plan in by_layer.values()):
             raise ConfigError(f"by_layer is {self.by_layer!r}; give {{glob: LayerPlan(...)}}")
-        self._check_local_steps()
         buckets = self.buckets_per_exchange
         if not (_is_whole(buckets) and buckets >= 1) and buckets not in ("all", "auto"):
             raise ConfigError(
                 f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or 'all'"
                 " for all buckets of a step, or 'auto' for what is measured to be fastest"
             )
+        self._check_local_steps()
 
     def _check_local_steps(self) -> None:
         if not isinstance(self.local_steps, LocalSteps | None):
@@ -264,6 +264,18 @@ class Config:
             raise ConfigError(
                 f"local_steps cannot be combined with {', '.join(late)}: so few exchanges are too"
                 " few for a residual to be sent; use qsgd, half or none"
+            )
+        if POLICIES[self.policy].uses_costs and self.buckets_per_exchange != "auto":
+            raise ConfigError(
+                f"policy {self.policy} chooses the length of rounds of local steps by measured"
+                f" times, and with buckets_per_exchange={self.buckets_per_exchange!r} none are"
+                " measured; leave it at 'auto', or choose another policy"
+            )
+        if POLICIES[self.policy].uses_costs and self.local_steps.overlap:
+            raise ConfigError(
+                f"policy {self.policy} chooses the length of rounds of local steps by how long"
+                f" workers wait for exchanges, which local_steps.overlap={self.local_steps.overlap}"
+                " hides; leave one of them out"
             )
         if self.local_steps.start_steps == "auto" and self.detector.window_in_force.steps is None:
             raise ConfigError(

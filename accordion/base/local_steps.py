@@ -18,8 +18,9 @@ class LocalSteps:
 
     A round of local steps has `low` steps while the learning rate is at its peak, and
     low * (peak / rate) ** power, at most `high`, when the rate has fallen. A power of 2 is QSR
-    (arXiv:2310.14423). Equal `low` and `high` fix the length. A job file may have a budget of bytes
-    in place of `low`; the rates of a script are not known before, so it gives `low`.
+    (arXiv:2310.14423). Equal `low` and `high` fix the length. Policy `cost_aware` makes rounds
+    shorter where the link allows it. A job file may have a budget of bytes in place of `low`; the
+    rates of a script are not known before, so it gives `low`.
 
     They work in loops that call `session.step()`, in unchanged ones (`step` of `attach`), and with
     Accelerate, Transformers and Lightning; not with a GradScaler.

@@ -93,10 +93,14 @@ class Report:
     """
     exchange_wait_s: float | None = None
     """Measured seconds for which a step waited for exchanges after its last gradient, on rank 0;
-    None if they were not measured.
+    None if they were not measured. In jobs with local steps and a policy that decides by measured
+    times, they are those of the worker that waited least, because it waited for no other; the
+    exchange that ends a round is divided by the round's steps.
     """
     step_s: float | None = None
-    """Measured seconds of a step on rank 0; None if they were not measured."""
+    """Measured seconds of a step on rank 0, in the same jobs on the slowest worker; None if they
+    were not measured.
+    """
     beside_s: float | None = None
     """Measured seconds a step in which rank 0 encoded gradients beside its backward pass; None if
     they were not measured.

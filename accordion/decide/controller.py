@@ -150,7 +150,8 @@ class Controller:
         batch, batch_reason = self._updated_batch(report)
         stage = self._stage.after(report)
         bare = self._policy_input(epoch, detector, self._policy_state)
-        bare = replace(bare, rate_fall=stage.fall)
+        most = stage.round_length(self._config.local_steps, report.step)
+        bare = replace(bare, rate_fall=stage.fall, most_local_steps=most)
         policy, told = POLICIES[self._config.policy], _add_report(bare, report, result)
         # What an override sends says nothing about the policy's own level.
         own = {
@@ -239,7 +240,7 @@ class Controller:
         local = self._config.local_steps
         if local is None:
             return self.decision
-        length = self._stage.round_length(local, step)
+        length = self._policy_local_steps(epoch, step)
         reason = f"the start of {step} steps ends: rounds of {length} local steps"
         self.decision = self._decision(epoch=epoch, step=step, cause="start", reason=reason)
         return self.decision
@@ -340,6 +341,12 @@ class Controller:
         policy_input = self._policy_input(epoch, self._detector, self._policy_state)
         return self._decide_levels(policy_input, step)
 
+    def _policy_local_steps(self, epoch: int, step: int) -> int:
+        policy_input = self._policy_input(epoch, self._detector, self._policy_state)
+        most = self._stage.round_length(self._config.local_steps, step)
+        policy = POLICIES[self._config.policy]
+        return policy.decide_local_steps(replace(policy_input, most_local_steps=most))
+
     def _decide_levels(self, policy_input: PolicyInput, step: int) -> dict[str, Level]:
         names = POLICIES[self._config.policy].decide_levels(policy_input)
         if self._config.warm_up and self._config.is_warming_up(step):
@@ -393,7 +400,7 @@ class Controller:
                 held=whole_model_override(self._resolved, epoch, target="batch"),
             ),
             **local_steps_fields(
-                self._stage.round_length(self._config.local_steps, step),
+                self._policy_local_steps(epoch, step),
                 held=whole_model_override(self._resolved, epoch, target="local_steps"),
             ),
         )
@@ -457,6 +464,7 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         rms_by_layer=report.rms_by_layer,
         sent_share_by_layer=report.sent_share_by_layer,
         cost_s_by_layer=report.cost_s_by_layer,
+        local_steps=report.local_steps,
         exchange_wait_s=report.exchange_wait_s,
         step_s=report.step_s,
         beside_s=report.beside_s,

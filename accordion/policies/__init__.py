@@ -25,6 +25,7 @@ from accordion.policies import (
     fixed,
     gain,
     legacy,
+    round_length,
     scheduled,
     two_level,
 )
@@ -45,6 +46,13 @@ def explain_nothing(policy_input: PolicyInput) -> str:  # noqa: ARG001
     return ""
 
 
+def allow_most(policy_input: PolicyInput) -> int:
+    """Return the steps of a round that the learning rate allows: `decide_local_steps` of a policy
+    that does not choose.
+    """
+    return policy_input.most_local_steps
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """One policy; its functions are pure."""
@@ -57,8 +65,12 @@ class Policy:
     """Returns the policy's state after a report, as JSON."""
     explain_levels: Callable[[PolicyInput], str] = explain_nothing
     """Returns a clause for the reason of the decision, given the state after the report."""
+    decide_local_steps: Callable[[PolicyInput], int] = allow_most
+    """Returns the steps of a round, from 1 to `most_local_steps`."""
     uses_costs: bool = False
-    """Whether the policy decides by `cost_s_by_layer`, which costs some seconds to measure."""
+    """Whether the policy decides by measured times, such as `cost_s_by_layer`, which cost some
+    seconds to measure.
+    """
     uses_sent_share: bool = False
     """Whether the policy decides by `sent_share_by_layer`, measured in some steps of a window."""
     is_planned: bool = False
@@ -128,7 +140,7 @@ POLICIES: Mapping[str, Policy] = {
     "cost_aware": Policy(
         summary=(
             "the fastest level that the regime allows, by measured costs; no compression where"
-            " that is faster"
+            " that is faster; rounds of local steps as short as waiting allows"
         ),
         decide_levels=cost_aware.decide_levels,
         options={
@@ -137,10 +149,20 @@ POLICIES: Mapping[str, Policy] = {
                 minimum=0.0,
                 maximum=0.9,
                 help="fraction of the cost in force that another level must save",
-            )
+            ),
+            "wait_share": Option(
+                default=0.05,
+                minimum=0.001,
+                maximum=0.9,
+                help=(
+                    "share of a round of local steps that waiting for its exchange may take; rounds"
+                    " are as short as it allows"
+                ),
+            ),
         },
         observe_report=cost_aware.observe_report,
         explain_levels=cost_aware.explain_levels,
+        decide_local_steps=round_length.decide_length,
         uses_costs=True,
     ),
     "legacy": Policy(

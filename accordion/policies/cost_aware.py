@@ -21,6 +21,10 @@ reports, and when the batch, the number of workers or the link has changed.
 "On the Utility of Gradient Compression in Distributed Training
 Systems" (MLSys 2022) found that compression is faster in few set-ups of data centres, so the answer
 may well be not to compress.
+
+With local steps the policy chooses the length of rounds too (`round_length`), never longer than the
+learning rate allows. Until waits are measured, gradients are exchanged in every step. In rounds the
+levels stay as they were chosen before, because no backward pass hides an exchange there.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from typing import Any
 from accordion.base.link_model import format_link
 from accordion.policies import two_level
 from accordion.policies.policy_input import PolicyInput
+from accordion.policies.round_length import explain_length, format_ms, observe_round
 
 NOISE = 0.05
 """Fraction by which the medians of two windows of equal jobs differ on a quiet machine."""
@@ -72,7 +77,22 @@ class _Rests:
 
 
 def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
-    """Return the choice in force, and what is known of every choice, after a report."""
+    """Return the choice in force, the length of rounds, and what is known of every choice, after a
+    report.
+    """
+    if policy_input.local_steps > 1:
+        return {
+            **policy_input.state,
+            "rounds": observe_round(policy_input, policy_input.exchange_wait_s),
+        }
+    state = _observe_levels(policy_input)
+    if state.get("trial_s") is not None:  # beside a backward pass, which rounds do not have
+        return {**state, "rounds": policy_input.state.get("rounds", {})}
+    return {**state, "rounds": observe_round(policy_input, _next_wait_s(policy_input, state))}
+
+
+def _observe_levels(policy_input: PolicyInput) -> Mapping[str, Any]:
+    """Return the choice in force and what is known of every choice."""
     waits = _sum_waits(policy_input)
     if not waits:
         return policy_input.state
@@ -101,8 +121,13 @@ def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
 
 def explain_levels(policy_input: PolicyInput) -> str:
     """Return in one clause the choice, the wait of each, the link, which choices slowed the rest of
-    the step down, and the last prediction beside the measurement.
+    the step down, the last prediction beside the measurement, and the length of rounds.
     """
+    clauses = (_explain_choice(policy_input), explain_length(policy_input))
+    return "; ".join(filter(None, clauses))
+
+
+def _explain_choice(policy_input: PolicyInput) -> str:
     state = policy_input.state
     if "choice" not in state:
         return (
@@ -110,24 +135,36 @@ def explain_levels(policy_input: PolicyInput) -> str:
             " or more, on CPUs, and buckets_per_exchange auto"
         )
     costs = ", ".join(
-        f"{name} {_format_ms(seconds)}"
+        f"{name} {format_ms(seconds)}"
         for name, seconds in sorted(state["cost_s"].items(), key=lambda item: item[1])
     )
     text = f"{state['choice']} is chosen because a step waits for its exchanges {costs}"
-    if "latency_s" in policy_input.link:
+    if "latency_s" in policy_input.link and policy_input.local_steps == 1:
         bytes_per_s = policy_input.link.get("bytes_per_s", math.inf)
         text += f" at {format_link(policy_input.link['latency_s'], bytes_per_s)}"
     for name, seconds in _slowdowns(state.get("rests", {}).get("seconds", {})).items():
-        text += f"; {name} slowed the rest of the step down by {_format_ms(seconds)}"
+        text += f"; {name} slowed the rest of the step down by {format_ms(seconds)}"
     if (trial_s := state.get("trial_s")) is not None:
         text += (
-            f"; it is tried, because encoding beside the backward pass took {_format_ms(trial_s)}"
+            f"; it is tried, because encoding beside the backward pass took {format_ms(trial_s)}"
             " and may have slowed it down"
         )
     predicted_s, measured_s = state["last_predicted_s"], state["last_measured_s"]
     if predicted_s is not None and measured_s is not None:
-        text += f"; predicted {_format_ms(predicted_s)}, measured {_format_ms(measured_s)}"
+        text += f"; predicted {format_ms(predicted_s)}, measured {format_ms(measured_s)}"
     return text
+
+
+def _next_wait_s(policy_input: PolicyInput, state: Mapping[str, Any]) -> float | None:
+    """Return the seconds for which a step will wait: as measured, or as predicted if the choice
+    changes the levels.
+    """
+    levels = decide_levels(replace(policy_input, state=state))
+    if policy_input.level_by_layer == levels or "choice" not in state:
+        return policy_input.exchange_wait_s
+    if _measured_choice(policy_input, state["cost_s"]) is None:  # an override stays in force
+        return policy_input.exchange_wait_s
+    return float(state["cost_s"][state["choice"]])
 
 
 def _measured_choice(policy_input: PolicyInput, choices: Iterable[str]) -> str | None:
@@ -235,7 +272,3 @@ def _allowed_level(policy_input: PolicyInput, layer: str, choice: str) -> str:
     lightest = policy_input.ladder_by_layer[layer][0].name
     is_light = choice in (*UNCOMPRESSED_CHOICES, lightest)
     return choice if is_light or policy_input.regime_by_layer[layer] == "stable" else lightest
-
-
-def _format_ms(seconds: float) -> str:
-    return f"{float(f'{1e3 * seconds:.3g}'):g} ms"

@@ -28,6 +28,10 @@ class PolicyInput:
     """Number of values of each layer."""
     rate_fall: float = 1.0
     """Ratio of the highest learning rate so far to the one from now on."""
+    most_local_steps: int = 1
+    """Steps of a round that the learning rate allows from now on; 1 without local steps, and in the
+    start of a run.
+    """
     options: Mapping[str, Any] = field(default_factory=dict)
     """All options of the policy, checked, with defaults filled in."""
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +53,8 @@ class PolicyInput:
     """Samples per step over all workers, as in the report; 0 if unknown."""
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Measured seconds per step by layer and level, as in the report."""
+    local_steps: int = 1
+    """Steps of a round in the reported steps."""
     exchange_wait_s: float | None = None
     """Measured seconds for which a step waited for exchanges, as in the report."""
     step_s: float | None = None

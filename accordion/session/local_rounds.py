@@ -25,8 +25,10 @@ from accordion.hook.parameter_changes import ParameterChanges
 from accordion.hook.simulated_module import ParallelModule
 from accordion.hook.simulated_source import SimulatedSource
 from accordion.hook.trained_layers import parameters_of
+from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
 from accordion.session.optimizer_steps import OptimizerSteps
+from accordion.session.round_times import RoundTime, RoundTimes
 from accordion.session.signal_requests import Requests
 from accordion.session.skipped_steps import (
     SkippedInARow,
@@ -68,6 +70,12 @@ class Rounds:
     def begins(self) -> bool:
         """Whether the next step begins a round of local steps from parameters that all share."""
         return self.length > 1 and self.are_parameters_equal
+
+    def median_times(self) -> RoundTime | None:
+        """Return this worker's times since the last decision; None if none were taken, by any
+        worker.
+        """
+        return None
 
     def set_length(self, length: int) -> None:
         """Change the length between two rounds; every worker does, to the same."""
@@ -192,11 +200,16 @@ class LocalRounds(Rounds):
         self._broken: list[str] = []
         """Layers whose gradient is not finite in this local step."""
         self._undone = SkippedInARow()
+        self._times = RoundTimes()
 
     @property
     def are_parameters_equal(self) -> bool:
         """Implements `Rounds`."""
         return not self.steps and not self._is_exchanging
+
+    def median_times(self) -> RoundTime | None:
+        """Implements `Rounds`."""
+        return self._times.medians()
 
     def set_length(self, length: int) -> None:
         """Implements `Rounds`."""
@@ -205,18 +218,21 @@ class LocalRounds(Rounds):
             self._coordinator.average_(list(_optimizer_state(self._optimizers)))
         if (length > 1) != (self.length > 1):
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
+        self._times.clear()
         self.decided = self.length = length
         self._source.is_local = length > 1
 
     def begin_step(self) -> frozenset[Signal]:
         """Implements `Rounds`."""
         if self.length == 1:
+            self._times.pass_exchanged_step(self._source.exchanges.waited_s)
             return super().begin_step()
         self._source.take_local_gradients()
         if self.begins:
             self._changes.begin()
             self._module.broadcast_buffers = False
         self.steps += 1
+        self._times.pass_local_step()
         gradients = {
             name: one.grad for name, one in self._parameters.items() if one.grad is not None
         }
@@ -272,7 +288,10 @@ class LocalRounds(Rounds):
         self._count_dense_equivalent(self.steps - 1)
         self.steps = 0
         self._is_exchanging = True
-        self._changes.start_exchange()
+        with self._times.exchange():
+            self._changes.start_exchange()
+            if not self._overlap:  # with it, nobody asks for the times
+                self._changes.wait()
 
     def _end_exchange(self) -> frozenset[Signal]:
         """Wait for the mean of a round's changes, and move to it; return the signals of all."""
@@ -375,6 +394,7 @@ def create_rounds(
         _check_overlap(module, local)
     if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
         return Rounds(source, engine, requests, rank=coordinator.rank)
+    _check_measurable(source, config)
     is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
     rounds = LocalRounds(
         module,
@@ -418,6 +438,15 @@ def _check_overlap(module: nn.Module, local: LocalSteps) -> None:
         raise HookError(
             f"local_steps has overlap={local.overlap}, which was never tried on GPUs; leave it out,"
             " so that workers wait at the end of a round"
+        )
+
+
+def _check_measurable(source: DdpSource | SimulatedSource, config: Config) -> None:
+    if POLICIES[config.policy].uses_costs and not source.exchanges.can_plan:
+        raise HookError(
+            f"policy {config.policy} chooses the length of rounds of local steps by measured times,"
+            " and exchanges are measured only on CPUs, beside the backward pass (overlap=True);"
+            " choose another policy, such as by_rate"
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from accordion.base.link_model import LinkModel
-from accordion.base.messages import LayerInfo, Level
+from accordion.base.messages import Decision, LayerInfo, Level
 from accordion.compress.layer_stacks import Layer
 from accordion.hook.exchange_plan import LevelCost, Plan
 from accordion.hook.exchange_planner import ExchangePlanner, Proposal
@@ -15,6 +17,8 @@ from accordion.hook.exchange_scheduler import Exchange
 from accordion.hook.gradient_source import GradientSource
 from accordion.hook.level_costs import measure_levels, share_waits
 from accordion.session.coordination import Coordinator
+from accordion.session.local_rounds import Rounds
+from accordion.session.round_times import RoundTime
 
 
 class MeasuredExchanges:
@@ -25,6 +29,7 @@ class MeasuredExchanges:
 
     Args:
         source: whose gradients are exchanged.
+        rounds: those of the session.
         coordinator: probes the link.
         plans: plans of levels whose costs reports contain, by name; empty if the policy uses none.
     """
@@ -32,6 +37,7 @@ class MeasuredExchanges:
     def __init__(
         self,
         source: GradientSource,
+        rounds: Rounds,
         coordinator: Coordinator,
         *,
         plans: Mapping[str, Mapping[str, Level]],
@@ -40,7 +46,7 @@ class MeasuredExchanges:
         """Seconds that 64 KiB lately took from the rank before to each rank; empty while it is not
         measured.
         """
-        self._coordinator = coordinator
+        self._rounds, self._coordinator = rounds, coordinator
         self._plans = plans
         self._exchanges, self._gradient_bytes = source.exchanges, source.gradient_bytes
         self.follows_plans = self._exchanges is not None and self._exchanges.can_plan
@@ -62,10 +68,17 @@ class MeasuredExchanges:
         """Plan that the exchanges follow."""
         return () if self._exchanges is None else self._exchanges.exchange_plan
 
-    @plan.setter
-    def plan(self, plan: Plan) -> None:
+    def follow_decision(self, decision: Decision, *, before: Mapping[str, Level]) -> None:
+        """Follow a decision's plan from the next step on, before rounds change.
+
+        Measurements of other levels, those in force `before`, are dropped, and those of gradients
+        when rounds begin or end.
+        """
+        changes_rounds = (decision.local_steps > 1) != (self._rounds.length > 1)
+        if self._planner is not None and (decision.level_by_layer != before or changes_rounds):
+            self._planner.restart_window()
         if self._exchanges is not None:
-            self._exchanges.exchange_plan = plan
+            self._exchanges.exchange_plan = decision.exchange_plan
 
     @property
     def waited_s(self) -> float:
@@ -95,11 +108,6 @@ class MeasuredExchanges:
             self._planner.set_probe(latency_s, large)
         self.receive_s_by_rank = self._coordinator.probe_neighbors()
 
-    def restart_window(self) -> None:
-        """Drop the measurements of earlier levels; called between steps."""
-        if self._planner is not None:
-            self._planner.restart_window()
-
     def propose_plan(self) -> Proposal | None:
         """Return a better exchange plan, if the planner found one; called once after each step."""
         return None if self._planner is None else self._planner.end_step()
@@ -109,12 +117,12 @@ class MeasuredExchanges:
     ) -> dict[str, Any]:
         """Return the fields of a report that this rank measured; empty like `link`.
 
-        `in_force` has the levels of the last window. If there are plans, the first call that finds
-        a measured link takes up to `level_costs.MAX_SECONDS`.
+        All ranks call this together. `in_force` has the levels of the last window. If there are
+        plans, the first call that finds a measured link takes up to `level_costs.MAX_SECONDS`.
         """
-        planner = self._planner
+        rounds, planner = self._measured_rounds(), self._planner
         if planner is None or planner.link is None:
-            return {}
+            return rounds
         waits = self._predict_waits(planner, planner.link, in_force) if self._plans else {}
         return {
             "cost_s_by_layer": share_waits(waits, layers),
@@ -122,6 +130,24 @@ class MeasuredExchanges:
             "step_s": planner.step_s,
             "beside_s": planner.beside_s,
             "link": planner.link.speed(),
+            **rounds,
+        }
+
+    def _measured_rounds(self) -> dict[str, float]:
+        """Return a report's fields about rounds, the same on all ranks; empty without local steps.
+
+        The slowest worker waits for no other, so its exchange is the shortest. Asking all workers
+        sends a message, so only a policy with costs is told.
+        """
+        own = self._rounds.median_times()
+        if own is None or not self._plans:
+            return {}
+        texts = self._coordinator.gather_texts(json.dumps(asdict(own)))
+        times = [RoundTime(**json.loads(text)) for text in texts]
+        wait_s = min(one.exchange_s for one in times) / self._rounds.length
+        return {
+            "exchange_wait_s": wait_s,
+            "step_s": wait_s + max(one.step_s for one in times),
         }
 
     def _predict_waits(

@@ -178,7 +178,7 @@ class Session:
             module, self.source, self._engine, config=config, steps=optimizer_steps, **shared
         )
         plans = self.controller.uniform_plans() if POLICIES[config.policy].uses_costs else {}
-        self._measured = MeasuredExchanges(self.source, self._coordinator, plans=plans)
+        self._measured = MeasuredExchanges(self.source, self.rounds, self._coordinator, plans=plans)
         self._adopt_decision(self.decision)
         self._measured.probe_link()
         self._watcher = None
@@ -489,10 +489,8 @@ class Session:
         return plan_digest(self._engine.plan, batch, plan, local_steps=rounds.decided)
 
     def _adopt_decision(self, decision: Decision) -> None:
-        if decision.level_by_layer != self._engine.plan:
-            self._measured.restart_window()
+        self._measured.follow_decision(decision, before=self._engine.plan)
         self.decision, self._engine.plan = decision, decision.level_by_layer
-        self._measured.plan = decision.exchange_plan
         self.rounds.set_length(decision.local_steps)
         self.global_batch = decision.global_batch or self.global_batch
 

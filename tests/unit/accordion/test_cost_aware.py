@@ -32,7 +32,7 @@ def told(
         regime_by_layer=regimes,
         ladder_by_layer=dict.fromkeys(regimes, LADDER),
         size_by_layer=dict.fromkeys(regimes, 1),
-        options={"saving": 0.05},
+        options={"saving": 0.05, "wait_share": 0.05},
         state=state or {},
         cost_s_by_layer={layer: dict(zip(CHOICES, costs, strict=True)) for layer in regimes},
         exchange_wait_s=wait_s,

@@ -21,7 +21,7 @@ OPTIONS = {
     "fixed": {"level": "low"},
     "scheduled": {"table": {"0": "low", "5": "high"}},
     "by_rate": {"fall": 2.0},
-    "cost_aware": {"saving": 0.05},
+    "cost_aware": {"saving": 0.05, "wait_share": 0.05},
     "legacy": {"early_size": 1000, "late_size": 100, "late_from": 5},
     "entropy": {"drop": 0.7},
     "gain": {"least": 0.5, "retry": 2},
