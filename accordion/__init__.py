@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accordion.base.errors import AccordionError
+    from accordion.base.local_steps import LocalSteps
     from accordion.base.messages import Decision, Override
     from accordion.compress.step_signals import Signal
     from accordion.config import Config, DetectorConfig, Window
@@ -22,6 +23,7 @@ _HOMES = {
     "Controller": "accordion.decide.controller",
     "Decision": "accordion.base.messages",
     "DetectorConfig": "accordion.config",
+    "LocalSteps": "accordion.base.local_steps",
     "Override": "accordion.base.messages",
     "Session": "accordion.session.session",
     "Window": "accordion.config",
@@ -35,6 +37,7 @@ __all__ = [
     "Controller",
     "Decision",
     "DetectorConfig",
+    "LocalSteps",
     "Override",
     "Session",
     "Signal",

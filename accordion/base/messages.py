@@ -65,7 +65,9 @@ class Report:
     the changes of the parameters by step instead of gradients.
     """
     window_steps: int = 0
-    """Number of finite steps in the open or just closed window."""
+    """Number of finite steps, or of finite rounds of local steps, in the open or just closed
+    window.
+    """
     statistic_by_layer: Mapping[str, float] | None = None
     """Norm of the mean raw gradient over the window, by layer name; None while the window is open.
     """

@@ -148,9 +148,7 @@ def update_detector(
     asked = _with_conditions(state, report)
     if report.statistic_by_layer is None:
         after = asked
-        result = _uncompared_result(
-            asked, "hold", f"window still open after {report.window_steps} steps: regimes stay"
-        )
+        result = _uncompared_result(asked, "hold", f"{_describe_open(report)}: regimes stay")
     else:
         after, result = _close_window(asked, report, report.statistic_by_layer, config=config)
     if _rate_dropped(asked, report, config):
@@ -160,6 +158,13 @@ def update_detector(
         largest = max(asked.lr_fall, _rate_fall(asked, report))
         after = replace(after, lr=report.next_lr, lr_fall=largest)
     return after, result
+
+
+def _describe_open(report: Report) -> str:
+    if not report.window_steps:
+        return "a new window has begun"
+    unit = "steps" if report.local_steps == 1 else "rounds of local steps"
+    return f"window still open after {report.window_steps} {unit}"
 
 
 def _check_report(state: DetectorState, report: Report, config: DetectorConfig) -> None:

@@ -407,8 +407,9 @@ def create_rounds(
         or (local.outer == "auto" and local.has_start and not is_sgd),
         overlap=local.overlap,
     )
-    if steps.mode != "session":  # a loop that knows nothing of rounds
-        module.register_forward_pre_hook(_ForwardCheck(rounds))
+    module.register_forward_pre_hook(_ForwardCheck(rounds))
+    if isinstance(module, DistributedDataParallel):  # simulated workers share theirs
+        module.module.register_forward_pre_hook(_ForwardCheck(rounds))
     return rounds
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from accordion.base.messages import Decision, Level
 from accordion.compress.ledger import Ledger
 from accordion.config import Config
+from accordion.policies import POLICIES
 
 STEPS_WITHOUT_EPOCH = 1000
 """Steps without the end of an epoch after which a run is warned whose levels wait for one. Epochs
@@ -128,7 +129,7 @@ def _first_change(config: Config) -> int | None:
     windows.
     """
     window = config.detector.window_in_force.epochs
-    if window is None or config.policy in _POLICIES_WITHOUT_WINDOWS:
+    if window is None or config.policy in _POLICIES_WITHOUT_WINDOWS or not _has_choice(config):
         return None
     return window + 1 if config.detector.statistic == "paper" else 2 * window
 
@@ -136,7 +137,15 @@ def _first_change(config: Config) -> int | None:
 def _needs_epochs(config: Config) -> bool:
     """Return whether levels change only in loops that say where an epoch ends."""
     by_epochs = config.detector.window_in_force.epochs is not None
-    return config.policy != "fixed" and (by_epochs or config.policy in _POLICIES_BY_EPOCH)
+    waits = by_epochs or config.policy in _POLICIES_BY_EPOCH
+    return waits and config.policy != "fixed" and _has_choice(config)
+
+
+def _has_choice(config: Config) -> bool:
+    """Return whether a decision can change anything about a layer or the batch."""
+    ladders = [config.ladder(), *(plan.ladder() for plan in config.by_layer.values())]
+    differ = any(level.options != ladder[0].options for ladder in ladders for level in ladder)
+    return differ or config.batch is not None or POLICIES[config.policy].uses_costs
 
 
 def _no_epoch_sentence(config: Config, steps: int) -> str:

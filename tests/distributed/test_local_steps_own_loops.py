@@ -204,25 +204,26 @@ def evaluate(rank: int, mode: StepMode) -> Any:
     loop.step(0)
     inputs = torch.ones(2, 6)
 
-    def forward() -> Tensor:
+    def forward(model: nn.Module = loop.ddp) -> Tensor:
         with torch.no_grad():
-            return loop.ddp(inputs)
+            return model(inputs)
 
     loop.ddp.eval()
-    try:
-        forward()
-    except HookError as error:
-        told.append(str(error))
+    for model in (loop.ddp, loop.ddp.module):
+        try:
+            forward(model)
+        except HookError as error:
+            told.append(str(error))
     loop.ddp(inputs)  # frozen statistics in training
     loop.session.finish_round()
     return told, forward()
 
 
-@pytest.mark.parametrize("mode", LOOPS)
+@pytest.mark.parametrize("mode", ["session", *LOOPS])
 def test_an_evaluation_within_a_round_is_told_to_end_it(run_group, mode):
     for told, seen in run_group(WORKERS, evaluate, mode):
-        assert len(told) == 1
-        assert "call session.finish_round() on all workers" in told[0]
+        assert len(told) == 2
+        assert all("call session.finish_round() on all workers" in one for one in told)
         assert seen.isfinite().all()
 
 

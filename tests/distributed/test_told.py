@@ -15,7 +15,7 @@ from accordion.base.errors import HookError, OverrideError, ReportError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Override
 from accordion.compress.compression_engine import Engine
-from accordion.config import Config, DetectorConfig, WarmUp, Window
+from accordion.config import BatchConfig, Config, DetectorConfig, WarmUp, Window
 from accordion.session.session import attach
 from accordion.session.training_warnings import RunWatcher, TrainingWarning
 from tests.distributed import small
@@ -121,6 +121,14 @@ def _run_of(rank, epochs_given, window):
 def test_a_short_run_whose_policy_compares_no_windows_is_told_nothing(recwarn, policy):
     RunWatcher(Config(policy=policy), world_size=1, epochs=2)
     assert not recwarn.list
+
+
+def test_a_short_run_in_which_all_levels_are_equal_is_told_nothing(recwarn):
+    equal = {"method": "qsgd", "low": {"bits": 4}, "high": {"bits": 4}}
+    RunWatcher(Config(**equal), world_size=1, epochs=2)
+    assert not recwarn.list
+    RunWatcher(Config(**equal, batch=BatchConfig(low=8, high=16)), world_size=1, epochs=2)
+    assert len(recwarn.list) == 1
 
 
 def test_a_run_too_short_for_any_window_of_epochs_is_told_to_count_steps(run_group):

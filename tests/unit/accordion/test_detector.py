@@ -76,10 +76,15 @@ def test_a_non_finite_norm_keeps_its_layer_critical_until_two_finite_windows_fol
 
 
 def test_an_open_window_changes_no_regime() -> None:
-    before, after = replay([report(0, 1.0), report(1, 1.0), report(2, None, window_steps=7)])[1:]
+    first = [report(0, 1.0), report(1, 1.0)]
+    before, after = replay([*first, report(2, None, window_steps=7)])[1:]
     assert after[0].regime_by_layer == before[0].regime_by_layer
     assert after[1].cause == "hold"
-    assert "7 steps" in after[1].reason
+    assert after[1].reason == "window still open after 7 steps: regimes stay"
+    rounds = replay([*first, report(2, None, window_steps=7, local_steps=4)])[-1]
+    assert rounds[1].reason == "window still open after 7 rounds of local steps: regimes stay"
+    begun = replay([*first, report(2, None, window_steps=0)])[-1]
+    assert begun[1].reason == "a new window has begun: regimes stay"
 
 
 @pytest.mark.parametrize("sizes", [{"global_batch": 512}, {"world_size": 4}, {"local_steps": 8}])
