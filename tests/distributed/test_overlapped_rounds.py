@@ -14,6 +14,8 @@ from torch.optim import SGD
 
 from accordion.base.errors import HookError, StateError
 from accordion.base.local_steps import LocalSteps
+from accordion.base.messages import Decision, Report
+from accordion.compress.compression_engine import Engine
 from accordion.compress.step_signals import Signal
 from accordion.config import Config, DetectorConfig, Window
 from accordion.session.session import Session, attach
@@ -111,9 +113,10 @@ def test_the_mean_of_a_round_comes_after_exactly_as_many_steps(run_group, overla
 
 
 class HeldExchange:
-    """The first round's exchange of one worker, which ends once that worker's steps say so."""
+    """The next exchange of one worker, which ends once that worker's steps say so."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, held_s: float = HELD_S) -> None:
+        self._held_s = held_s
         self.release, self.ended = threading.Event(), threading.Event()
         self.was_released = False
         self.exchanges: Any = session.source.exchanges
@@ -121,7 +124,7 @@ class HeldExchange:
         self.exchanges.network.answer_requests = self._answer_later
 
     def _answer_later(self, *given: Any) -> Any:
-        self.was_released = self.release.wait(HELD_S)
+        self.was_released = self.release.wait(self._held_s)
         answers = self._answer(*given)
         self.ended.set()
         return answers
@@ -223,19 +226,26 @@ def test_a_broken_round_takes_all_back_to_where_it_began(run_group):
 
 
 def end_in_windows(rank: int) -> Any:
-    worker = Worker(rank, rounds(3, 1), detector=DetectorConfig(window=Window(steps=6)))
+    window, reported = DetectorConfig(window=Window(steps=6)), []
+
+    def decide(report: Report, proposal: Decision) -> Decision:
+        reported.append(report.window_steps)
+        return proposal
+
+    worker = Worker(rank, rounds(3, 1), decider=decide, detector=window)
     worker.session.lr = RATE
     switches, parameters = [], []
     for step in range(9):
         switches.append(worker.step(step).switch is not None)
         parameters.append(worker.parameters())
-    return switches, parameters
+    return switches, parameters, reported
 
 
 def test_a_round_that_ends_with_a_window_is_waited_for(run_group):
-    (switches, one), (_, other) = run_group(WORKERS, end_in_windows)
+    (switches, one, reported), (_, other, _) = run_group(WORKERS, end_in_windows)
     expected = [step == 5 for step in range(9)]
     assert switches == expected
+    assert reported == [2]  # the window holds the changes of both rounds
     assert [torch.equal(*pair) for pair in zip(one, other, strict=True)] == expected
 
 
@@ -290,16 +300,24 @@ def resume(rank: int) -> Any:
             worker.step(step)
         worker.session.finish_round()
     model, state = copy.deepcopy(again.ddp.state_dict()), again.session.state_dict()
+    held = HeldExchange(again.session, held_s=0.5)
     for step in range(3):
         again.step(step)
     assert not again.session.rounds.begins
     again.ddp.load_state_dict(model)
-    again.session.load_state_dict(state)
+    had_ended, load = [], Engine.load_state_dict
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Engine,
+            "load_state_dict",
+            lambda *given: had_ended.append(held.ended.is_set()) or load(*given),
+        )
+        again.session.load_state_dict(state)
     for step in range(4, 9):
         for worker in (whole, again):
             worker.step(step)
-    return torch.equal(whole.parameters(), again.parameters())
+    return had_ended, torch.equal(whole.parameters(), again.parameters())
 
 
 def test_a_loaded_state_gives_up_a_round_whose_exchange_runs(run_group):
-    assert run_group(WORKERS, resume) == [True, True]
+    assert run_group(WORKERS, resume) == [([True], True)] * 2
