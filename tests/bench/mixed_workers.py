@@ -1,5 +1,5 @@
-"""Two workers of which one has half a processor, with and without dividing batches by speed:
-`python -m tests.bench.mixed_workers`.
+"""Two workers of which one has half a processor, with and without dividing batches by speed, with
+an exchange in every step and with local steps: `python -m tests.bench.mixed_workers`.
 
 Each worker has a processor of its own; the slower one has half of its time (a cgroup's quota). A
 round trains alone on each, then together with an even division, then by speed. The result goes to
@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,15 @@ ROUNDS = 3
 EPOCHS, MEASURED_EPOCHS = 3, 1
 """Epochs of a run, and how many of the last ones are timed; speeds are compared after the first."""
 SAMPLES = 98_304
-JOB: dict[str, Any] = {
+JOB: Mapping[str, Any] = {
     "task": {"name": "synthetic", "options": {"samples": SAMPLES, "width": 512, "depth": 4}},
     "training": {"epochs": EPOCHS, "global_batch": 6144, "micro_batch": 256},
     "compression": {"method": "powersgd"},
     "checkpoint": {"every_epochs": 1000},
 }
+WITH_LOCAL_STEPS = {**JOB, "compression": {"method": "qsgd"}, "local_steps": {"low": 16}}
+"""A round has all steps of an epoch."""
+TOGETHER = ("even", "by speed", "even, local steps", "by speed, local steps")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     sums = [one["fast alone"] + one["slow alone"] for one in rounds]
     parts = {
         name: Spread.of([one[name] / total for one, total in zip(rounds, sums, strict=True)])
-        for name in ("even", "by speed")
+        for name in TOGETHER
     }
     for name, part in parts.items():
         print(
@@ -69,17 +72,22 @@ def main(arguments: Sequence[str]) -> None:
 
 def _measure_round() -> dict[str, float]:
     fast, slow = SHARES
+    both = list(enumerate(SHARES))
     return {
-        "fast alone": _train([(0, fast)], balance=False),
-        "slow alone": _train([(1, slow)], balance=False),
-        "even": _train(list(enumerate(SHARES)), balance=False),
-        "by speed": _train(list(enumerate(SHARES)), balance=True),
+        "fast alone": _train([(0, fast)], JOB, balance=False),
+        "slow alone": _train([(1, slow)], JOB, balance=False),
+        "even": _train(both, JOB, balance=False),
+        "by speed": _train(both, JOB, balance=True),
+        "even, local steps": _train(both, WITH_LOCAL_STEPS, balance=False),
+        "by speed, local steps": _train(both, WITH_LOCAL_STEPS, balance=True),
     }
 
 
-def _train(workers: Sequence[tuple[int, float]], *, balance: bool) -> float:
+def _train(
+    workers: Sequence[tuple[int, float]], settings: Mapping[str, Any], *, balance: bool
+) -> float:
     """Samples per second of a run whose workers have these processors and shares of them."""
-    job = {**JOB, "workers": {"max": len(workers), "balance": balance}}
+    job = {**settings, "workers": {"max": len(workers), "balance": balance}}
     address = f"tcp://127.0.0.1:{random.randint(20_000, 50_000)}"
     with tempfile.TemporaryDirectory() as storage:
         started = [

@@ -75,6 +75,34 @@ def test_a_slow_worker_takes_fewer_micro_batches_of_the_same_run(
         assert mine.metrics == pytest.approx(theirs.metrics)
 
 
+WHOLE = {"training": {"epochs": 6, "global_batch": 1500, "micro_batch": 100}}
+"""An epoch has one step, of 15 micro-batches."""
+
+
+def test_local_steps_of_unequal_parts_count_by_samples(run_group, tmp_path):
+    """After one local step with SGD, the mean of the workers' changes is that of the batch."""
+    ends = {
+        name: run_group(2, _train, tmp_path / name, (1.0, 3.0), {**WHOLE, **parts})[0]
+        for name, parts in {
+            "every step": {"workers": {"balance": False}},
+            "local steps": {"workers": {"balance": True}, "local_steps": {"low": 4}},
+        }.items()
+    }
+    every, local = ends["every step"], ends["local steps"]
+    assert divisions(local) == [(8, 7), (12, 3)]
+    for mine, theirs in zip(local.parameters, every.parameters, strict=True):
+        assert mine.allclose(theirs, rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(local.link.of("epoch"), every.link.of("epoch"), strict=True):
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-9)
+
+
+def test_a_slow_worker_takes_fewer_micro_batches_within_rounds(run_group, tmp_path):
+    parts = {**EPOCHS, "workers": {"balance": True}, "local_steps": {"low": 8}}
+    result = run_group(2, _train, tmp_path, (1.0, 3.0), parts)[0]
+    assert divisions(result) == [(2, 2), (3, 1)]
+    assert [one.local_steps for one in result.link.of("epoch")] == [8, 8]
+
+
 def test_equally_fast_workers_keep_the_even_division(run_group, tmp_path):
     parts = {**EPOCHS, "workers": {"balance": True}}
     result = run_group(2, _train, tmp_path, (1.0, 1.1), parts)[0]
