@@ -22,7 +22,8 @@ from accordion.base.wire import Gather, Mean, Request, Scatter
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import Answers, GroupNetwork, OnRequest
 from accordion.compress.layer_stacks import Bucket, Layer
-from accordion.compress.ledger import Ledger
+from accordion.compress.ledger import OVERHEAD, Ledger
+from accordion.compress.statistics import GradientSums
 from accordion.hook.ddp_buckets import as_real
 from accordion.hook.exchange_plan import LevelCost
 from accordion.hook.parameter_changes import group_parameters
@@ -127,7 +128,7 @@ def count_exchange(
     parameters: Mapping[str, Tensor], plan: Mapping[str, Level], *, world_size: int
 ) -> Ledger:
     """Return the bytes of one exchange of gradients, or of changes of parameters, counted by the
-    ledger of a worker that exchanges bucket by bucket; no parameter is changed.
+    ledger of a worker that exchanges bucket by bucket, with its signals; no parameter is changed.
 
     Args:
         parameters: trainable parameters by name, in the order of the model.
@@ -147,6 +148,15 @@ def count_exchange(
         engine.exchange([bucket], network)
     engine.exchange([last], network, raised=frozenset)
     return engine.ledger
+
+
+def count_window(layers: Sequence[LayerInfo], *, world_size: int) -> int:
+    """Return the wire bytes with which workers average the sums of a window."""
+    shapes = {layer.name: torch.Size(layer.shape) for layer in layers}
+    summary = GradientSums(shapes, seed=0).summary(torch.device("cpu"))
+    ledger = Ledger(world_size)
+    ledger.count((OVERHEAD,), Mean(summary), OVERHEAD)
+    return ledger.control_wire
 
 
 def share_waits(

@@ -43,6 +43,7 @@ FOUND: dict[str, Any] = {
                 }
             ],
             "sent_bytes": 1_200_000,
+            "control_bytes": 1_000,
             "uncompressed_bytes": 6_000_000,
         }
     ],

@@ -24,7 +24,7 @@ def describe_runs(answer: Mapping[str, Any]) -> Iterator[Table | str]:
     if len(answer["runs"]) > 1:
         yield "what is assumed is decided in the job, which sends something between these"
     if answer["runs"]:
-        yield "sent: bytes of one worker on the wire, without control messages"
+        yield "sent: bytes of one worker on the wire, but for decisions and acknowledgements"
 
 
 def _tabulate_epochs(run: Mapping[str, Any]) -> Table:
@@ -51,10 +51,10 @@ def _format_range(first: str, last: str) -> str:
 
 
 def _describe_total(run: Mapping[str, Any]) -> str:
-    sent, dense = run["sent_bytes"], run["uncompressed_bytes"]
+    sent, dense, control = run["sent_bytes"], run["uncompressed_bytes"], run["control_bytes"]
     if not sent:
         return "nothing is sent"
     return (
         f"{format_bytes(sent)} in all, {format_rounded(dense / sent)} times fewer than without"
-        " compression in every step"
+        f" compression in every step; {format_bytes(control)} of it are signals and sums of windows"
     )

@@ -68,7 +68,7 @@ class PlannedEpochsView(Answer):
     exchanges: int
     """Exchanges in each of them."""
     sent_bytes: int
-    """Bytes that each worker sends in each of them, without control messages."""
+    """Bytes of gradients or changes that each worker sends in each of them."""
 
 
 class PlannedRunView(Answer):
@@ -83,7 +83,9 @@ class PlannedRunView(Answer):
     epochs: list[PlannedEpochsView]
     """Its epochs in order."""
     sent_bytes: int
-    """Bytes that each worker sends in the whole job, without control messages."""
+    """Bytes that each worker sends in the whole job, but for decisions and acknowledgements."""
+    control_bytes: int
+    """Part of them that is not of gradients or changes: signals, and sums of windows."""
     uncompressed_bytes: int
     """Bytes that it would send without compression in every step."""
 

@@ -204,7 +204,10 @@ def test_plan_asks_the_cluster_of_the_service(
     assert "a step of one worker without exchanges takes 200 ms" in said.out
     assert "powersgd*" in said.out
     assert "0 to 1  0.1   64     10     low 2            1, then 4    6          600 kB" in said.out
-    assert "1.2 MB in all, 5 times fewer than without compression in every step" in said.out
+    assert (
+        "1.2 MB in all, 5 times fewer than without compression in every step; 1 kB of it"
+        in said.out
+    )
     order = service.runtime.measured[-1]
     assert (order.spec.workers.max, order.bytes_per_s) == (3, 12.5e6)
     assert order.latency_s == pytest.approx(0.008)

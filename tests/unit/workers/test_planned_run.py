@@ -23,6 +23,7 @@ class Model:
     """A model of one layer."""
 
     layers = (LayerInfo(name="fc", shape=(25, 10)),)
+    window_bytes = 100
 
     def count_exchange(self, level_by_layer: Mapping[str, Level]) -> Ledger:
         level, ledger = level_by_layer.get("fc"), Ledger(2)
@@ -45,6 +46,10 @@ def plans(job: JobSpec) -> list[PlannedRun]:
     return [plan_run(job, one, Model(), samples=SAMPLES) for one in list_assumptions(job)]
 
 
+def gradients(run: PlannedRun) -> list[int]:
+    return [row.sent_bytes for row in run.epochs]
+
+
 def test_epochs_have_the_rate_the_rounds_and_the_levels_that_follow_from_the_spec():
     (run,) = plans(spec(local_steps={"low": 4, "high": 16, "start_steps": 3}))
     assert run.assumed == ""
@@ -53,8 +58,24 @@ def test_epochs_have_the_rate_the_rounds_and_the_levels_that_follow_from_the_spe
     assert [row.layers_by_level for row in run.epochs] == [{"low": 1}, {"low": 1}, {"high": 1}]
     # Three exchanges of the start and two rounds of 4 and 3 steps; rounds of 4, 4 and 2 steps.
     assert [row.exchanges for row in run.epochs] == [5, 3, 2]
-    assert [row.sent_bytes for row in run.epochs] == [5 * 250, 3 * 250, 2 * 125]
-    assert (run.sent_bytes, run.uncompressed_bytes) == (2500, 4 * STEPS * DENSE)
+    assert gradients(run) == [5 * 250, 3 * 250, 2 * 125]
+    assert run.uncompressed_bytes == 4 * STEPS * DENSE
+
+
+@pytest.mark.parametrize(
+    ("window", "closed"),
+    [({"epochs": 1}, 4), ({"epochs": 3}, 1), ({"epochs": 9}, 0), ({"steps": 4}, 10)],
+)
+def test_signals_and_the_windows_that_end_are_planned_too(window, closed):
+    (run,) = plans(spec(policy={"name": "fixed", "window": window}))
+    assert run.control_bytes == 4 * STEPS * 7 + 100 * closed
+    assert run.sent_bytes == 4 * STEPS * 125 + run.control_bytes
+
+
+def test_of_windows_that_end_in_one_round_the_last_one_counts():
+    window = {"policy": {"name": "fixed", "window": {"steps": 2}}}
+    (run,) = plans(spec(**window, training={"epochs": 1}, local_steps={"low": 5}))
+    assert run.control_bytes == 2 * 7 + 2 * 100
 
 
 def test_what_is_decided_in_the_job_is_planned_low_and_high():
@@ -66,9 +87,9 @@ def test_what_is_decided_in_the_job_is_planned_low_and_high():
     )
     assert low.assumed == "all layers at low, a start to the end"
     assert high.assumed == "all layers at high, the shortest start, 8 steps"
-    assert low.sent_bytes == 40 * 250
-    # A start of 8 steps, its epoch's last round of 2, and two rounds in each later epoch.
-    assert high.sent_bytes == (8 + 1 + 3 * 2) * 125
+    assert gradients(low) == [STEPS * 250, STEPS * 250]
+    # A start of 8 steps, and its epoch's last round of 2; then two rounds in each epoch.
+    assert gradients(high) == [(8 + 1) * 125, 2 * 125, 2 * 125]
 
 
 def test_a_batch_that_may_grow_is_planned_at_both_sizes_with_their_rates():
@@ -83,7 +104,7 @@ def test_levels_that_send_equally_much_need_no_assumption():
     equal = {"method": "qsgd", "low": {"bits": 4}, "high": {"bits": 4}}
     (run,) = plans(spec(policy={"name": "two_level"}, compression=equal))
     assert [row.layers_by_level for row in run.epochs] == [{}, {}]
-    assert run.sent_bytes == 4 * STEPS * 125
+    assert gradients(run) == [STEPS * 125, STEPS * 125]
 
 
 def test_epochs_of_a_cosine_that_are_alike_share_a_row_and_drops_do_not():
@@ -100,7 +121,13 @@ def test_epochs_of_a_cosine_that_are_alike_share_a_row_and_drops_do_not():
 def test_rounds_before_a_checkpoint_are_counted_as_if_step_by_step(first, every):
     local = spec(local_steps={"low": 3}).config().local_steps
     stretch = Stretch(
-        epoch=0, first_step=first, num_steps=17, fall=1.0, level_by_layer={}, saved_every=every
+        epoch=0,
+        first_step=first,
+        num_steps=17,
+        fall=1.0,
+        level_by_layer={},
+        saved_every=every,
+        windows=0,
     )
     rounds, taken = 0, 0
     for step in range(first + 1, first + 18):

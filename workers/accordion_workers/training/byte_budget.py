@@ -13,7 +13,7 @@ from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import LayerInfo, Level
 from accordion.compress.ledger import Ledger
 from accordion.hook.layers import decided_layers, named_layers
-from accordion.hook.level_costs import count_exchange
+from accordion.hook.level_costs import count_exchange, count_window
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from accordion_workers.training.planned_run import Stretch, list_assumptions, list_stretches
@@ -33,6 +33,8 @@ class CountedModel:
         self._parameters: Mapping[str, Tensor] = {
             name: one for name, one in named_layers(model).items() if one.requires_grad
         }
+        self.window_bytes = count_window(self.layers, world_size=world_size)
+        """Bytes with which workers average the sums of a window."""
         self._world_size = world_size
         self._counts: dict[tuple[tuple[str, str], ...], Ledger] = {}
 
@@ -90,10 +92,7 @@ def describe_rounds(spec: JobSpec) -> str:
 
 def _compute_saving(run: Sequence[Stretch], local: LocalSteps, model: CountedModel) -> float:
     """Return how many times fewer bytes a job sends than without compression in every step."""
-    sent = sum(
-        stretch.count_exchanges(local) * model.count_exchange(stretch.level_by_layer).gradient_wire
-        for stretch in run
-    )
+    sent = sum(sum(stretch.count_bytes(local, model)) for stretch in run)
     steps = sum(stretch.num_steps for stretch in run)
     dense = steps * model.count_exchange(run[-1].level_by_layer).total.dense_wire
     return dense / sent if sent else math.inf
@@ -106,5 +105,5 @@ def _explain_refusal(local: LocalStepsSpec, best: float) -> str:
         f"local_steps.budget is {local.budget:g}, and this job can send {reachable} times fewer"
         f" bytes at most: {f'its first {start} steps have an exchange each, ' if start else ''}its"
         f" rounds end with the epoch{limit}; give {reachable} or less, or"
-        f" {'fewer start_steps or ' if start else ''}fewer bits"
+        f" {'fewer start_steps, ' if start else ''}fewer bits or longer windows (policy.window)"
     )

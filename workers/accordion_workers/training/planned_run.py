@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import BatchLevel, LayerInfo, Level, Report
-from accordion.config import Config
+from accordion.config import Config, DetectorConfig
 from accordion.decide.controller import Controller
+from accordion.decide.detector import window_is_due
 from accordion.decide.training_stage import QUIET_WINDOWS, TrainingStage
 from accordion.policies import POLICIES
 from accordion_workers.records.contract import JobSpec
@@ -35,6 +36,8 @@ class Model(Protocol):
 
     layers: Sequence[LayerInfo]
     """Layers whose level is decided."""
+    window_bytes: int
+    """Bytes with which workers average the sums of a window."""
 
     def count_exchange(self, level_by_layer: Mapping[str, Level]) -> Ledger:
         """Return a count of the bytes of an exchange at these levels."""
@@ -63,6 +66,8 @@ class Stretch:
     level_by_layer: Mapping[str, Level]
     saved_every: int | None
     """Steps of the job between two checkpoints, which end rounds early."""
+    windows: int
+    """Windows that end in it. Of those that end in one round, the last one counts."""
 
     def round_length(self, local: LocalSteps | None) -> int:
         """Return the steps of a round; 1 if gradients are exchanged in every step."""
@@ -78,6 +83,14 @@ class Stretch:
         head = min(self.num_steps, -self.first_step % every)
         whole, tail = divmod(self.num_steps - head, every)
         return -(-head // length) + whole * -(-every // length) + -(-tail // length)
+
+    def count_bytes(self, local: LocalSteps | None, model: Model) -> tuple[int, int]:
+        """Return the bytes that each worker sends: those of gradients or changes, and those of
+        signals and windows.
+        """
+        exchanges, one = self.count_exchanges(local), model.count_exchange(self.level_by_layer)
+        windows = min(self.windows, exchanges) * model.window_bytes
+        return exchanges * one.gradient_wire, exchanges * one.control_wire + windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +119,7 @@ class PlannedEpochs:
     exchanges: int
     """Exchanges in each of them; rounds end with the epoch."""
     sent_bytes: int
-    """Bytes that each worker sends in each of them, without control messages."""
+    """Bytes of gradients or changes that each worker sends in each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +130,9 @@ class PlannedRun:
     """What is assumed of that which is decided in the job; empty if all is known before."""
     epochs: Sequence[PlannedEpochs]
     sent_bytes: int
-    """Bytes that each worker sends in the whole job, without control messages."""
+    """Bytes that each worker sends in the whole job, but for decisions and acknowledgements."""
+    control_bytes: int
+    """Part of them that is not of gradients or changes: signals, and sums of windows."""
     uncompressed_bytes: int
     """Bytes that it would send without compression in every step."""
 
@@ -138,7 +153,8 @@ def list_stretches(
     controller, stage = Controller(config, layers), TrainingStage()
     steps = num_batches(samples, assumed.global_batch)
     for epoch in range(spec.training.epochs):
-        for first, stop in pairwise(_list_cuts(config, epoch * steps, (epoch + 1) * steps)):
+        begin, last = epoch * steps, (epoch + 1) * steps
+        for first, stop in pairwise(_list_cuts(config, begin, last)):
             yield Stretch(
                 epoch=epoch,
                 first_step=first,
@@ -146,11 +162,14 @@ def list_stretches(
                 fall=stage.fall,
                 level_by_layer=controller.planned_levels(epoch, step=first, fall=stage.fall),
                 saved_every=spec.checkpoint.every_steps,
+                windows=_count_windows(
+                    config.detector, epoch, first, stop=stop, ends_epoch=stop == last
+                ),
             )
         stage = stage.after(
             Report(
                 epoch=epoch,
-                step=(epoch + 1) * steps,
+                step=last,
                 epoch_end=True,
                 world_size=spec.workers.max,
                 global_batch=assumed.global_batch,
@@ -162,10 +181,13 @@ def list_stretches(
 
 def plan_run(spec: JobSpec, assumed: Assumption, model: Model, *, samples: int) -> PlannedRun:
     """Return the plan of a job; a budget is resolved in its spec before."""
-    stretches = list_stretches(spec, assumed, layers=model.layers, samples=samples)
+    local, control = assumed.config.local_steps, 0
     rows: list[PlannedEpochs] = []
-    for epoch, parts in groupby(stretches, key=lambda one: one.epoch):
-        row = _plan_epoch(spec, assumed, model, epoch=epoch, parts=list(parts))
+    stretches = list_stretches(spec, assumed, layers=model.layers, samples=samples)
+    for epoch, group in groupby(stretches, key=lambda one: one.epoch):
+        parts = list(group)
+        control += sum(part.count_bytes(local, model)[1] for part in parts)
+        row = _plan_epoch(spec, assumed, model, epoch=epoch, parts=parts)
         if rows and _is_alike(rows[-1], row, spec):
             rows[-1] = replace(rows[-1], epochs=rows[-1].epochs + 1, last_lr=row.lr)
         else:
@@ -174,7 +196,8 @@ def plan_run(spec: JobSpec, assumed: Assumption, model: Model, *, samples: int) 
     return PlannedRun(
         assumed=assumed.text,
         epochs=rows,
-        sent_bytes=sum(row.epochs * row.sent_bytes for row in rows),
+        sent_bytes=sum(row.epochs * row.sent_bytes for row in rows) + control,
+        control_bytes=control,
         uncompressed_bytes=sum(row.epochs * row.steps for row in rows) * dense,
     )
 
@@ -216,6 +239,15 @@ def _list_cuts(config: Config, first: int, stop: int) -> list[int]:
     return [first, *sorted(step for step in changes if first < step < stop), stop]
 
 
+def _count_windows(
+    detector: DetectorConfig, epoch: int, first: int, *, stop: int, ends_epoch: bool
+) -> int:
+    length = detector.window_in_force.steps
+    if length is not None:
+        return stop // length - first // length
+    return int(ends_epoch and window_is_due(detector, epoch, epoch_end=True))
+
+
 def _plan_epoch(
     spec: JobSpec, assumed: Assumption, model: Model, *, epoch: int, parts: Sequence[Stretch]
 ) -> PlannedEpochs:
@@ -235,10 +267,7 @@ def _plan_epoch(
         local_steps=tuple(dict.fromkeys(part.round_length(local) for part in parts)),
         layers_by_level={} if is_open else dict(sorted(Counter(names).items())),
         exchanges=sum(part.count_exchanges(local) for part in parts),
-        sent_bytes=sum(
-            part.count_exchanges(local) * model.count_exchange(part.level_by_layer).gradient_wire
-            for part in parts
-        ),
+        sent_bytes=sum(part.count_bytes(local, model)[0] for part in parts),
     )
 
 
