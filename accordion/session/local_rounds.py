@@ -129,7 +129,7 @@ class Rounds:
         """
 
     def finish(self) -> None:
-        """End a round that has begun, before its last step; signals wait for the next one.
+        """End a round that has begun, before its last step; the next step announces its signals.
 
         Raises:
             Exception: the exchange failed.
@@ -333,10 +333,8 @@ class LocalRounds(Rounds):
         if self._is_exchanging:
             self._seen |= self._end_exchange() - {Signal.NOT_FINITE}
         if self.steps:
-            self._requests.are_held = True
             self._start_exchange()
-            self._end_exchange()
-            self._requests.are_held = False
+            self._seen |= self._end_exchange() - {Signal.NOT_FINITE}
 
     def momentum(self) -> list[Tensor]:
         """Implements `Rounds`."""

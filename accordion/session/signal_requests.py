@@ -9,8 +9,6 @@ class Requests:
     """Signals of this worker for the next exchange; any thread may add one."""
 
     def __init__(self) -> None:
-        self.are_held = False
-        """Whether they wait for the exchange after the next, whose signals somebody acts on."""
         self._waiting: set[Signal] = set()
         self._in_flight: frozenset[Signal] = frozenset()
 
@@ -20,7 +18,7 @@ class Requests:
 
     def take(self) -> frozenset[Signal]:
         """Return what this worker raises in an exchange."""
-        self._in_flight = frozenset() if self.are_held else frozenset(self._waiting)
+        self._in_flight = frozenset(self._waiting)
         return self._in_flight
 
     def drop_seen(self) -> None:

@@ -275,16 +275,22 @@ def test_a_signal_is_announced_at_the_end_of_a_round(run_group):
     assert run_group(WORKERS, announce) == [expected, expected]
 
 
-def keep_request(rank: int) -> Any:
+def announce_in_short_epochs(rank: int) -> Any:
+    """Epochs of two steps, which end every round of three early."""
     worker = Worker(rank, LocalSteps(low=3, high=3))
-    worker.step(0)
-    worker.session.request(Signal.CHECKPOINT)
-    worker.session.end_epoch(lr=RATE, next_lr=RATE)
-    return [Signal.CHECKPOINT in worker.step(step).announced for step in range(1, 4)]
+    announced = []
+    for step in range(6):
+        if (rank, step) == (1, 0):
+            worker.session.request(Signal.CHECKPOINT)
+        announced.append(Signal.CHECKPOINT in worker.step(step).announced)
+        if step % 2:
+            worker.session.end_epoch(lr=RATE, next_lr=RATE)
+    return announced
 
 
-def test_a_signal_waits_for_a_round_whose_end_somebody_sees(run_group):
-    assert run_group(WORKERS, keep_request) == [[False, False, True]] * 2
+def test_a_signal_of_a_round_that_ends_early_is_announced_by_the_next_step(run_group):
+    expected = [step == 2 for step in range(6)]
+    assert run_group(WORKERS, announce_in_short_epochs) == [expected] * 2
 
 
 def spoil_one(rank: int) -> Any:
