@@ -24,7 +24,10 @@ def describe_runs(answer: Mapping[str, Any]) -> Iterator[Table | str]:
     if len(answer["runs"]) > 1:
         yield "what is assumed is decided in the job, which sends something between these"
     if answer["runs"]:
-        yield "sent: bytes of one worker on the wire, but for decisions and acknowledgements"
+        yield (
+            "sent: bytes of one worker on the wire, without decisions, acknowledgements and running"
+            " statistics"
+        )
 
 
 def _tabulate_epochs(run: Mapping[str, Any]) -> Table:

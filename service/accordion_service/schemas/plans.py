@@ -83,7 +83,9 @@ class PlannedRunView(Answer):
     epochs: list[PlannedEpochsView]
     """Its epochs in order."""
     sent_bytes: int
-    """Bytes that each worker sends in the whole job, but for decisions and acknowledgements."""
+    """Bytes that each worker sends in the whole job, without decisions, acknowledgements and
+    running statistics.
+    """
     control_bytes: int
     """Part of them that is not of gradients or changes: signals, and sums of windows."""
     uncompressed_bytes: int

@@ -130,7 +130,9 @@ class PlannedRun:
     """What is assumed of that which is decided in the job; empty if all is known before."""
     epochs: Sequence[PlannedEpochs]
     sent_bytes: int
-    """Bytes that each worker sends in the whole job, but for decisions and acknowledgements."""
+    """Bytes that each worker sends in the whole job, without decisions, acknowledgements and
+    running statistics.
+    """
     control_bytes: int
     """Part of them that is not of gradients or changes: signals, and sums of windows."""
     uncompressed_bytes: int
