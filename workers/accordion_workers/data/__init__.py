@@ -17,8 +17,8 @@ class Data(Protocol):
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
         """Return inputs and targets of these samples, on the CPU, in this order.
 
-        `indices` is an int64 tensor with one index for each sample of a micro-batch. Each result is a
-        tensor, or a tuple, list or dict of tensors. The model is called with the inputs as one
+        `indices` is an int64 tensor with one index for each sample of a micro-batch. Each result is
+        a tensor, or a tuple, list or dict of tensors. The model is called with the inputs as one
         argument; the targets go to the task's loss and metrics.
 
         The default generator is seeded from the job's seed, the epoch (not for held-out data) and
