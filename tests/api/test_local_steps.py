@@ -47,6 +47,17 @@ def test_the_agreement_of_the_workers_is_told_of_each_epoch(
     assert newest == told[-1]
 
 
+@pytest.mark.parametrize("level", ["low", "high", 500])
+def test_an_override_of_a_budget_is_left_to_the_workers_who_know_the_limits(
+    client: TestClient, world: World, level: str | int
+) -> None:
+    job_id = world.submit(compression={"method": "half"}, local_steps={"budget": 4})
+    asked = {"target": "local_steps", "level": level}
+    assert client.post(f"/api/v1/jobs/{job_id}/overrides", json=asked).status_code == 202
+    too_long = {"target": "local_steps", "level": 1_000_001}
+    assert client.post(f"/api/v1/jobs/{job_id}/overrides", json=too_long).status_code == 422
+
+
 ROUNDS = {"target": "local_steps", "level": 9, "until": 20, "reason": "the link is slow today"}
 
 

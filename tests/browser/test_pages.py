@@ -417,6 +417,18 @@ def test_the_page_tells_how_many_local_steps_workers_take(page, service):
     expect(page.locator("#rate .legend")).to_contain_text("local steps (right)")
 
 
+def test_the_form_of_a_job_with_a_budget_has_no_limit_that_only_its_workers_know(page, service):
+    budget = {"compression": {"method": "half"}, "local_steps": {"budget": 4}}
+    page.goto(f"/jobs/{service.submit('budget', **budget)}")
+    page.locator("#target").select_option("local_steps")
+    expect(page.locator("#rounds-hint")).to_have_text(
+        "optimizer steps between two exchanges; low follows from a budget of 4"
+    )
+    page.locator("#rounds").select_option("steps")
+    expect(page.locator("#steps-hint")).to_contain_text("to the job's high, which its log tells")
+    expect(page.locator("#steps")).to_have_js_property("max", "")
+
+
 def test_a_page_of_a_job_without_local_steps_does_not_mention_them(page, running):
     page.goto(f"/jobs/{running}")
     expect(page.locator("#schedule tr")).not_to_have_count(0)
