@@ -163,7 +163,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
         (("--workers", "9"), "for --workers 9"),
         (("--set", "policy.name=cost_aware"), "simulated workers have none"),
         (("--set", "task={name: script, options: {file: a.py}}"), "needs code"),
-        (("--set", "training.epochs=0"), "/training/epochs: 0 is rejected"),
+        (("--set", "training.epochs=0"), "training.epochs: 0 is rejected"),
         (("--set", "task.options.data=1"), "data"),
     ],
 )
