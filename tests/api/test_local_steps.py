@@ -34,6 +34,16 @@ def test_the_length_of_a_round_is_told_while_it_grows(client: TestClient, world:
     assert client.get(f"{job}/history").json()["epochs"]["local_steps"] == told
 
 
+@pytest.mark.parametrize(("start_steps", "told"), [(0, 4), (20, 1)])
+def test_the_length_of_the_first_round_is_told_before_a_job_starts(
+    client: TestClient, world: World, *, start_steps: int, told: int
+) -> None:
+    ladder = {"low": 4, "high": 16, "start_steps": start_steps}
+    job_id = world.submit(**{**GROWING, "local_steps": ladder})
+    said = {"local_steps": told, "policy_local_steps": told, "local_steps_said_by": "policy"}
+    assert in_force(client, job_id) == said
+
+
 def test_the_agreement_of_the_workers_is_told_of_each_epoch(
     client: TestClient, world: World
 ) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from accordion_workers.common.plain_text import clean_for_terminal
+
+_FILLED = re.compile(r" +$", re.MULTILINE)
 
 
 class CleanConsole(Console):
@@ -24,6 +27,16 @@ class CleanConsole(Console):
             BrokenPipeError: always.
         """
         raise BrokenPipeError(errno.EPIPE, "the reader of the output is gone")
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; without a terminal, lines do not end in the blanks that fill a table."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(_FILLED.sub("", captured.get()))
+        self.file.flush()
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -78,7 +78,10 @@ def compare(
         typer.Option(
             "--reaches",
             metavar="VALUE",
-            help="show when the metric reached this value: the epoch, and the seconds of training",
+            help=(
+                "show when the metric reached this value: the epoch, and the seconds of training;"
+                " an accuracy is a fraction, such as 0.48"
+            ),
         ),
     ] = None,
     url: UrlOption = "",
@@ -99,6 +102,8 @@ def compare(
         return
     out = create_console()
     out.print(tabulate_figures(compared))
+    if any(simulated.values()):
+        out.print("times of simulations: those of their one process, not of a cluster")
     out.print()
     if compared.spec:
         out.print(tabulate_specs(compared))

@@ -86,13 +86,14 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         names = {one.id: name_override(one.number, one.requested_by) for one in overrides}
         reason = replace_override_numbers(newest.reason, names.values())
         out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
+    has_rounds = bool(found.spec.get("local_steps"))
     for table in (
-        _schedule_table(schedule, numbers, has_rounds=bool(found.spec.get("local_steps"))),
+        _schedule_table(schedule, numbers, has_rounds=has_rounds),
         _override_table(overrides),
         _logger_table(loggers),
         _attempt_table(attempts),
         _checkpoint_table(checkpoints),
-        _epoch_table(epochs),
+        _epoch_table(epochs, has_rounds=has_rounds),
     ):
         if table.row_count:
             out.print()
@@ -328,7 +329,9 @@ def _schedule_table(
             decided_by(batch.said_by),
         )
     if has_rounds:
-        rounds = f"{schedule.local_steps} local steps a round"
+        rounds = (
+            f"{schedule.local_steps} local step{'s' if schedule.local_steps > 1 else ''} a round"
+        )
         said_by = decided_by(schedule.local_steps_said_by)
         table.add_row("rounds", "", "", "", rounds, str(schedule.policy_local_steps), said_by)
     return table
@@ -373,7 +376,7 @@ def _checkpoint_table(checkpoints: list[CheckpointView]) -> Table:
     return table
 
 
-def _epoch_table(page: EpochPage) -> Table:
+def _epoch_table(page: EpochPage, *, has_rounds: bool) -> Table:
     epochs = page.items[::-1]
     names = list_metric_names(row.metrics for row in epochs)
     title = (
@@ -381,7 +384,8 @@ def _epoch_table(page: EpochPage) -> Table:
         if len(epochs) == page.total
         else f"epochs, the newest {len(epochs)} of {page.total}"
     )
-    columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT THE END")
+    rounds = ["LOCAL STEPS"] if has_rounds else []
+    columns = ("LR", *rounds, "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT THE END")
     table = _new_table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
         table.add_row(
@@ -389,6 +393,7 @@ def _epoch_table(page: EpochPage) -> Table:
             format_number(row.loss),
             *(format_metric(name, row.metrics.get(name)) for name in names),
             format_number(row.lr, 3),
+            *([str(row.local_steps)] if has_rounds else []),
             str(row.world_size),
             f"{sum(row.seconds_by_phase.values()):.1f}",
             format_bytes(row.bytes.wire),

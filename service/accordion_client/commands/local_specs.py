@@ -18,8 +18,9 @@ def check_spec(spec: dict[str, Any], explain_refusal: Callable[[JobSpec], str]) 
     """
     from pydantic import ValidationError
 
+    from accordion_client.sdk.answers import describe_item
     from accordion_service.errors import SettingsError
-    from accordion_service.schemas.invalid_values import describe_errors, join_items
+    from accordion_service.schemas.invalid_values import describe_errors
     from accordion_workers.records.contract import JobSpec
 
     try:
@@ -27,7 +28,7 @@ def check_spec(spec: dict[str, Any], explain_refusal: Callable[[JobSpec], str]) 
     except ValidationError as error:
         found = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
         items = describe_errors(found, JobSpec, spec)
-        raise SettingsError(name_option(join_items(items, len(found)))) from None
+        raise SettingsError(name_option("\n".join(map(describe_item, items)))) from None
     refusal = explain_refusal(checked)
     if refusal:
         raise SettingsError(refusal)

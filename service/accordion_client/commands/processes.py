@@ -40,10 +40,11 @@ PortOption = Annotated[
 def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
     """Run Ray, the api with its dashboard, and the scheduler on this machine until Ctrl-C.
 
-    State is stored in ACCORDION_HOME (default ~/.accordion). Unfinished jobs continue from their
-    checkpoints at the next start. The service requires a token; if none is set, it creates one in
-    the home directory, where the other commands read it. Open the dashboard with the printed
-    one-time link.
+    State is stored in ACCORDION_HOME (default ~/.accordion). At the end, running jobs save, for
+    which they have ACCORDION_CANCEL_GRACE_S (30 s; a second Ctrl-C does not wait). Unfinished jobs
+    continue from their checkpoints at the next start. The service requires a token; if none is set,
+    it creates one in the home directory, where the other commands read it. Open the dashboard with
+    the printed one-time link.
     """
     from accordion_client.machine.up import up as run_all
     from accordion_service.settings.setting_list import describe_unknown_variables
@@ -56,18 +57,26 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     run_all(settings, say=_print_line)
 
 
-def down() -> None:
+def down(
+    *,
+    now: Annotated[
+        bool, typer.Option("--now", help="do not wait until running jobs have saved")
+    ] = False,
+) -> None:
     """Stop the service that `accordion up` runs on this machine.
 
-    Unfinished jobs continue from their checkpoints when it starts again. ACCORDION_HOME names the
-    service if there are several.
+    Running jobs save first, for which they have ACCORDION_CANCEL_GRACE_S (30 s). Unfinished jobs
+    continue from their checkpoints when it starts again. ACCORDION_HOME names the service if there
+    are several.
     """
     from accordion_client.machine.down import down as stop
     from accordion_service.settings.home import Home
     from accordion_service.settings.settings import load_settings
 
     home = Home(load_settings().home)
-    stopped = stop(home)
+    stopped = stop(home, at_once=now)
+    if stopped is not None and home.stop_report.exists():
+        typer.echo(home.stop_report.read_text(), nl=False)
     typer.echo(
         f"no service runs in {home.path}, or it is just starting"
         if stopped is None
@@ -82,12 +91,22 @@ def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOpti
     serve_api(_load_settings(host, port, no_auth=no_auth))
 
 
-def scheduler() -> None:
+def scheduler(
+    *,
+    ends_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--ends-cluster",
+            help="the cluster stops with the scheduler: at SIGTERM running jobs save first, at a"
+            " second one they do not",
+        ),
+    ] = False,
+) -> None:
     """Run the scheduler on the Ray cluster at ACCORDION_RAY_ADDRESS."""
     from accordion_service.scheduler.process import serve_scheduler
     from accordion_service.settings.settings import load_settings
 
-    serve_scheduler(load_settings())
+    serve_scheduler(load_settings(), ends_cluster=ends_cluster)
 
 
 def env(*, json: JsonOption = False) -> None:

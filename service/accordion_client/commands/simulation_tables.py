@@ -98,7 +98,11 @@ class SimulationView:
         )
 
     def tables(self) -> Iterator[Table | str]:
-        """Yield the tables of epochs and seeds, with a line before and after."""
+        """Yield the tables of epochs and seeds, with a line before and after; nothing if no seed
+        has trained an epoch.
+        """
+        if not any(row.epochs for row in self.seeds):
+            return
         yield f"{self.name}, {self.workers} simulated worker{'s' if self.workers > 1 else ''}"
         if self.epochs:
             yield self._tabulate_epochs()

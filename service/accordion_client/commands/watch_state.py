@@ -38,6 +38,8 @@ class WatchState:
     switched: bool = False
     """Whether the newest decision changed a level, or is the first one that does not only continue.
     """
+    rounds: tuple[int, int] = (1, 1)
+    """Local steps of a round before and after the newest decision."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Overrides by id, in order of arrival."""
     ended: bool = False
@@ -86,7 +88,9 @@ def _apply_epoch(state: WatchState, data: Mapping[str, Any]) -> WatchState:
 def _apply_decision(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     old, new = state.decision, data["decision"]
     switched = new["level_by_layer"] != old["level_by_layer"] if old else new["cause"] != "hold"
-    return replace(state, decision=new, switched=switched)
+    length = new.get("local_steps", 1)
+    before = old.get("local_steps", 1) if old else length
+    return replace(state, decision=new, switched=switched, rounds=(before, length))
 
 
 def _apply_override(state: WatchState, data: Mapping[str, Any]) -> WatchState:

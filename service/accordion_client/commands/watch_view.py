@@ -115,12 +115,10 @@ def _describe_archive(_: WatchState, data: Mapping[str, Any]) -> str:
 
 def _describe_decision(state: WatchState, data: Mapping[str, Any]) -> str:
     """Return the line for a decision that changes something; the panel and `show` list all."""
-    decision = data["decision"]
-    return (
-        f"decision for epoch {decision['epoch']}: {_decision_reason(state, decision)}"
-        if state.switched
-        else ""
-    )
+    decision, (before, after) = data["decision"], state.rounds
+    told = [_decision_reason(state, decision)] if state.switched else []
+    told += [f"rounds {before} → {after} local steps"] if before != after else []
+    return f"decision for epoch {decision['epoch']}: {'; '.join(told)}" if told else ""
 
 
 def _decision_reason(state: WatchState, decision: Mapping[str, Any]) -> str:

@@ -14,8 +14,10 @@ from accordion_service.settings.home import Home, Running
 _LOOK_INTERVAL_S = 0.1
 
 
-def down(home: Home, *, timeout_s: float = STOP_TIMEOUT_S) -> Running | None:
+def down(home: Home, *, at_once: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> Running | None:
     """Stop the service, and wait until it has stopped; return what ran, None if nothing did.
+
+    Running jobs have time to save besides `timeout_s`, unless it stops `at_once`.
 
     Raises:
         StartError: it belongs to another user, or does not stop.
@@ -25,12 +27,13 @@ def down(home: Home, *, timeout_s: float = STOP_TIMEOUT_S) -> Running | None:
         return None
     try:
         with suppress(ProcessLookupError):
-            os.kill(running.pid, signal.SIGTERM)
+            os.kill(running.pid, signal.SIGQUIT if at_once else signal.SIGTERM)
     except PermissionError as error:
         raise StartError(
             f"process {running.pid}, which runs the service in {home.path}, belongs to another"
             " user; ask that user to stop it"
         ) from error
+    timeout_s += running.grace_s
     deadline = time.monotonic() + timeout_s
     while home.running() is not None:
         if time.monotonic() > deadline:

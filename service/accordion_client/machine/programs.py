@@ -106,6 +106,8 @@ class LocalInstance:
     """File with the admin token; None if it comes from a variable, or there is none."""
     no_auth: bool = False
     """Whether the API requires no token."""
+    grace_s: float = 0.0
+    """Seconds that running jobs have to save when the service stops."""
 
     @property
     def ray_temp_dir(self) -> Path:
@@ -148,7 +150,7 @@ def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
         ),
         Program(
             name="scheduler",
-            command=_own_command("scheduler"),
+            command=_own_command("scheduler", "--ends-cluster"),
             environment=_scheduler_environment(instance),
             log=instance.home.logs / "scheduler.log",
             # A process stays bound to its Ray cluster even if another one takes the address.
@@ -176,9 +178,9 @@ def free_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _own_command(command: str) -> tuple[str, ...]:
+def _own_command(*command: str) -> tuple[str, ...]:
     # -P: a folder named like one of ours in the current directory is not ours.
-    return (sys.executable, "-P", "-m", "accordion_client.commands.main", command)
+    return (sys.executable, "-P", "-m", "accordion_client.commands.main", *command)
 
 
 def _ray_command(instance: LocalInstance) -> tuple[str, ...]:

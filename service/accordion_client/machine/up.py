@@ -1,7 +1,7 @@
 """`accordion up`: the whole service on one machine, kept running until a signal comes.
 
-Its programs end with it, however it ends. Unfinished jobs continue from their checkpoints at the
-next start on the same home directory.
+Its programs end with it, however it ends. After a signal, running jobs save first. Unfinished jobs
+continue from their checkpoints at the next start on the same home directory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from accordion_client import Client, ClientError
+from accordion_client.machine.job_ends import list_running, report_ends
 from accordion_client.machine.programs import (
     LOOPBACK,
     STOP_ORDER,
@@ -33,7 +34,7 @@ from accordion_service.access.guards import access_of
 from accordion_service.errors import StartError
 from accordion_service.process.child_processes import END_GRACE_S, ProcessManager
 from accordion_service.process.temp_folders import private_folder, remove_abandoned_folders
-from accordion_service.settings.home import Home, Running
+from accordion_service.settings.home import Home, Running, write_private
 from accordion_service.settings.settings import Settings
 
 READY_TIMEOUT_S = 300.0
@@ -42,8 +43,10 @@ with other work. A program that exits repeatedly is reported at once.
 """
 MAX_START_DEATHS = 3
 """How often a program may exit before the service was ready once."""
-STOP_TIMEOUT_S = (len(STOP_ORDER) + 2) * END_GRACE_S
-"""Longest time to stop: every program, and the processes left behind, get their grace period."""
+STOP_TIMEOUT_S = (len(STOP_ORDER) + 3) * END_GRACE_S
+"""Longest time to stop, besides the one in which jobs save: the scheduler after that, every
+program, and the processes left behind, get their grace period.
+"""
 LOOK_INTERVAL_S = 0.1
 _READY_INTERVAL_S = 0.2
 FOLDER_PREFIX = "accordion-up-"
@@ -55,7 +58,8 @@ Say = Callable[[str], None]
 
 
 def up(settings: Settings, say: Say) -> None:
-    """Run everything until SIGINT, SIGTERM or, unless it is ignored, SIGHUP.
+    """Run everything until SIGINT, SIGTERM or, unless it is ignored, SIGHUP; then let running jobs
+    save. A second SIGINT does not wait for them, as SIGQUIT at any time.
 
     Raises:
         StartError: another one runs on this home directory, the database cannot be used, the port
@@ -76,6 +80,7 @@ def up(settings: Settings, say: Say) -> None:
         access_of(settings)
         upgrade(settings.database)
         _clean_up(home)
+        home.stop_report.unlink(missing_ok=True)
         instance = _describe_instance(settings, home, at_end)
         manager = ProcessManager()
         at_end.callback(_clean_up, home)
@@ -87,7 +92,27 @@ def up(settings: Settings, say: Say) -> None:
             say(f"accordion is ready at {instance.url} after {seconds:.1f} s; Ctrl-C stops it")
             say(_how_to_open(instance.url, settings.token()))
         _keep_running(instance, manager, signals, say=say)
+        _end_jobs(settings, manager, signals, say=say)
         say("stopping; unfinished jobs continue from their checkpoints at the next 'accordion up'")
+
+
+def _end_jobs(settings: Settings, manager: ProcessManager, signals: Signals, *, say: Say) -> None:
+    """Let running jobs save, and say what became of them."""
+    running = list_running(settings)
+    if not running:
+        return
+    if not signals.at_once:
+        say(
+            f"{len(running)} running job{'s have' if len(running) > 1 else ' has'}"
+            f" {settings.cancel_grace_s:g} s to save; Ctrl-C again does not wait"
+        )
+    grace_s = settings.cancel_grace_s + END_GRACE_S
+    manager.end("scheduler", grace_s=grace_s, is_hurried=lambda: signals.at_once)
+    lines = report_ends(settings, running)
+    for line in lines:
+        say(line)
+    with suppress(OSError):
+        write_private(Home(settings.home).stop_report, "".join(f"{line}\n" for line in lines))
 
 
 def _with_token(settings: Settings) -> Settings:
@@ -137,6 +162,7 @@ def _describe_instance(settings: Settings, home: Home, at_end: ExitStack) -> Loc
         ray_port=free_port(LOOPBACK, 0),
         ray_dashboard_port=_choose_dashboard_port(wanted=settings.ray_dashboard),
         passed_variables=settings.pass_to_workers,
+        grace_s=settings.cancel_grace_s,
         token_file=None if settings.admin_token else settings.admin_token_file,
         no_auth=settings.no_auth,
     )
@@ -178,6 +204,8 @@ class Signals:
     """Signals received from the operating system."""
 
     stop: bool = False
+    at_once: bool = False
+    """Whether to stop without waiting for jobs that save."""
 
 
 @contextmanager
@@ -187,10 +215,12 @@ def _catch_signals() -> Iterator[Signals]:
     """
     signals = Signals()
 
-    def note(_number: int, _frame: FrameType | None) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
+        # Others may come twice of themselves, such as SIGHUP from a terminal and its shell.
+        signals.at_once |= number == signal.SIGQUIT or (signals.stop and number == signal.SIGINT)
         signals.stop = True
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, note) for number in numbers}
@@ -297,6 +327,7 @@ def _write_state(instance: LocalInstance, manager: ProcessManager) -> None:
         ray_dir=str(instance.ray_dir),
         pids=manager.pids(),
         token_file=str(instance.token_file or ""),
+        grace_s=instance.grace_s,
     )
     instance.home.write(running)
 

@@ -9,7 +9,7 @@ import httpx2
 from pydantic import ValidationError
 
 from accordion_client.sdk.errors import NotFound, Refused, ServiceFailed, Unreachable
-from accordion_service.schemas.jobs import Problem
+from accordion_service.schemas.jobs import Problem, ProblemItem
 
 
 @contextmanager
@@ -76,11 +76,15 @@ def _describe_problem(problem: Problem) -> str:
             f"{problem.detail}; set ACCORDION_TOKEN_FILE or ACCORDION_TOKEN to a token of yours, or"
             " ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN, or run 'accordion login'"
         )
-    items = [
-        f"{_dotted_path(item.pointer)}: {item.detail}" if item.pointer else item.detail
-        for item in problem.errors
-    ]
-    return "\n".join(items) or problem.detail
+    return "\n".join(map(describe_item, problem.errors)) or problem.detail
+
+
+def describe_item(item: ProblemItem) -> str:
+    """Describe an invalid value with its field, unless the description begins with that."""
+    path = _dotted_path(item.pointer)
+    if not path or item.detail.startswith((f"{path} ", f"{path}.")):
+        return item.detail
+    return f"{path}: {item.detail}"
 
 
 def _dotted_path(pointer: str) -> str:

@@ -106,6 +106,18 @@ class ProcessManager:
         self._reap_adopted()
         return [name for name, child in self._children.items() if self._restart_if_due(child, now)]
 
+    def end(self, name: str, *, grace_s: float, is_hurried: Callable[[], bool]) -> None:
+        """Ask a program to stop, and wait for it; it is not restarted, nor killed.
+
+        Once `is_hurried` says so, it is asked again and again.
+        """
+        process, deadline = self._children[name].process, self.clock() + grace_s
+        process.terminate()
+        while process.poll() is None and self.clock() < deadline:
+            self.sleep(_POLL_S)
+            if is_hurried():
+                process.terminate()
+
     def stop(self, order: Sequence[str]) -> None:
         """Stop the named programs one after the other, then the processes they left behind."""
         for name in order:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -267,7 +269,10 @@ class RayBackend:
         # Without a working directory, Ray would put the present one on the path of all workers,
         # where a module of whoever started the service would hide one of a job's code.
         config._runtime_env_has_working_dir = lambda: True
-        context = ray.init(address=self._address, namespace=NAMESPACE, job_config=config, **logs)
+        with _keep_sigterm():
+            context = ray.init(
+                address=self._address, namespace=NAMESPACE, job_config=config, **logs
+            )
         self._dashboard = context.dashboard_url
         self._gcs = ray.get_runtime_context().gcs_address
         # Started before the first job needs it.
@@ -290,6 +295,15 @@ class RayBackend:
                 f"the Ray cluster at {self._address} does not respond ({type(error).__name__}:"
                 f" {error}); is it up, and is the token right?"
             ) from error
+
+
+@contextmanager
+def _keep_sigterm() -> Iterator[None]:
+    """Keep what this process does at SIGTERM; Ray would let it die at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _check_listener(address: str | None) -> None:

@@ -165,8 +165,8 @@ class Attempts:
                 self.remove_supervisor(job.id, token, why=why)
             case MarkLost():
                 self._mark_lost(job, action, token)
-            case Requeue(message=message):
-                self._requeue_job(job, message, token)
+            case Requeue(message=message, reason=reason):
+                self._requeue_job(job, message, token, reason=reason)
             case Pause():
                 self._finish_pause(job, token)
             case Finish():
@@ -195,9 +195,17 @@ class Attempts:
         ):
             self._reports.mark_stored(job.id)
 
-    def _requeue_job(
-        self, job: JobRow, message: str, token: int, *, reason: Reason = Reason.NOT_PLACED
-    ) -> None:
+    def interrupt(self, job: JobRow, message: str, token: int) -> None:
+        """Let the workers of a job save and stop, and return the job to the queue."""
+        self._writes.preempt(
+            job,
+            token,
+            why=message,
+            grace_s=self._settings.cancel_grace_s,
+            reason=Reason.SERVICE_STOPPED,
+        )
+
+    def _requeue_job(self, job: JobRow, message: str, token: int, *, reason: Reason) -> None:
         """Return the job to the queue.
 
         Its supervisor is removed first, so that no process starts beside the next attempt.

@@ -17,9 +17,15 @@ from collections.abc import Callable
 import structlog
 import uuid_utils
 
-from accordion_service.domain.jobs.actions import Follow, StartAttempt, Wait
-from accordion_service.domain.jobs.reconcile import ObservedJob, ObservedSupervisor, next_action
-from accordion_service.domain.jobs.statuses import Kind, Reason, Status
+from accordion_service.domain.jobs.actions import Follow, Interrupt, StartAttempt, Wait
+from accordion_service.domain.jobs.reconcile import (
+    ObservedJob,
+    ObservedSupervisor,
+    action_at_stop,
+    next_action,
+)
+from accordion_service.domain.jobs.status_table import STATUS_TABLE
+from accordion_service.domain.jobs.statuses import Desired, Kind, Reason, Status
 from accordion_service.errors import RuntimeUnavailable
 from accordion_service.job_inputs.code import CodeStore
 from accordion_service.job_inputs.environment import JobEnv
@@ -51,6 +57,8 @@ from accordion_service.store.writes.plans import PlanStore
 
 Clock = Callable[[], float]
 """Returns seconds: since 1970 for `clock`, monotonic for `monotonic`."""
+_LAST_TURNS_S = 5.0
+"""Time to end attempts by force, after their time to save."""
 _log = structlog.get_logger()
 
 
@@ -79,6 +87,7 @@ class Scheduler:
             runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
         )
         self._cluster = ClusterState()
+        self._stops_at: float | None = None
         orders = OrderDelivery(runtime, database, self._writes)
         writes = ReportWrites(database, clock, limits)
         self._reports = ReportDrain(
@@ -142,6 +151,19 @@ class Scheduler:
             monotonic=self._monotonic,
         )
 
+    def begin_stop(self, grace_s: float) -> None:
+        """From the next turn, start nothing, and let all jobs save and return to the queue; those
+        that have not after `grace_s` seconds return without.
+        """
+        self._stops_at = self._monotonic() + grace_s
+
+    def has_attempts(self) -> bool:
+        """Whether workers are allocated to a job of this service."""
+        return any(
+            STATUS_TABLE[Status(job.status)].is_active and job.kind == Kind.JOB
+            for job in self._jobs.list_all()
+        )
+
     def run_once(self) -> bool:
         """Run one turn; False if another scheduler holds the lease and nothing was done."""
         started = self._monotonic()
@@ -186,6 +208,8 @@ class Scheduler:
         self._reports.store_running(jobs, self._cluster.supervisors, token)
         for job in self._jobs.list_all():
             self._reconcile_job(job, token, fresh=fresh)
+        if self._stops_at is not None:
+            return
         self._times.queue_due(token)
         self._cluster.awaiting_nodes = self._scaling.list_awaiting(token)
         for job in self._allocator.admit(self._cluster, token, self._settings):
@@ -235,6 +259,7 @@ class Scheduler:
         seen = ObservedJob(
             status=Status(job.status),
             attempt=job.attempt,
+            is_paused_by_user=job.desired == Desired.PAUSE,
             deadline=self._cluster.extended_deadline(
                 self._deadlines.get(job), job, self._settings.start_timeout_s
             ),
@@ -244,6 +269,8 @@ class Scheduler:
         supervisor = self._observe_supervisor(job, state) if state else None
         end = self._attempts.read_end(job, state)
         action = next_action(seen, supervisor, has_ended=end is not None, now=now)
+        if self._stops_at is not None:
+            action = action_at_stop(seen, action, is_over=now >= self._stops_at)
         match action:
             case Wait():
                 pass
@@ -251,6 +278,8 @@ class Scheduler:
                 self._attempts.follow(job, state, token)
             case StartAttempt():
                 self._attempts.start(job, token)
+            case Interrupt(message=message):
+                self._attempts.interrupt(job, message, token)
             case _:
                 self._attempts.end(job, action, end=end, token=token)
 
@@ -261,19 +290,46 @@ class Scheduler:
 
 
 def run_scheduler(
-    settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event
+    settings: Settings,
+    runtime: Runtime,
+    *,
+    clock: Clock = time.time,
+    stop: threading.Event,
+    at_once: threading.Event | None = None,
 ) -> None:
-    """Migrate the database and run turns until `stop` is set; then release the lease."""
+    """Migrate the database and run turns until `stop` is set; then release the lease.
+
+    With `at_once`, the cluster ends with this process: before, all jobs save and return to the
+    queue, for which they have `cancel_grace_s` seconds, and none once `at_once` is set.
+    """
     upgrade(settings.database)
     database = Database(settings.database)
     scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=clock)
     _log.info("scheduler began", database=database.engine.url.render_as_string(hide_password=True))
     while not stop.is_set():
-        try:
-            scheduler.run_once()
-        except Exception:  # noqa: BLE001  # the loop's one catch-all: log, and retry
-            _log.exception("turn")
+        _turn(scheduler)
         stop.wait(settings.drain_interval_s)
+    if at_once is not None:
+        _end_attempts(scheduler, settings, at_once)
     scheduler.release()
     database.close()
     _log.info("scheduler ended")
+
+
+def _turn(scheduler: Scheduler) -> None:
+    try:
+        scheduler.run_once()
+    except Exception:  # noqa: BLE001  # the loop's one catch-all: log, and retry
+        _log.exception("turn")
+
+
+def _end_attempts(scheduler: Scheduler, settings: Settings, at_once: threading.Event) -> None:
+    """Let all jobs save and return to the queue."""
+    scheduler.begin_stop(settings.cancel_grace_s)
+    limit = time.monotonic() + settings.cancel_grace_s + _LAST_TURNS_S
+    while scheduler.has_attempts() and time.monotonic() < limit:
+        if at_once.is_set():
+            scheduler.begin_stop(0.0)
+            limit = min(limit, time.monotonic() + _LAST_TURNS_S)
+        _turn(scheduler)
+        time.sleep(settings.drain_interval_s)

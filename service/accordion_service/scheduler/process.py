@@ -16,8 +16,11 @@ from accordion_service.store.migrations import upgrade
 from accordion_service.store.reads.cluster import ClusterReads
 
 
-def serve_scheduler(settings: Settings) -> None:
+def serve_scheduler(settings: Settings, *, ends_cluster: bool = False) -> None:
     """Run the scheduler on Ray until SIGTERM or SIGINT.
+
+    With `ends_cluster`, the cluster stops with it: before it ends, running jobs save; a second
+    signal ends it at once.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -33,11 +36,11 @@ def serve_scheduler(settings: Settings) -> None:
     runtime = RayBackend(
         address=settings.ray_address, installation=_read_installation(settings.database)
     )
-    stop = threading.Event()
+    stop, at_once = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: (at_once if stop.is_set() else stop).set())
     collect_less_often()
-    run_scheduler(settings, runtime, stop=stop)
+    run_scheduler(settings, runtime, stop=stop, at_once=at_once if ends_cluster else None)
 
 
 def _read_installation(url: str) -> str:

@@ -31,6 +31,8 @@ class Running:
     """Current process ids of `ray`, `api` and `scheduler`."""
     token_file: str = ""
     """File with the admin token, for clients of this home; empty if there is none."""
+    grace_s: float = 0.0
+    """Seconds that running jobs have to save when the service stops."""
 
 
 class Home:
@@ -42,6 +44,10 @@ class Home:
         self.token = path / "token"
         """The admin token of the api."""
         self.ray_token = path / "ray.token"
+        self.stop_report = path / "last-stop.txt"
+        """What became of running jobs when the service was last stopped, one a line; missing if
+        none ran.
+        """
         self._lock = path / "up.lock"
         self._record = path / "up.json"
 

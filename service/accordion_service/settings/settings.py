@@ -238,7 +238,7 @@ class Settings(BaseSettings):
     its own limit in the job's spec.
     """
     cancel_grace_s: float = Field(default=30.0, gt=0)
-    """Seconds from a cancel until the workers are killed."""
+    """Seconds from a cancel, or from the end of `accordion up`, until the workers are killed."""
     preempt_for_priority: bool = False
     """Whether a job is paused while a more important one could not start otherwise. Jobs above
     their minimum number of workers give some back in any case.

@@ -239,8 +239,16 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
         step=progress.step if progress else 0,
         layers=layers,
         batch=_batch_schedule(spec, decision) if spec else None,
-        **(_local_steps_fields(decision) if decision else {}),
+        **(_local_steps_fields(decision) if decision else _first_local_steps(config)),
     )
+
+
+def _first_local_steps(config: Config | None) -> dict[str, int]:
+    """Return the local steps of the first round, before which nothing is decided."""
+    if config is None or config.local_steps is None:
+        return {}
+    length = config.local_steps.length(step=0, fall=1.0)
+    return {"local_steps": length, "policy_local_steps": length}
 
 
 def _local_steps_fields(decision: Decision) -> dict[str, Any]:

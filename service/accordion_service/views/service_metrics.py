@@ -112,6 +112,7 @@ _QUEUE_REASONS = (
     Reason.WORKERS_LOST,
     Reason.CLUSTER_UNREACHABLE,
     Reason.PREEMPTED,
+    Reason.SERVICE_STOPPED,
     Reason.RESUMED,
     Reason.RETRIED,
 )

@@ -244,7 +244,7 @@ WRONG = [
     ),
     pytest.param(
         "task: {name: digits-mlp}\nworkers: {min: 3, max: 2}",
-        "workers: workers.min is 3, above",
+        "accordion: workers.min is 3, above",
         id="min",
     ),
     pytest.param("- a list", "holds a list; a spec is a mapping", id="list"),

@@ -29,6 +29,18 @@ def accordion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_app, "app", commands)
 
 
+def test_a_table_in_a_pipe_does_not_fill_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    table = create_table("NAME", "WHY")
+    table.add_row("a", "a long reason")
+    table.add_row("b", "short")
+    create_console().print(table)
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME  WHY",
+        "a     a long reason",
+        "b     short",
+    ]
+
+
 @pytest.mark.usefixtures("accordion")
 def test_a_reader_of_the_output_may_leave_early(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

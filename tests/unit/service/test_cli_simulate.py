@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,12 @@ def test_the_mean_is_over_the_seeds_that_trained_to_their_end(
     ] == ["1.5", "±6.4"]
 
 
+def test_seeds_that_trained_no_epoch_have_no_table() -> None:
+    failed = replace(result(0, "FAILED", 0.0), epochs=0)
+    view = SimulationView(name="small", workers=2, metric_name=None, seeds=[failed], epochs=[])
+    assert list(view.tables()) == []
+
+
 def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_another(
     accordion: Accordion, job: Path, tmp_path: Path
 ) -> None:
@@ -103,6 +110,7 @@ def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_anot
     assert " ±" in lines[-2]
     compared = accordion("compare", out).out
     assert "runs/seed-0" in compared
+    assert "times of simulations: those of their one process, not of a cluster" in compared
     assert "training.seed" in compared
     said = accordion(*one, "--set", "training.epochs=3")
     assert said.code == 2
@@ -163,7 +171,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
         (("--workers", "9"), "for --workers 9"),
         (("--set", "policy.name=cost_aware"), "simulated workers have none"),
         (("--set", "task={name: script, options: {file: a.py}}"), "needs code"),
-        (("--set", "training.epochs=0"), "/training/epochs: 0 is rejected"),
+        (("--set", "training.epochs=0"), "training.epochs: 0 is rejected"),
         (("--set", "task.options.data=1"), "data"),
     ],
 )

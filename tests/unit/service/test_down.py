@@ -21,6 +21,9 @@ home = Home(Path(sys.argv[1]))
 home.make()
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if sys.argv[2] == "hurried":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGQUIT, lambda *_: sys.exit())
 with home.locked():
     home.write(Running(pid=os.getpid(), url="http://here", ray_address="", ray_dir="", pids={}))
     print("runs", flush=True)
@@ -67,3 +70,9 @@ def test_one_that_does_not_stop_is_told_with_what_ends_it(hold: Hold, tmp_path: 
 def test_without_a_service_it_says_so_and_succeeds(tmp_path: Path) -> None:
     Home(tmp_path).make()
     assert down(Home(tmp_path)) is None
+
+
+def test_a_service_that_is_not_to_wait_for_its_jobs_is_told_so(hold: Hold, tmp_path: Path) -> None:
+    service = hold("hurried")
+    down(Home(tmp_path), at_once=True, timeout_s=60)
+    assert service.wait(timeout=60) == 0

@@ -4,6 +4,7 @@ real one.
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -199,15 +200,19 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_scheduler_disconnects_from_an_unreachable_cluster_and_reconnects_later(
-    monkeypatch, listener
-) -> None:
+@pytest.fixture
+def did(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> list[str]:
+    """Calls of a Ray that connects, and takes SIGTERM for itself as the real one does."""
     did: list[str] = []
     port = listener.getsockname()[1]
+
+    def init(**_: Any) -> SimpleNamespace:
+        did.append("init")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return SimpleNamespace(dashboard_url=None)
+
     monkeypatch.setattr(ray, "is_initialized", lambda: did[-1:] == ["init"])
-    monkeypatch.setattr(
-        ray, "init", lambda **_: did.append("init") or SimpleNamespace(dashboard_url=None)
-    )
+    monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_backend, "get_draining_nodes", frozenset)
@@ -216,6 +221,13 @@ def test_scheduler_disconnects_from_an_unreachable_cluster_and_reconnects_later(
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}")
     )
+    return did
+
+
+def test_scheduler_disconnects_from_an_unreachable_cluster_and_reconnects_later(
+    did: list[str], listener: socket.socket
+) -> None:
+    port = listener.getsockname()[1]
     backend = RayBackend(address="auto")
     assert backend.nodes() == backend.nodes() == []
     listener.close()
@@ -225,3 +237,13 @@ def test_scheduler_disconnects_from_an_unreachable_cluster_and_reconnects_later(
     with socket.create_server(("127.0.0.1", port)):
         assert backend.nodes() == []
     assert did == ["init", "shutdown", "init"]
+
+
+def test_the_scheduler_still_hears_sigterm_once_it_is_connected(did: list[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        RayBackend(address="auto").nodes()
+        assert did == ["init"]
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -62,6 +62,19 @@ def test_what_the_status_says_as_well_is_told_once(data: dict[str, Any]) -> None
     assert lines(event) == []
 
 
+def decision(epoch: int, **values: Any) -> EventView:
+    held = {"epoch": epoch, "cause": "hold", "reason": "held", "level_by_layer": {}, **values}
+    return EventView(seq=1, type="decision", time=datetime.now(UTC), data={"decision": held})
+
+
+def test_a_decision_that_changes_the_length_of_rounds_is_told() -> None:
+    state = apply_event(STATE, decision(2, local_steps=4))
+    assert list(describe_event(state, decision(2, local_steps=4))) == []
+    longer = decision(4, local_steps=16)
+    told = ["decision for epoch 4: rounds 4 → 16 local steps"]
+    assert list(describe_event(apply_event(state, longer), longer)) == told
+
+
 def test_a_new_name_is_that_of_the_watched_job() -> None:
     data = {"before": {"name": "old"}, "after": {"name": "new"}}
     event = EventView(seq=1, type="change", time=datetime.now(UTC), data=data)

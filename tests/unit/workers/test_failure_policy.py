@@ -328,7 +328,7 @@ def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(
         ("Worker exit detail: Worker exits with an exit code 4.", "it ended with exit code 4"),
         (
             "unexpectedly exits with a connection error code 2. End of file.",
-            "it was killed, usually by the kernel",
+            "it was killed by a signal (perhaps SIGKILL",
         ),
     ],
 )

@@ -126,8 +126,8 @@ def describe_death(error: BaseException) -> str:
         return f": it ended with exit code {found[1]}"
     if _ENDED in text:
         return (
-            ": it was killed, usually by the kernel when memory ran out, or its connection to Ray"
-            " was closed"
+            ": it was killed by a signal (perhaps SIGKILL, which the kernel sends when memory runs"
+            " out), or its connection to Ray was closed"
         )
     return ""
 

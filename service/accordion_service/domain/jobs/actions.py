@@ -39,7 +39,17 @@ class MarkLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """Return the job to the queue: its processes were not placed, which counts as no failure."""
+    """Return the job to the queue, which counts as no failure: its processes were not placed, or
+    the cluster stops.
+    """
+
+    message: str
+    reason: Reason = Reason.NOT_PLACED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """Let the workers save, and return the job to the queue, because the cluster stops."""
 
     message: str
 
@@ -54,4 +64,4 @@ class Pause:
     """A pausing attempt has no process left: the job will resume from its newest checkpoint."""
 
 
-Action = Wait | Follow | StartAttempt | Remove | MarkLost | Requeue | Finish | Pause
+Action = Wait | Follow | StartAttempt | Remove | MarkLost | Requeue | Interrupt | Finish | Pause

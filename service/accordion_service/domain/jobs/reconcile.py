@@ -9,6 +9,7 @@ from accordion_service.domain.jobs.actions import (
     Action,
     Finish,
     Follow,
+    Interrupt,
     MarkLost,
     Pause,
     Remove,
@@ -19,6 +20,8 @@ from accordion_service.domain.jobs.actions import (
 from accordion_service.domain.jobs.status_table import HELD, LEAVING
 from accordion_service.domain.jobs.statuses import Reason, Status
 
+_STOPPED = "the service was stopped"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedJob:
@@ -28,6 +31,7 @@ class ObservedJob:
     attempt: int
     deadline: float | None
     """When a start counts as failed, or a stop is forced; seconds on the clock of `now`."""
+    is_paused_by_user: bool = False
     is_missing: bool = False
     """No process of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False
@@ -59,6 +63,30 @@ def next_action(
     if supervisor.attempt != seen.attempt:
         return Remove(f"it is attempt {supervisor.attempt}, the job is at attempt {seen.attempt}")
     return _with_supervisor(seen, supervisor, now)
+
+
+def action_at_stop(seen: ObservedJob, usual: Action, *, is_over: bool) -> Action:
+    """Choose the action on a job whose cluster stops; `is_over`: its workers had their time to
+    save. Held jobs, and attempts that end, are treated as usual.
+    """
+    if seen.status in HELD or not isinstance(usual, Wait | Follow | StartAttempt):
+        return usual
+    if seen.status is Status.STARTING:
+        return _requeue_at_stop(f"{_STOPPED} before attempt {seen.attempt} trained")
+    if not is_over:
+        return usual if seen.status in LEAVING else Interrupt(message=_STOPPED)
+    if seen.status is Status.STOPPING:
+        return Finish()
+    if seen.is_paused_by_user:
+        return Pause()
+    return _requeue_at_stop(
+        f"{_STOPPED} before attempt {seen.attempt} had saved; the steps since its newest"
+        " checkpoint are trained again"
+    )
+
+
+def _requeue_at_stop(message: str) -> Requeue:
+    return Requeue(message=message, reason=Reason.SERVICE_STOPPED)
 
 
 def _without_supervisor(seen: ObservedJob, now: float) -> Action:

@@ -88,6 +88,8 @@ class Reason(StrEnum):
       failure.
     - `CLUSTER_UNREACHABLE`: the cluster has no live node or does not respond.
     - `PREEMPTED`: a more important job needs the capacity; it is saved, and queued again.
+    - `SERVICE_STOPPED`: the service was stopped with its cluster; the workers save, and the job
+      continues at the next start.
     - `PAUSE_REQUESTED`: a user paused the job; the workers save a checkpoint.
     - `PAUSED_BY_USER`: paused.
     - `RESUMED`: a user resumed the job.
@@ -129,6 +131,7 @@ class Reason(StrEnum):
     NOT_PLACED = "NOT_PLACED"
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
     PREEMPTED = "PREEMPTED"
+    SERVICE_STOPPED = "SERVICE_STOPPED"
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"
     RESUMED = "RESUMED"

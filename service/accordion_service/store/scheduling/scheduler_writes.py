@@ -43,6 +43,8 @@ _AFTER_PAUSE = {
         "it continues from there once its workers fit",
     ),
 }
+_RETURNS_TO_QUEUE = frozenset({Reason.PREEMPTED, Reason.SERVICE_STOPPED})
+"""Reasons for which the service, and no user, pauses a job."""
 _AFTER_REQUEUE = {
     Reason.NOT_PLACED: "; it waits for capacity again, and the attempt does not count as lost"
 }
@@ -116,9 +118,17 @@ class SchedulerWrites:
 
         return self._write_if_unchanged(seen, token, change)
 
-    def preempt(self, seen: JobRow, token: int, *, why: str, grace_s: float) -> bool:
+    def preempt(
+        self,
+        seen: JobRow,
+        token: int,
+        *,
+        why: str,
+        grace_s: float,
+        reason: Reason = Reason.PREEMPTED,
+    ) -> bool:
         """Take all workers of a job: they have `grace_s` seconds to save, and the job returns to
-        its place in the queue.
+        its place in the queue. `reason` is one of `_RETURNS_TO_QUEUE`.
         """
         now = self._clock()
 
@@ -129,7 +139,7 @@ class SchedulerWrites:
                 session,
                 job,
                 Status.PAUSING,
-                reason=Reason.PREEMPTED,
+                reason=reason,
                 message=f"{_SAVES}: {why}",
                 now=now,
             )
@@ -324,10 +334,10 @@ class SchedulerWrites:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            was_preempted = job.reason == Reason.PREEMPTED
+            was_preempted = (before := Reason(job.reason)) in _RETURNS_TO_QUEUE
             self._ingest(session, job, drained, now=now)
             message = describe_pause(drained)
-            why_ended = Reason.PREEMPTED if was_preempted else Reason.PAUSED_BY_USER
+            why_ended = before if was_preempted else Reason.PAUSED_BY_USER
             if job.status == Status.STOPPING:
                 why_ended = Reason.TIMED_OUT
             _close_attempt(session, job, why_ended, message=message, now=now)
@@ -342,7 +352,7 @@ class SchedulerWrites:
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
-            reason = Reason.PREEMPTED if was_preempted else reason
+            reason = before if was_preempted else reason
             message, by = f"{message}; {then}", _find_user(job, reason)
             change_status(session, job, status, reason=reason, message=message, now=now, by=by)
 
