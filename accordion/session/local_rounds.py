@@ -257,15 +257,19 @@ class LocalRounds(Rounds):
         """Check, before a forward pass, that no evaluation sees the parameters of one worker.
 
         Raises:
-            HookError: the model is evaluated within a round.
+            HookError: the model is evaluated within a round or during its exchange.
         """
         if module.training or torch.is_grad_enabled() or self.are_parameters_equal:
             return
         raise HookError(
-            f"the model is evaluated within a round of local steps, of which {self.steps} were"
-            " taken, so every worker has its own parameters; call session.finish_round() on all"
-            " workers before"
+            f"the model is evaluated while {self._describe_round()}, so every worker has its own"
+            " parameters; call session.finish_round() on all workers before"
         )
+
+    def _describe_round(self) -> str:
+        if self.steps:
+            return f"a round of local steps is running, of which {self.steps} were taken"
+        return "the exchange of a round of local steps is running (overlap)"
 
     def end_step(self, *, waits: bool) -> frozenset[Signal]:
         """Implements `Rounds`."""
@@ -340,9 +344,8 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         if not self.are_parameters_equal:
             raise StateError(
-                f"a round of local steps is running, of which {self.steps} were taken, so every"
-                " worker has its own parameters; call session.finish_round() on all workers before"
-                " they save their state"
+                f"{self._describe_round()}, so every worker has its own parameters; call"
+                " session.finish_round() on all workers before they save their state"
             )
         return self._changes.momentum()
 

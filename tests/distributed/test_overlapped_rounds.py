@@ -254,7 +254,7 @@ def look_between_rounds(rank: int) -> Any:
     worker = Worker(rank, rounds(2, 2))
     for step in range(2):
         worker.step(step)
-    with pytest.raises(StateError, match=r"finish_round\(\)"):
+    with pytest.raises(StateError, match=r"^the exchange of a round .*finish_round\(\)"):
         worker.session.state_dict()
     begins = [worker.session.rounds.begins]
     worker.session.finish_round()
@@ -280,7 +280,7 @@ def evaluate_between_rounds(rank: int) -> Any:
         optimizer.step()
     ddp.eval()
     with torch.no_grad():
-        with pytest.raises(HookError, match=r"call session.finish_round\(\)"):
+        with pytest.raises(HookError, match=r"while the exchange of a round .*finish_round\(\)"):
             ddp(batch(rank, 2)[0])
         session.finish_round()
         return ddp(batch(0, 2)[0])
