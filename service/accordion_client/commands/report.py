@@ -16,6 +16,7 @@ from accordion_client.commands.cli_support import (
     print_json,
 )
 from accordion_client.commands.output_file import choose_output_file
+from accordion_client.commands.simulated_jobs import list_simulated
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.domain.file_names import name_file
 
@@ -34,6 +35,11 @@ def report(
     """Write the result of a job, its charts, overrides and decisions to one HTML page, which opens
     in a browser without the service.
     """
+    if list_simulated(Path(job)):
+        raise typer.BadParameter(
+            f"{job} is a folder of simulations, which have no report; 'accordion compare' prints"
+            " their figures, and 'accordion simulate' their epochs"
+        )
     with connect_client(url) as client:
         found = find_to_read(client, job)
         with choose_output_file(to, name_file(found.name, ".html"), force=force) as file:
