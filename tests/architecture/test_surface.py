@@ -19,6 +19,7 @@ EXPORTED = {
     "Controller",
     "Decision",
     "DetectorConfig",
+    "LocalSteps",
     "Override",
     "Session",
     "Window",

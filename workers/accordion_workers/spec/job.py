@@ -297,8 +297,7 @@ class JobSpec(Strict):
     """What is trained."""
     code: Sha256 | None = None
     """SHA-256 of uploaded code (`POST /api/v1/code`); the command line also takes a folder, and
-    uploads it. Required for `script`, and for a class of your own that is not installed on the
-    workers.
+    uploads it. Required for `script`, and for a class of your own that the workers lack.
     """
     pip: PipRequirements = ()
     """Python packages that the workers lack, as up to 64 requirements such as `einops==0.8.0`. They

@@ -59,7 +59,8 @@ class Task(Protocol):
         `training.micro_batch` samples; the last one of a batch may have fewer.
 
         Args:
-            outputs: what the model returned, on the worker's device, in fp32 at any precision.
+            outputs: what the model returned, on the worker's device; cast to fp32 if
+                `training.precision` is lower.
             targets: those of the batch, on the worker's device.
             step: steps of the optimizer since the start of the job, from 0.
         """
