@@ -42,6 +42,7 @@ from accordion.decide.overrides import (
     ResolvedOverride,
     describe_overrides,
     first_epoch,
+    limit_rounds,
     overrides_by_layer,
     resolve_override,
     whole_model_override,
@@ -269,8 +270,9 @@ class Controller:
         """
         saved = _parse_state(state)
         self._check_layers(saved.detector)
+        held = [limit_rounds(one, self._config.local_steps) for one in saved.overrides]
         try:
-            resolved = self._resolve_overrides(saved.overrides, saved.starts)
+            resolved = self._resolve_overrides(held, saved.starts)
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
         regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}

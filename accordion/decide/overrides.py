@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from accordion.base.errors import OverrideError
+from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Level, Override
 from accordion.config import Config, format_layers
 from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
@@ -68,6 +69,16 @@ def resolve_override(
     except OverrideError as error:
         raise OverrideError(f"{_name(override)}: {error}", error.field) from error
     return ResolvedOverride(override=override, start=start, **{"level_by_layer": {}, **found})
+
+
+def limit_rounds(override: Override, local: LocalSteps | None) -> Override:
+    """Return a saved override with no more local steps than rounds may have now: a budget that is
+    planned again, for other workers, may allow fewer than it did.
+    """
+    level = override.level
+    if override.target != "local_steps" or local is None or not isinstance(level, int):
+        return override
+    return replace(override, level=min(level, local.high))
 
 
 def _resolve_target(

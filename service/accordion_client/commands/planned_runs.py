@@ -41,7 +41,7 @@ def _tabulate_epochs(run: Mapping[str, Any]) -> Table:
             _format_range(format_number(row["lr"], 3), format_number(row["last_lr"], 3)),
             str(row["global_batch"]),
             str(row["steps"]),
-            ", ".join(levels) or "low or high",
+            ", ".join(levels) or "any",
             ", then ".join(map(str, row["local_steps"])),
             str(row["exchanges"]),
             format_bytes(row["sent_bytes"]),

@@ -50,6 +50,14 @@ def test_the_policy_has_the_rounds_again_where_an_override_ends() -> None:
     assert in_force(ours) == (8, None, None)
 
 
+def test_a_saved_override_beyond_what_a_budget_allows_now_holds_rounds_at_their_most() -> None:
+    ours, smaller = rounds(), rounds(LocalSteps(low=3, high=12))
+    ours.override([by_hand(16)], epoch=0, step=0)
+    smaller.load_state_dict(ours.state_dict())
+    smaller.decide(report(0))
+    assert in_force(smaller) == (12, "o1", 3)
+
+
 def test_an_override_that_is_cancelled_gives_the_rounds_back() -> None:
     ours = rounds()
     ours.override([by_hand(2)], epoch=0, step=0)

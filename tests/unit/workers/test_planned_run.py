@@ -92,6 +92,19 @@ def test_what_is_decided_in_the_job_is_planned_low_and_high():
     assert gradients(high) == [(8 + 1) * 125, 2 * 125, 2 * 125]
 
 
+def test_a_policy_that_follows_the_link_is_planned_uncompressed_and_with_the_longest_rounds():
+    equal = {"method": "qsgd", "low": {"bits": 4}, "high": {"bits": 4}}
+    most, least = plans(
+        spec(policy={"name": "cost_aware"}, compression=equal, local_steps={"low": 5})
+    )
+    assert most.assumed == "no compression, an exchange in every step"
+    assert least.assumed == "all layers at high, rounds as long as local_steps allows"
+    assert (most.sent_bytes, least.sent_bytes) == (4 * STEPS * DENSE, 4 * 2 * 125)
+    assert [row.local_steps for row in most.epochs] == [(1,), (1,)]
+    (without, _) = plans(spec(policy={"name": "cost_aware"}))
+    assert without.assumed == "no compression"
+
+
 def test_a_batch_that_may_grow_is_planned_at_both_sizes_with_their_rates():
     grows = spec(batch={"low": 64, "high": 128}, training={"epochs": 1})
     small, large = plans(grows)

@@ -5,7 +5,8 @@
 
 It asks the functions that decide in the job: the schedule of the learning rate, `LocalSteps.length`
 and the policy. What depends on measurements of the job is assumed twice: all low, which sends most
-with the usual options, and all high.
+with the usual options, and all high. A policy that follows the link may also leave compression and
+rounds out, which is its low.
 """
 
 from __future__ import annotations
@@ -207,9 +208,14 @@ def plan_run(spec: JobSpec, assumed: Assumption, model: Model, *, samples: int) 
 def _assume(spec: JobSpec, level: BatchLevel) -> Assumption:
     config, size = spec.config(), spec.training.global_batch
     texts: list[str] = []
-    if not POLICIES[config.policy].is_planned:
-        if not _has_one_level(config):
-            texts.append(f"all layers at {level}")
+    policy = POLICIES[config.policy]
+    if policy.uses_costs:
+        texts += _describe_costs(level, has_rounds=config.local_steps is not None)
+        if level == "low":
+            config = replace(config, method="none", low={}, high={}, local_steps=None)
+    elif not policy.is_planned and not _has_one_level(config):
+        texts.append(f"all layers at {level}")
+    if not policy.is_planned:
         config = replace(config, policy="fixed", policy_options={"level": level})
     if config.batch is not None:
         size = config.batch.size(level)
@@ -224,6 +230,14 @@ def _assume(spec: JobSpec, level: BatchLevel) -> Assumption:
         rounds = None if level == "low" else replace(local, start_steps=shortest)
         config = replace(config, local_steps=rounds)
     return Assumption(text=", ".join(texts), config=config, global_batch=size)
+
+
+def _describe_costs(level: BatchLevel, *, has_rounds: bool) -> Iterator[str]:
+    """Yield what is assumed of a policy that follows the link, which may not need compression."""
+    yield "no compression" if level == "low" else "all layers at high"
+    if has_rounds:
+        is_low = level == "low"
+        yield "an exchange in every step" if is_low else "rounds as long as local_steps allows"
 
 
 def _has_one_level(config: Config) -> bool:
