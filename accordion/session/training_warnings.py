@@ -135,10 +135,18 @@ def _first_change(config: Config) -> int | None:
 
 
 def _needs_epochs(config: Config) -> bool:
-    """Return whether levels change only in loops that say where an epoch ends."""
+    """Return whether levels, or rounds of local steps, change only in loops that say where an epoch
+    ends.
+    """
     by_epochs = config.detector.window_in_force.epochs is not None
     waits = by_epochs or config.policy in _POLICIES_BY_EPOCH
-    return waits and config.policy != "fixed" and _has_choice(config)
+    have_levels = waits and config.policy != "fixed" and _has_choice(config)
+    return have_levels or (by_epochs and _can_rounds_grow(config))
+
+
+def _can_rounds_grow(config: Config) -> bool:
+    local = config.local_steps
+    return local is not None and local.low < local.high and local.power > 0.0
 
 
 def _has_choice(config: Config) -> bool:
@@ -149,8 +157,9 @@ def _has_choice(config: Config) -> bool:
 
 
 def _no_epoch_sentence(config: Config, steps: int) -> str:
+    what = "levels and rounds of local steps" if _can_rounds_grow(config) else "levels"
     sentence = (
-        f"{steps:,} steps were taken and no epoch has ended, so levels stay as they are until one"
+        f"{steps:,} steps were taken and no epoch has ended, so {what} stay as they are until one"
         " does: unless an epoch is longer than that or an integration ends it, call"
         " session.end_epoch() after each epoch"
     )

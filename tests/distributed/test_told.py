@@ -15,9 +15,14 @@ from accordion.base.errors import HookError, OverrideError, ReportError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Override
 from accordion.compress.compression_engine import Engine
+from accordion.compress.ledger import Ledger
 from accordion.config import BatchConfig, Config, DetectorConfig, WarmUp, Window
 from accordion.session.session import attach
-from accordion.session.training_warnings import RunWatcher, TrainingWarning
+from accordion.session.training_warnings import (
+    STEPS_WITHOUT_EPOCH,
+    RunWatcher,
+    TrainingWarning,
+)
 from tests.distributed import small
 
 
@@ -187,6 +192,22 @@ def test_a_loop_whose_levels_need_no_end_of_an_epoch_is_not_warned(
     run_group, steps, window, policy
 ):
     assert run_group(1, _without_epochs, steps, window, policy) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("local", "steps"), [({"high": 8}, None), ({"high": 4}, None), ({"high": 8}, 3)]
+)
+def test_a_loop_that_ends_no_epoch_is_told_that_rounds_do_not_grow(recwarn, local, steps):
+    window = Window(epochs=1) if steps is None else Window(steps=steps)
+    rounds, detector = LocalSteps(low=4, **local), DetectorConfig(window=window)
+    watcher = RunWatcher(
+        Config(method="none", local_steps=rounds, detector=detector), world_size=1, epochs=None
+    )
+    for _ in range(STEPS_WITHOUT_EPOCH):
+        watcher.observe_step({}, Ledger(1))
+    told = [str(one.message) for one in recwarn.list]
+    assert len(told) == (rounds.high == 8 and steps is None)
+    assert all("so levels and rounds of local steps stay as they are" in one for one in told)
 
 
 def _default_window(rank, mode):

@@ -92,7 +92,7 @@ def test_what_is_decided_in_the_job_is_planned_low_and_high():
     assert gradients(high) == [(8 + 1) * 125, 2 * 125, 2 * 125]
 
 
-def test_a_policy_that_follows_the_link_is_planned_uncompressed_and_with_the_longest_rounds():
+def test_a_policy_that_follows_the_link_is_planned_without_compression_and_rounds():
     equal = {"method": "qsgd", "low": {"bits": 4}, "high": {"bits": 4}}
     most, least = plans(
         spec(policy={"name": "cost_aware"}, compression=equal, local_steps={"low": 5})
