@@ -55,7 +55,7 @@ help:
 	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
-	@echo "make bench-learning  simulate what methods and local steps learn, each at its best learning rate; with ACCORDION_DATA, two hours (BENCH_ARGS='--recipes NAME' for some)"
+	@echo "make bench-learning  simulate what methods and local steps learn, each at its best learning rate; with ACCORDION_DATA, some hours (BENCH_ARGS='--recipes NAME' for some)"
 	@echo "make bench-service  load the control plane on both databases; alone on the machine, 20 minutes (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make chaos   kill parts of a service at random while 30 jobs of three owners run, then check every job; with PostgreSQL (CHAOS_ARGS='--database sqlite' without), 20 minutes at most"
 	@echo "make schemathesis  test the REST API of a running service with random requests (URL=..., TOKEN=..., SECONDS=600); it gets random jobs and users"

@@ -114,13 +114,13 @@ class Ledger:
         """Count a layer that is averaged uncompressed."""
         self.count((layer,), Mean(gradient), "none")
 
-    def count_dense_equivalent(self, layer: str, values: int) -> None:
-        """Count what a layer with this many values would send uncompressed in one step."""
+    def count_dense_equivalent(self, layer: str, values: int, *, steps: int = 1) -> None:
+        """Count what a layer with this many values would send uncompressed in so many steps."""
         dense = DENSE_BYTES * values
         for count in (self.total, self.by_layer[layer]):
-            count.dense += dense
-            count.fp16 += HALF_BYTES * values
-            count.dense_wire += self._dense_wire(dense)
+            count.dense += steps * dense
+            count.fp16 += steps * HALF_BYTES * values
+            count.dense_wire += steps * self._dense_wire(dense)
 
     def _dense_wire(self, dense: int) -> int:
         return int(wire_bytes("all-reduce", dense, self._world_size))

@@ -323,9 +323,8 @@ class LocalRounds(Rounds):
 
     def _count_dense_equivalent(self, steps: int) -> None:
         """Count local steps; not during an exchange, which counts too."""
-        for _ in range(steps):
-            for name, parameter in self._parameters.items():
-                self._engine.ledger.count_dense_equivalent(name, parameter.numel())
+        for name, parameter in self._parameters.items():
+            self._engine.ledger.count_dense_equivalent(name, parameter.numel(), steps=steps)
 
     def settle(self) -> None:
         """Implements `Rounds`."""
@@ -408,9 +407,8 @@ def create_rounds(
         or (local.outer == "auto" and local.has_start and not is_sgd),
         overlap=local.overlap,
     )
+    # Not the user's module inside: a hook would be saved with it, and TorchScript refuses it.
     module.register_forward_pre_hook(_ForwardCheck(rounds))
-    if isinstance(module, DistributedDataParallel):  # simulated workers share theirs
-        module.module.register_forward_pre_hook(_ForwardCheck(rounds))
     return rounds
 
 
