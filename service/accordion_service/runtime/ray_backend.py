@@ -301,9 +301,11 @@ class RayBackend:
 def _keep_sigterm() -> Iterator[None]:
     """Keep what this process does at SIGTERM; Ray would let it die at once."""
     handler = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_listener(address: str | None) -> None:

@@ -239,6 +239,25 @@ def test_scheduler_disconnects_from_an_unreachable_cluster_and_reconnects_later(
     assert did == ["init", "shutdown", "init"]
 
 
+def test_the_scheduler_still_hears_sigterm_once_it_failed_to_connect(
+    did: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        did.append("failed")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise ConnectionError
+
+    monkeypatch.setattr(ray, "init", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises((RuntimeUnavailable, ConnectionError)):
+            RayBackend(address="auto").nodes()
+        assert did == ["failed"]
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_scheduler_still_hears_sigterm_once_it_is_connected(did: list[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
