@@ -39,7 +39,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-learning bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-learning bench-accuracy bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -135,6 +135,10 @@ bench-mixed: $(TEST_STAMP)
 bench-learning: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.learning $(BENCH_ARGS)
 	$(BIN)/python -m tests.bench.learning_figure
+
+bench-accuracy: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.accuracy $(BENCH_ARGS)
+	$(BIN)/python -m tests.bench.accuracy_figure
 
 bench-service: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
