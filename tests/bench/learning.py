@@ -142,7 +142,13 @@ ALL = {
             **_start("automatic", "auto"),
             **_start("10 %", 48),
             **_start("20 %", 96),
+            "10 % start, 15 local steps and more, 4 bits, averaged": {
+                LOCAL: "{low: 15, high: 150, start_steps: 48, outer: average}"
+            },
+            "15 local steps and more, 4 bits": {LOCAL: "{low: 15, high: 150}"},
             "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
+            "25 local steps, 2 bits": {LOCAL: "{low: 25}", **_quantize(2)},
+            "60 local steps, 4 bits": {LOCAL: "{low: 60}"},
         },
     ),
     "transformer": Recipe(
@@ -157,6 +163,11 @@ ALL = {
             **_start("10 %", 48),
             **_start("30 %", 144),
             "30 % start, 20 local steps, 4 bits": {LOCAL: "{low: 20, high: 20, start_steps: 144}"},
+            "30 % start, 15 local steps and more, 4 bits, averaged": {
+                LOCAL: "{low: 15, high: 150, start_steps: 144, outer: average}"
+            },
+            "15 local steps and more, 4 bits": {LOCAL: "{low: 15, high: 150}"},
+            "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
             **QSGD,
             "PowerSGD rank 4": _rank(4),
         },
