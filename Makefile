@@ -39,7 +39,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-learning bench-accuracy bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-learning bench-paper bench-accuracy bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -55,6 +55,8 @@ help:
 	@echo "make bench-network  time the training step over links with latency and without; as root, alone on the machine, 40 minutes (BENCH_ARGS='--links NAME' for some)"
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
+	@echo "make bench-paper     simulate what the papers claim; with ACCORDION_DATA, an hour"
+	@echo "make bench-accuracy  time, bytes and accuracy on shaped links beside DDP, PowerSGD and torchft; root and ACCORDION_DATA"
 	@echo "make bench-learning  simulate what methods and local steps learn, each at its best learning rate; with ACCORDION_DATA, some hours (BENCH_ARGS='--recipes NAME' for some)"
 	@echo "make bench-service  load the control plane on both databases; alone on the machine, 20 minutes (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make chaos   kill parts of a service at random while 30 jobs of three owners run, then check every job; with PostgreSQL (CHAOS_ARGS='--database sqlite' without), 20 minutes at most"
@@ -135,6 +137,9 @@ bench-mixed: $(TEST_STAMP)
 bench-learning: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.learning $(BENCH_ARGS)
 	$(BIN)/python -m tests.bench.learning_figure
+
+bench-paper: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.paper $(BENCH_ARGS)
 
 bench-accuracy: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.accuracy $(BENCH_ARGS)

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +30,8 @@ RUNS = Path("build/learning")
 RECIPES = Path("deploy/recipes/cpu")
 WORKERS = 4
 TRIED, FRESH = (100, 101), (0, 1, 2)
+
+TITLE = "What is learned, by method and bytes"
 
 LOCAL = "local_steps"
 EVERY_STEP = {LOCAL: "null"}
@@ -86,6 +88,8 @@ class Recipe:
     """Grid of learning rates, of which each contestant takes its best."""
     contestants: Mapping[str, Mapping[str, str]]
     """Changes of the recipe by contestant."""
+    published: Mapping[str, str] = field(default_factory=dict)
+    """What was published about a contestant, on whatever model."""
 
     @property
     def sign(self) -> int:
@@ -263,23 +267,29 @@ def _describe_commit() -> str:
     return f"{commit} with changes" if changed else commit
 
 
-def write_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tables of all recipes, by metric."""
+def write_table(
+    rows: Sequence[Mapping[str, Any]],
+    recipes: Mapping[str, Recipe] = ALL,
+    *,
+    title: str = TITLE,
+) -> str:
+    """Return the tables of all recipes, by bytes."""
     lines = [
-        "# What is learned, by method and bytes",
+        f"# {title}",
         "",
         f"{WORKERS} simulated workers (`accordion simulate`), each contestant at the best of the"
         f" learning rates that were tried for it with seeds {TRIED[0]} and {TRIED[1]}; mean of"
         f" {len(FRESH)} fresh seeds, and half of the 95 % interval by Student's t. Bytes are those"
         " that one worker sends in the whole run; `tried` is the metric by learning rate.",
     ]
-    for name, recipe in ALL.items():
+    for name, recipe in recipes.items():
         own = [row for row in rows if row["recipe"] == name]
         if not own:
             continue
         lines += ["", f"## {name}: `{RECIPES / recipe.file}`", ""]
-        head = ("contestant", recipe.metric, "on the wire", "against none", "payload", "rate")
-        lines += [f"| {' | '.join(head)} | tried | commit |", "| --- " * 8 + "|"]
+        head = ["contestant", recipe.metric, "on the wire", "against none", "payload", "rate"]
+        head += ["tried", "commit", *(["published"] if recipe.published else [])]
+        lines += [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
         for row in sorted(own, key=lambda row: -row["wire"]):
             mean, half = compute_interval(row["values"])
             scale, digits, unit = (1, 3, "") if recipe.smaller else (100, 1, " %")
@@ -287,33 +297,43 @@ def write_table(rows: Sequence[Mapping[str, Any]]) -> str:
             tried = ", ".join(
                 f"{rate}: {scale * value:.{digits}f}" for rate, value in row["tried"].items()
             )
-            lines.append(
+            line = (
                 f"| {row['contestant']} | {shown} | {row['wire'] / 1e6:.2f} MB |"
                 f" {row['dense_wire'] / row['wire']:.1f}× | {row['payload'] / 1e6:.2f} MB |"
                 f" {row['rate']} | {tried} | {row['commit']} |"
             )
+            if recipe.published:
+                line += f" {recipe.published.get(row['contestant'], '')} |"
+            lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def main(names: Sequence[str]) -> None:
-    """Run recipes and write the tables after each contestant."""
-    file = RESULTS / "learning.json"
+def run_all(recipes: Mapping[str, Recipe], names: Sequence[str], *, file: Path, title: str) -> None:
+    """Run the named recipes; write rows to a JSON file, and tables beside it, after each
+    contestant.
+    """
 
     def read() -> list[dict[str, Any]]:
         return json.loads(file.read_text()) if file.exists() else []
 
     for name in names:
         known = {row["contestant"]: row for row in read() if row["recipe"] == name}
-        for row in run_recipe(name, ALL[name], known):
+        for row in run_recipe(name, recipes[name], known):
             same = (row["recipe"], row["contestant"])
             # Another process may have added rows of another recipe.
             rows = [one for one in read() if (one["recipe"], one["contestant"]) != same] + [row]
             file.write_text(json.dumps(rows, indent=1) + "\n")
-            file.with_suffix(".md").write_text(write_table(rows))
+            file.with_suffix(".md").write_text(write_table(rows, recipes, title=title))
             print(json.dumps(row), flush=True)
 
 
+def parse_names(recipes: Mapping[str, Recipe], description: str | None) -> Sequence[str]:
+    """Return the recipes that the command line asks for."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--recipes", nargs="+", choices=tuple(recipes), default=tuple(recipes))
+    names: Sequence[str] = parser.parse_args().recipes
+    return names
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipes", nargs="+", choices=tuple(ALL), default=tuple(ALL))
-    main(parser.parse_args().recipes)
+    run_all(ALL, parse_names(ALL, __doc__), file=RESULTS / "learning.json", title=TITLE)

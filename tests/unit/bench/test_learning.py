@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from accordion_workers.records.contract import JobSpec
+from tests.bench import paper
+from tests.bench.accuracy import build_spec
 from tests.bench.learning import ALL, write_table
 from tests.bench.learning_figure import choose_group, draw
 
@@ -32,6 +35,28 @@ ROW = {
 )
 def test_a_best_rate_at_the_end_of_the_tried_ones_asks_for_one_beyond(recipe, means, expected):
     assert tuple(ALL[recipe].choose_rates(means)) == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "contestant"),
+    [
+        (recipe, contestant)
+        for recipe in (*ALL.values(), *paper.ALL.values())
+        for contestant in recipe.contestants
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_contestant_is_a_job_that_the_service_would_accept(recipe, contestant, monkeypatch):
+    monkeypatch.setenv("ACCORDION_DATA", "/data")
+    JobSpec.model_validate(build_spec(recipe, recipe.contestants[contestant], rate=0.1, seed=0))
+
+
+def test_every_published_number_stands_beside_a_contestant():
+    for recipe in paper.ALL.values():
+        assert recipe.published.keys() <= recipe.contestants.keys()
+        contestant = next(iter(recipe.published))
+        row = {**ROW, "recipe": "one", "contestant": contestant}
+        assert f"| {recipe.published[contestant]} |" in write_table([row], {"one": recipe})
 
 
 def test_the_picture_names_and_the_table_shows_every_row(tmp_path):
