@@ -75,6 +75,9 @@ BY_RATE = {
 }
 
 
+COSINE = {"training.lr_decay": "{shape: cosine, floor: 0.01}"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A job whose contestants are compared."""
@@ -131,6 +134,24 @@ ALL = {
             **TWO_LEVEL,
             **QSGD,
             **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2, 1)},
+        },
+    ),
+    "images, cosine": Recipe(
+        file="local-steps.yaml",
+        data="cifar10-subset.zip",
+        metric="accuracy",
+        smaller=False,
+        rates=(0.025, 0.05, 0.1, 0.2),
+        contestants={
+            name: {**COSINE, **changes}
+            for name, changes in {
+                **NONE,
+                "4 local steps, up to 32 as the rate falls, 4 bits": {},
+                "4 local steps, up to 32 as the rate falls, 2 bits": _quantize(2),
+                "7 local steps, 4 bits": {LOCAL: "{low: 7}"},
+                **BY_RATE,
+                **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2)},
+            }.items()
         },
     ),
     "LSTM": Recipe(
