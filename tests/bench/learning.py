@@ -27,7 +27,7 @@ from tests.bench import report
 
 RESULTS = Path(__file__).with_name("results")
 RUNS = Path("build/learning")
-RECIPES = Path("deploy/recipes/cpu")
+RECIPES = Path("deploy/recipes")
 WORKERS = 4
 TRIED, FRESH = (100, 101), (0, 1, 2)
 
@@ -93,6 +93,8 @@ class Recipe:
     """Changes of the recipe by contestant."""
     published: Mapping[str, str] = field(default_factory=dict)
     """What was published about a contestant, on whatever model."""
+    arguments: Sequence[str] = ()
+    """More arguments of `accordion simulate`, such as a device."""
 
     @property
     def sign(self) -> int:
@@ -117,7 +119,7 @@ class Recipe:
 
 ALL = {
     "images": Recipe(
-        file="local-steps.yaml",
+        file="cpu/local-steps.yaml",
         data="cifar10-subset.zip",
         metric="accuracy",
         smaller=False,
@@ -137,7 +139,7 @@ ALL = {
         },
     ),
     "images, cosine": Recipe(
-        file="local-steps.yaml",
+        file="cpu/local-steps.yaml",
         data="cifar10-subset.zip",
         metric="accuracy",
         smaller=False,
@@ -155,7 +157,7 @@ ALL = {
         },
     ),
     "LSTM": Recipe(
-        file="lstm.yaml",
+        file="cpu/lstm.yaml",
         data="tinyshakespeare/input.txt",
         metric="loss",
         smaller=True,
@@ -177,7 +179,7 @@ ALL = {
         },
     ),
     "transformer": Recipe(
-        file="transformer.yaml",
+        file="cpu/transformer.yaml",
         data="tinyshakespeare/input.txt",
         metric="loss",
         smaller=True,
@@ -263,6 +265,7 @@ def _simulate(
             *(sys.executable, "-m", "accordion_client.commands.main", "simulate"),
             *(str(RECIPES / recipe.file), "--workers", str(WORKERS), "--json"),
             *("--seeds", ",".join(map(str, seeds)), "--out", str(folder)),
+            *recipe.arguments,
             *(f"--set={key}={value}" for key, value in settings.items()),
         ],
         stdout=subprocess.PIPE,
@@ -348,13 +351,8 @@ def run_all(recipes: Mapping[str, Recipe], names: Sequence[str], *, file: Path, 
             print(json.dumps(row), flush=True)
 
 
-def parse_names(recipes: Mapping[str, Recipe], description: str | None) -> Sequence[str]:
-    """Return the recipes that the command line asks for."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--recipes", nargs="+", choices=tuple(recipes), default=tuple(recipes))
-    names: Sequence[str] = parser.parse_args().recipes
-    return names
-
-
 if __name__ == "__main__":
-    run_all(ALL, parse_names(ALL, __doc__), file=RESULTS / "learning.json", title=TITLE)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipes", nargs="+", choices=tuple(ALL), default=tuple(ALL))
+    asked = parser.parse_args().recipes
+    run_all(ALL, asked, file=RESULTS / "learning.json", title=TITLE)

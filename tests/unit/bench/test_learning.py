@@ -41,7 +41,7 @@ def test_a_best_rate_at_the_end_of_the_tried_ones_asks_for_one_beyond(recipe, me
     ("recipe", "contestant"),
     [
         (recipe, contestant)
-        for recipe in (*ALL.values(), *paper.ALL.values())
+        for recipe in (*ALL.values(), *paper.ALL.values(), *paper.CARD.values())
         for contestant in recipe.contestants
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -52,7 +52,7 @@ def test_every_contestant_is_a_job_that_the_service_would_accept(recipe, contest
 
 
 def test_every_published_number_stands_beside_a_contestant():
-    for recipe in paper.ALL.values():
+    for recipe in (*paper.ALL.values(), *paper.CARD.values()):
         assert recipe.published.keys() <= recipe.contestants.keys()
         contestant = next(iter(recipe.published))
         row = {**ROW, "recipe": "one", "contestant": contestant}
