@@ -9,8 +9,6 @@ return the same decision for the same report.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +36,7 @@ from accordion.decide.detector import (
     update_batch,
     update_detector,
 )
+from accordion.decide.last_report import LastReport, digest_report
 from accordion.decide.overrides import (
     ResolvedOverride,
     describe_overrides,
@@ -48,25 +47,17 @@ from accordion.decide.overrides import (
     whole_model_override,
 )
 from accordion.decide.training_stage import TrainingStage
-from accordion.decide.whole_model import batch_fields, local_steps_fields
+from accordion.decide.whole_model import (
+    batch_fields,
+    batch_growth,
+    describe_growth,
+    local_steps_fields,
+    regimes_in_force,
+)
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
 _HALF = level_of("half", {}, name="half")
-_MEASURED = {
-    "lr",
-    "next_lr",
-    "statistic_by_layer",
-    "rms_by_layer",
-    "agreement",
-    "sent_share_by_layer",
-    "cost_s_by_layer",
-    "exchange_wait_s",
-    "step_s",
-    "beside_s",
-    "link",
-}
-"""Fields of a report whose numbers are floats."""
 
 
 class Decider(Protocol):
@@ -79,21 +70,6 @@ class Decider(Protocol):
             Exception: no decision is possible; it is raised on rank 0, and a `ReportError` with its
                 message on the other ranks.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LastReport:
-    """Position and digest of the last report, to detect whether another one is equal or newer."""
-
-    epoch: int
-    step: int
-    epoch_end: bool
-    digest: str
-    """Digest of the whole report, since a report may contain NaN, which equals nothing."""
-
-    @property
-    def order(self) -> tuple[int, int, bool]:
-        return (self.epoch, self.step, self.epoch_end)
 
 
 class Controller:
@@ -114,6 +90,7 @@ class Controller:
         """Decisions made from reports so far."""
         self._config = config
         self._policy_options = check_policy(config.policy, config.policy_options)
+        self._policy = POLICIES[config.policy]
         self._layers = tuple(layer.name for layer in layers)
         self._sizes = {layer.name: math.prod(layer.shape) for layer in layers}
         self._ladders = config.ladders(self._layers)
@@ -122,7 +99,7 @@ class Controller:
         self._stage = TrainingStage()
         self._policy_state: Mapping[str, Any] = {}
         self._resolved: tuple[ResolvedOverride, ...] = ()
-        self._asked: _LastReport | None = None
+        self._asked: LastReport | None = None
         self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0, step=0)
         """Levels that the policy alone, or the warm-up, would choose now."""
         self.decision = self._decision(
@@ -141,7 +118,7 @@ class Controller:
                 another model.
             ConfigError: the policy chooses an unknown level; nothing is changed.
         """
-        asked = _digest_report(report)
+        asked = digest_report(report)
         if asked == self._asked:
             return self._answer
         self._check_order(asked)
@@ -150,10 +127,8 @@ class Controller:
         detector, result = update_detector(self._detector, report, self._config.detector)
         batch, batch_reason = self._updated_batch(report)
         stage = self._stage.after(report)
-        bare = self._policy_input(epoch, detector, self._policy_state)
-        most = stage.round_length(self._config.local_steps, report.step)
-        bare = replace(bare, rate_fall=stage.fall, most_local_steps=most)
-        policy, told = POLICIES[self._config.policy], _add_report(bare, report, result)
+        bare = self._policy_input(epoch, report.step, detector=detector, batch=batch, stage=stage)
+        policy, told = self._policy, _add_report(bare, report, result)
         # What an override sends says nothing about the policy's own level.
         own = {
             layer: share
@@ -190,8 +165,7 @@ class Controller:
         """Return the levels in an epoch after the learning rate has fallen to 1 / `fall` of its
         peak, for a policy that `is_planned`, without overrides; no report is needed.
         """
-        bare = self._policy_input(epoch, self._detector, {})
-        return self._decide_levels(replace(bare, rate_fall=fall), step)
+        return self._decide_levels(replace(self._policy_input(epoch, step), rate_fall=fall), step)
 
     def check_override(self, override: Override) -> None:
         """Check that an override can be applied.
@@ -241,7 +215,7 @@ class Controller:
         local = self._config.local_steps
         if local is None:
             return self.decision
-        length = self._policy_local_steps(epoch, step)
+        length = self._policy.decide_local_steps(self._policy_input(epoch, step))
         reason = f"the start of {step} steps ends: rounds of {length} local steps"
         self.decision = self._decision(epoch=epoch, step=step, cause="start", reason=reason)
         return self.decision
@@ -276,19 +250,18 @@ class Controller:
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
         regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}
-        before = self._detector, self._policy_state, self._stage
+        before = self._detector, self._policy_state, self._stage, self._batch, self._resolved
         self._detector = replace(saved.detector, regime_by_layer=regimes)
         # The state of another policy does not apply to this one, which starts from the beginning.
         self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
-        self._stage = saved.stage
+        self._stage, self._batch, self._resolved = saved.stage, saved.batch, resolved
         try:
             self.policy_levels = self._policy_levels(saved.decision.epoch, saved.decision.step)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            self._detector, self._policy_state, self._stage = before
+            self._detector, self._policy_state, self._stage, self._batch, self._resolved = before
             raise StateError(
                 f"saved state of policy {saved.policy!r} cannot be read ({error!r})"
             ) from error
-        self._batch, self._resolved = saved.batch, resolved
         self._asked, self.number = saved.asked, saved.number
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
 
@@ -300,7 +273,7 @@ class Controller:
             for item in overrides
         )
 
-    def _check_order(self, asked: _LastReport) -> None:
+    def _check_order(self, asked: LastReport) -> None:
         last = self._asked
         if last is not None and asked.order <= last.order:
             raise ReportError(
@@ -326,31 +299,41 @@ class Controller:
         return update_batch(self._batch, report, self._config.detector, batch=self._config.batch)
 
     def _policy_input(
-        self, epoch: int, detector: DetectorState, state: Mapping[str, Any]
+        self,
+        epoch: int,
+        step: int,
+        *,
+        detector: DetectorState | None = None,
+        batch: BatchState | None = None,
+        stage: TrainingStage | None = None,
     ) -> PolicyInput:
-        """Return the policy's input without a report."""
+        """Return the policy's input without a report; states that are not given are those in
+        force.
+        """
+        detector, stage = detector or self._detector, stage or self._stage
+        growth = self._batch_growth(epoch, batch or self._batch)
         return PolicyInput(
             epoch=epoch,
-            regime_by_layer=detector.regime_by_layer,
+            regime_by_layer=regimes_in_force(
+                detector.regime_by_layer, growth=growth, fall=stage.fall
+            ),
             ladder_by_layer=self._ladders,
             size_by_layer=self._sizes,
-            rate_fall=self._stage.fall,
+            rate_fall=stage.fall,
+            most_local_steps=stage.round_length(self._config.local_steps, step),
             options=self._policy_options,
-            state=state,
+            state=self._policy_state,
         )
 
-    def _policy_levels(self, epoch: int, step: int) -> dict[str, Level]:
-        policy_input = self._policy_input(epoch, self._detector, self._policy_state)
-        return self._decide_levels(policy_input, step)
+    def _batch_growth(self, epoch: int, batch: BatchState) -> float:
+        held = whole_model_override(self._resolved, epoch, target="batch")
+        return batch_growth(self._config.batch, batch.level, held=held)
 
-    def _policy_local_steps(self, epoch: int, step: int) -> int:
-        policy_input = self._policy_input(epoch, self._detector, self._policy_state)
-        most = self._stage.round_length(self._config.local_steps, step)
-        policy = POLICIES[self._config.policy]
-        return policy.decide_local_steps(replace(policy_input, most_local_steps=most))
+    def _policy_levels(self, epoch: int, step: int) -> dict[str, Level]:
+        return self._decide_levels(self._policy_input(epoch, step), step)
 
     def _decide_levels(self, policy_input: PolicyInput, step: int) -> dict[str, Level]:
-        names = POLICIES[self._config.policy].decide_levels(policy_input)
+        names = self._policy.decide_levels(policy_input)
         if self._config.warm_up and self._config.is_warming_up(step):
             names = dict.fromkeys(self._layers, self._config.warm_up.level)
         return {layer: self._level_named(layer, names.get(layer)) for layer in self._layers}
@@ -380,9 +363,11 @@ class Controller:
         reason: str,
         changes: Mapping[str, float | None] | None = None,
     ) -> Decision:
-        held = overrides_by_layer(self._resolved, epoch)
+        held, now = overrides_by_layer(self._resolved, epoch), self._policy_input(epoch, step)
+        growth = describe_growth(self._batch_growth(epoch, self._batch), now.rate_fall)
         if cause != "override":
             reason = "; ".join(filter(None, (reason, self._describe_overrides(epoch))))
+        reason = "; ".join(filter(None, (reason, growth)))
         if self._config.warm_up and self._config.is_warming_up(step):
             reason = f"{reason}; {self._config.warm_up.describe()}"
         return Decision(
@@ -390,7 +375,7 @@ class Controller:
             step=step,
             cause=cause,
             reason=reason,
-            regime_by_layer=dict(self._detector.regime_by_layer),
+            regime_by_layer=dict(now.regime_by_layer),
             level_by_layer=dict(self.policy_levels)
             | {layer: item.level_by_layer[layer] for layer, item in held.items()},
             change_by_layer=dict(changes) if changes is not None else dict.fromkeys(self._layers),
@@ -402,7 +387,7 @@ class Controller:
                 held=whole_model_override(self._resolved, epoch, target="batch"),
             ),
             **local_steps_fields(
-                self._policy_local_steps(epoch, step),
+                self._policy.decide_local_steps(now),
                 held=whole_model_override(self._resolved, epoch, target="local_steps"),
             ),
         )
@@ -420,7 +405,7 @@ class _Saved:
     stage: TrainingStage
     overrides: tuple[Override, ...]
     starts: Mapping[str, int]
-    asked: _LastReport | None
+    asked: LastReport | None
     answer: Decision | None
     """Last answer; None if it is the decision in force."""
     decision: Decision
@@ -437,7 +422,7 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
             stage=TrainingStage(**state["stage"]),
             overrides=tuple(_parse_override(item["override"]) for item in state["overrides"]),
             starts={item["override"]["id"]: int(item["start"]) for item in state["overrides"]},
-            asked=_LastReport(**state["asked"]) if state["asked"] else None,
+            asked=LastReport(**state["asked"]) if state["asked"] else None,
             answer=decision_from_json(state["answer"]) if state["answer"] else None,
             decision=decision_from_json(state["decision"]),
         )
@@ -472,28 +457,6 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         beside_s=report.beside_s,
         link=report.link,
     )
-
-
-def _digest_report(report: Report) -> _LastReport:
-    """Return the position and digest of a report, with measured numbers as floats.
-
-    A report therefore keeps its digest when it is sent as JSON.
-    """
-    content = {
-        name: _to_floats(value) if name in _MEASURED else value
-        for name, value in asdict(report).items()
-    }
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return _LastReport(
-        epoch=report.epoch, step=report.step, epoch_end=report.epoch_end, digest=digest
-    )
-
-
-def _to_floats(value: Any) -> Any:
-    """Return a value with all its numbers as floats."""
-    if isinstance(value, Mapping):
-        return {key: _to_floats(item) for key, item in value.items()}
-    return value if value is None else float(value)
 
 
 __all__ = ["Controller"]

@@ -22,6 +22,9 @@ class PolicyInput:
     epoch: int
     """First epoch for which the levels hold."""
     regime_by_layer: Mapping[str, Regime]
+    """Regimes in force: the detector's, or all critical while the batch has grown by more than the
+    learning rate has fallen.
+    """
     ladder_by_layer: Mapping[str, tuple[Level, ...]]
     """Levels of each layer from the lightest to the strongest; methods may differ by layer."""
     size_by_layer: Mapping[str, int]

@@ -50,16 +50,15 @@ def rates(result: Result) -> list[float]:
     return [round(rate, 12) for rate in column(result, "lr")]
 
 
-def test_the_batch_grows_when_the_whole_model_is_stable_and_layers_keep_their_levels(
-    grown,
-):
+def test_the_batch_grows_when_the_whole_model_is_stable_and_layers_stay_light(grown):
     assert column(grown, "global_batch") == [64, 64] + [256] * 5
-    levels = column(grown, "level_by_layer")
-    assert [levels[2][layer] for layer in ("hidden.weight", "output.weight")] == ["high", "low"]
-    assert (
-        "global batch becomes 256: the whole gradient changed by"
-        in grown.link.of("decision")[1].decision.reason
-    )
+    assert [set(levels.values()) for levels in column(grown, "level_by_layer")[2:5]] == [
+        {"low"}
+    ] * 3
+    reason = grown.link.of("decision")[1].decision.reason
+    assert reason.startswith("1 of 2 layers critical")
+    assert "global batch becomes 256: the whole gradient changed by" in reason
+    assert reason.endswith("has grown 4 times, the learning rate has fallen 1 times")
 
 
 def test_every_sample_of_every_epoch_is_trained_on_whatever_the_batch(grown):
@@ -71,13 +70,13 @@ def test_the_rate_is_the_schedules_times_the_batch_over_the_low_one(grown):
     assert rates(grown) == [0.05, 0.05, 0.2, 0.2, 0.2, 0.02, 0.02]
 
 
-def test_both_the_larger_batch_and_the_stronger_level_save_bytes(grown):
+def test_the_larger_batch_saves_bytes_beside_compression(grown):
     sent, dense = (
         [getattr(used, name) for used in column(grown, "bytes")] for name in ("payload", "dense")
     )
     # 6 steps in place of 23
     assert dense[4] / dense[1] == pytest.approx(6 / 23)
-    assert sent[4] < sent[1] * 6 / 23
+    assert sent[4] < 0.5 * min(sent[1], dense[4])
 
 
 def test_a_drop_of_the_rate_makes_the_batch_small_again_only_where_it_may_shrink(

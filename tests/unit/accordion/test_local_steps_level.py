@@ -115,7 +115,8 @@ def test_overrides_of_all_targets_hold_beside_each_other() -> None:
     assert decision.override_ids == ("o1", "o2", "o3")
     assert decision.reason == (
         "override o1 holds local steps at 2; override o2 holds the global batch at 512; override o3"
-        " holds 3 of 3 layers at none"
+        " holds 3 of 3 layers at none; all layers count as critical: the global batch has grown 8"
+        " times, the learning rate has fallen 1 times"
     )
 
 
