@@ -190,8 +190,11 @@ ALL = {
             **_start("10 %", 48),
             **_start("30 %", 144),
             "30 % start, 20 local steps, 4 bits": {LOCAL: "{low: 20, high: 20, start_steps: 144}"},
-            "30 % start, 15 local steps and more, 4 bits, averaged": {
-                LOCAL: "{low: 15, high: 150, start_steps: 144, outer: average}"
+            **{
+                f"{part} start, 15 local steps and more, 4 bits, averaged": {
+                    LOCAL: f"{{low: 15, high: 150, start_steps: {steps}, outer: average}}"
+                }
+                for part, steps in (("automatic", "auto"), ("10 %", 48), ("30 %", 144))
             },
             "15 local steps and more, 4 bits": {LOCAL: "{low: 15, high: 150}"},
             "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
