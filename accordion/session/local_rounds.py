@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from accordion.base.errors import HookError, StateError
 from accordion.base.local_steps import LocalSteps
@@ -395,7 +395,6 @@ def create_rounds(
     if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
         return Rounds(source, engine, requests, rank=coordinator.rank)
     _check_measurable(source, config)
-    is_sgd = all(isinstance(one, SGD) for one in steps.optimizers)
     rounds = LocalRounds(
         module,
         source,
@@ -403,8 +402,7 @@ def create_rounds(
         coordinator=coordinator,
         requests=requests,
         optimizers=steps.optimizers,
-        nesterov=local.outer == "nesterov"
-        or (local.outer == "auto" and local.has_start and not is_sgd),
+        nesterov=local.outer == "nesterov",
         overlap=local.overlap,
     )
     # Not the user's module inside: a hook would be saved with it, and TorchScript refuses it.

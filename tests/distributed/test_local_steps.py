@@ -173,7 +173,8 @@ def test_rounds_grow_as_the_learning_rate_falls(run_group):
 
 
 def start(rank: int) -> Any:
-    worker = Worker(rank, LocalSteps(low=3, high=3, start_steps=4), make=adam)
+    local = LocalSteps(low=3, high=3, start_steps=4, outer="nesterov")
+    worker = Worker(rank, local, make=adam)
     equal, lengths, reasons = [], [], []
     for step in range(10):
         result = worker.step(step)
