@@ -26,6 +26,7 @@ from accordion_service.schemas.format import (
     format_elasticity,
     format_layers,
     format_level,
+    format_methods,
     format_metric,
     format_metrics,
     format_milliseconds,
@@ -49,6 +50,12 @@ from accordion_service.schemas.overrides import OverrideView
 from accordion_service.schemas.why import WhyView
 from accordion_workers.spec.public_records import Bytes
 
+METHODS_COLUMNS = ("Method", "Payload", "Sent", "Share")
+"""Columns of what `format_methods` lists."""
+METHODS_NOTE = (
+    "of each worker; (local steps): changes of parameters by rounds; (control): signals, statistics"
+    " and decisions; others: gradients"
+)
 MAX_ROWS = 300
 """Most rows of a table."""
 
@@ -222,6 +229,7 @@ def list_tables(source: ReportSource) -> list[ReportTable]:
         _tabulate_changes(source),
         _tabulate_attempts(source),
         _tabulate_layers(source.schedule, names),
+        _tabulate_methods(source.job.progress),
         _tabulate_epochs(source),
         _tabulate_phases(source),
     )
@@ -391,6 +399,17 @@ def _tabulate_layers(schedule: ScheduleView, names: Mapping[str, str]) -> Report
         note=_count_shown(len(rows), len(schedule.layers)),
         columns=columns,
         rows=rows,
+    )
+
+
+def _tabulate_methods(progress: ProgressView | None) -> ReportTable:
+    sent = Bytes() if progress is None else progress.bytes
+    return ReportTable(
+        id="methods",
+        title="Bytes by method",
+        note=METHODS_NOTE,
+        columns=METHODS_COLUMNS,
+        rows=format_methods(sent.payload_by_method, sent.wire_by_method),
     )
 
 
