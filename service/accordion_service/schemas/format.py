@@ -88,6 +88,10 @@ def format_savings(bytes_: Bytes) -> str:
     return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.wire else "-"
 
 
+METHODS_COLUMNS = ("Method", "Payload", "Sent", "Share")
+"""Columns of what `format_methods` lists."""
+
+
 def format_methods(
     payload_by_method: Mapping[str, float], wire_by_method: Mapping[str, float]
 ) -> list[tuple[str, str, str, str]]:

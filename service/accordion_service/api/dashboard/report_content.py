@@ -21,6 +21,7 @@ from accordion_service.domain.performance.metric_goals import (
     name_direction,
 )
 from accordion_service.schemas.format import (
+    METHODS_COLUMNS,
     NOTHING_SENT,
     format_duration,
     format_elasticity,
@@ -50,8 +51,6 @@ from accordion_service.schemas.overrides import OverrideView
 from accordion_service.schemas.why import WhyView
 from accordion_workers.spec.public_records import Bytes
 
-METHODS_COLUMNS = ("Method", "Payload", "Sent", "Share")
-"""Columns of what `format_methods` lists."""
 METHODS_NOTE = (
     "of each worker; (local steps): changes of parameters by rounds; (control): signals, statistics"
     " and decisions; others: gradients"
