@@ -89,6 +89,8 @@ class ReportSource:
     log_bytes_removed: int = 0
     """Size of the output that is no longer kept."""
     written_at: datetime
+    simulated_workers: int = 0
+    """Number of workers that one process simulated; 0 for a job, whose workers are processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
