@@ -63,7 +63,7 @@ def list_epochs(group: RunGroup) -> TextTable:
 
 
 def _describe_epoch(row: EpochResult, metric: str | None) -> tuple[str, ...]:
-    levels = (f"{name} {count:g}" for name, count in row.layers_by_level.items())
+    levels = (f"{name} {count:.3g}" for name, count in row.layers_by_level.items())
     return (
         str(row.epoch),
         *([] if metric is None else [format_metric(metric, row.metric)]),

@@ -68,7 +68,8 @@ def simulate(
     """Train a job with pretended workers in one process, and print what it learned and sent.
 
     The workers take turns on one device, with the job's own loop, methods, policy and local steps.
-    Ctrl-C saves, and the same command goes on. accordion compare FOLDER... compares simulations.
+    Ctrl-C saves, and the same command goes on. accordion compare FOLDER... and accordion report
+    FOLDER... show simulations side by side.
     """
     from accordion_client.commands.group_tables import print_group
     from accordion_client.commands.pack import pack_code

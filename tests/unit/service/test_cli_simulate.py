@@ -120,7 +120,6 @@ def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_anot
     assert "runs/seed-0" in compared
     assert "times of simulations: those of their one process, not of a cluster" in compared
     assert "training.seed" in compared
-    assert "which have no report" in accordion("report", out).err
     said = accordion(*one, "--set", "training.epochs=3")
     assert said.code == 2
     assert "another training.epochs (2, now 3); give --out another folder" in said.err

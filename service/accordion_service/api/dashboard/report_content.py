@@ -120,7 +120,8 @@ REPORTED_EVENTS = ("status", "workers", "end")
 def list_figures(source: ReportSource) -> list[Figure]:
     """Return the result of a job, or how far it is, in a few numbers."""
     job, progress = source.job, source.job.progress
-    figures = [*_list_results(source), _describe_time(source)]
+    trained = _describe_turns(source) if source.simulated_workers else _describe_time(source)
+    figures = [*_list_results(source), trained]
     if progress is not None:
         sent = progress.bytes
         figures += [
@@ -136,6 +137,9 @@ def list_figures(source: ReportSource) -> list[Figure]:
             ),
             Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
         ]
+    if source.simulated_workers:
+        simulated = f"{source.simulated_workers}"
+        return [*figures, Figure(label="Workers", value=simulated, note="simulated")]
     cost = job.tally
     changes = format_elasticity(cost) if cost.resizes or cost.recoveries else "no change of workers"
     attempts = Figure(label="Attempts", value=str(job.attempt), note=changes)
@@ -204,6 +208,14 @@ def _describe_time(source: ReportSource) -> Figure:
         label="Time",
         value=format_duration((end - job.started_at).total_seconds()),
         note=f"from {_format_time(job.started_at)} {until}{pauses}",
+    )
+
+
+def _describe_turns(source: ReportSource) -> Figure:
+    return Figure(
+        label="Time",
+        value=format_duration(source.job.trained_s),
+        note="of training in one process, in which the workers took turns",
     )
 
 
