@@ -197,7 +197,7 @@ def _tabulate_specs(reported: Sequence[ReportedGroup]) -> ReportTable:
     return ReportTable(
         id="differences",
         title="What differs in the specs",
-        columns=("", *(one.group.name for one in reported)),
+        columns=("Field", *(one.group.name for one in reported)),
         rows=[
             (place, *("-" if value is None else format_level(value) for value in values))
             for place, values in differences.items()
