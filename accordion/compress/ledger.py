@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +19,10 @@ HALF_BYTES = 2
 OVERHEAD = "(control)"
 """Name for bytes that belong to no layer and no method: step signals, sketches, decisions, probes,
 and states that rank 0 gathers.
+"""
+CHANGES = "(local steps)"
+"""Words after the method of bytes that are no gradients but changes of parameters by rounds of
+local steps.
 """
 _MESSAGES = "message"
 _COLLECTIVES: Mapping[type[Request], CollectiveKind] = {
@@ -55,8 +59,12 @@ class Ledger:
         self._world_size = world_size
         self.by_layer: defaultdict[str, ByteCount] = defaultdict(ByteCount)
         self.by_collective: defaultdict[str, ByteCount] = defaultdict(ByteCount)
-        """Payload and wire bytes by method and collective, such as `powersgd all-reduce`."""
+        """Payload and wire bytes by method and collective, such as `powersgd all-reduce` or, of
+        changes by local steps, `powersgd (local steps) all-reduce`.
+        """
         self.total = ByteCount()
+        self.counts_changes = False
+        """Whether what the methods send are changes of parameters by rounds of local steps."""
 
     @property
     def control_wire(self) -> int:
@@ -79,6 +87,8 @@ class Ledger:
         sent = request.payload_bytes
         collective = _COLLECTIVES[type(request)]
         wire = int(wire_bytes(collective, sent, self._world_size))
+        if self.counts_changes and method != OVERHEAD:
+            method = f"{method} {CHANGES}"
         self._add_request((method, collective), layers, sent=sent, wire=wire)
 
     def count_broadcast(self, size: int) -> None:
@@ -124,6 +134,24 @@ class Ledger:
 
     def _dense_wire(self, dense: int) -> int:
         return int(wire_bytes("all-reduce", dense, self._world_size))
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the total, as the fields of a record, with its parts by method: those of gradients
+        under the name of the method, of changes by local steps with `(local steps)` after it, and
+        control bytes under `(control)`.
+        """
+        payload: Counter[str] = Counter()
+        wire: Counter[str] = Counter()
+        for name, count in self.by_collective.items():
+            method = OVERHEAD if name.startswith(OVERHEAD) else name.rpartition(" ")[0]
+            payload[method] += count.payload
+            wire[method] += count.wire
+        return {
+            **asdict(self.total),
+            "control_wire": self.control_wire,
+            "payload_by_method": dict(payload),
+            "wire_by_method": dict(wire),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts by layer and by collective."""

@@ -220,7 +220,7 @@ class LocalRounds(Rounds):
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
         self._times.clear()
         self.decided = self.length = length
-        self._source.is_local = length > 1
+        self._source.is_local = self._engine.ledger.counts_changes = length > 1
 
     def begin_step(self) -> frozenset[Signal]:
         """Implements `Rounds`."""

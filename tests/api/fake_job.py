@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -185,10 +186,22 @@ def controller_of(launch: Launch) -> Controller:
 
 def bytes_of(decision: Decision, steps: int, workers: int) -> Bytes:
     dense = 4 * PARAMETERS * steps
-    payload = sum(_payload(layer, decision) for layer in LAYERS) * steps
-    sent = {"payload": payload, "dense": dense, "fp16": dense // 2}
-    wire, dense_wire = (2 * (workers - 1) * size // workers for size in (payload, dense))
-    return Bytes(**sent, wire=wire, dense_wire=dense_wire)
+    by_method: Counter[str] = Counter()
+    for layer in LAYERS:
+        method = decision.level_by_layer[layer.name].method
+        by_method[method] += _payload(layer, decision) * steps
+    sent = {"payload": by_method.total(), "dense": dense, "fp16": dense // 2}
+
+    def on_wire(size: int) -> int:
+        return 2 * (workers - 1) * size // workers
+
+    return Bytes(
+        **sent,
+        wire=on_wire(by_method.total()),
+        dense_wire=on_wire(dense),
+        payload_by_method=dict(by_method),
+        wire_by_method={name: on_wire(size) for name, size in by_method.items()},
+    )
 
 
 def _payload(layer: LayerInfo, decision: Decision) -> int:

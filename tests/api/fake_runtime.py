@@ -484,9 +484,7 @@ class FakeRuntime(FakePlans, FakeGuests, FakeAutoscaler):
     def _spend(self, job: FakeJob) -> None:
         steps = job.steps_per_epoch // self.ticks_per_epoch
         more = bytes_of(job.controller.decision, steps, job.world_size)
-        job.bytes = Bytes(
-            **{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields}
-        )
+        job.bytes = Bytes.add_up([job.bytes, more])
 
     def _post(self, job: FakeJob, payload: Payload) -> None:
         place = {"attempt": job.attempt, "generation": job.generation, "seq": job.seq}

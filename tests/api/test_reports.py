@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from accordion_service.api.app_state import MAX_WAITING_REPORTS
 from accordion_service.api.dashboard import report_route
-from accordion_service.api.dashboard.report_page import ReportPage
+from accordion_service.api.dashboard.report_frame import ReportPage
 from accordion_service.store.reads.report import ReportLimits, read_report_rows
 from accordion_service.store.reads.thinned_history import HistoryShare
 from accordion_service.store.tables.models import DecisionRow, EpochRow

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from accordion_client.commands.simulation_tables import compute_interval
+from accordion_client.commands.run_groups import compute_interval
 from tests.bench import report
 
 RESULTS = Path(__file__).with_name("results")

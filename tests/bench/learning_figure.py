@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accordion_client.commands.simulation_tables import compute_interval
+from accordion_client.commands.run_groups import compute_interval
 from tests.bench.learning import ALL, RESULTS, Recipe
 
 COLORS = {"uncompressed": "#444444", "every step": "#2f6fb0", "local steps": "#c1440e"}

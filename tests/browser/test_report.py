@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from accordion_client.commands.group_report import collect_groups, describe_groups
+from accordion_service.api.dashboard.report_frame import build_page
 from accordion_service.api.dashboard.report_page import build_report
 from tests.browser.conftest import Watched
 from tests.browser.live_service import LiveService
 from tests.unit.service.report_samples import (
+    BEGIN,
     make_decision,
     make_epoch,
     make_event,
     make_schedule,
     make_source,
 )
+from tests.unit.service.test_group_report import JOB, SEEDS
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "workers", "regimes", "levels")
 
@@ -76,6 +80,22 @@ def test_maps_of_a_part_of_a_history_cover_its_epochs(browser: Browser, tmp_path
     shown = page.evaluate("document.getElementById('regimes').layout.xaxis.range")
     assert shown == [99.5, 199.5]
     page.close()
+
+
+def test_groups_of_runs_have_a_line_and_an_area_each(browser: Browser, tmp_path: Path) -> None:
+    groups = collect_groups(["a", "digits"], [SEEDS, [JOB]])
+    file = tmp_path / "report.html"
+    file.write_bytes(b"".join(build_page(describe_groups(groups, written_at=BEGIN)).pieces))
+    watched = Watched(browser.new_page(), file.as_uri())
+    watched.page.goto(file.as_uri())
+    for chart in ("loss", "metric", "wire", "lr", "local_steps"):
+        expect(watched.page.locator(f"#{chart} .main-svg").first).to_be_visible()
+    expect(watched.page.locator("#metric .fills path")).to_have_count(1)
+    expect(watched.page.locator("#metric .lines path.js-line")).to_have_count(4)
+    expect(watched.page.locator("#metric-said")).to_contain_text("Newest of a: 50.0 %.")
+    expect(watched.page.locator("#differences-table")).to_contain_text("training.epochs")
+    assert watched.faults == []
+    watched.page.close()
 
 
 def test_a_change_of_an_unknown_cause_leaves_the_charts(browser: Browser, tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ def scattered(rank: int) -> Any:
 def test_changes_are_scattered_among_four_workers(run_group):
     (first, ledger), *others = run_group(4, scattered)
     assert all(torch.equal(first, other) for other, _ in others)
-    assert ledger.by_collective["qsgd all-to-all"].wire > 0
+    assert ledger.by_collective["qsgd (local steps) all-to-all"].wire > 0
     assert ledger.gradient_wire < 0.5 * ledger.total.dense_wire
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from accordion.compress.ledger import OVERHEAD
 from accordion_workers.checkpoint.checkpoint_files import find_candidates, read_part
 from accordion_workers.checkpoint.storage import LocalStorage
 from accordion_workers.common.errors import TaskRaised
@@ -88,12 +89,16 @@ def learned(epochs: list[Any]) -> list[dict[str, Any]]:
     return [epoch.model_dump(exclude={"seconds_by_phase", "bytes"}) for epoch in epochs]
 
 
-def gradient_bytes(epochs: list[Any]) -> list[dict[str, int]]:
+def gradient_bytes(epochs: list[Any]) -> list[dict[str, Any]]:
     """Bytes of gradients; processes also measure their link."""
 
-    def of(bytes_: Bytes) -> dict[str, int]:
-        gradients = bytes_.wire - bytes_.control_wire
-        return {"wire": gradients, "dense": bytes_.dense, "dense_wire": bytes_.dense_wire}
+    def of(bytes_: Bytes) -> dict[str, Any]:
+        by_method = [dict(bytes_.payload_by_method), dict(bytes_.wire_by_method)]
+        control = [sent.pop(OVERHEAD, 0) for sent in by_method]
+        assert control[1] == bytes_.control_wire
+        assert sum(by_method[0].values()) == bytes_.payload - control[0]
+        assert sum(by_method[1].values()) == bytes_.wire - control[1]
+        return {"sent": by_method, "dense": bytes_.dense, "dense_wire": bytes_.dense_wire}
 
     return [of(epoch.bytes) for epoch in epochs]
 
@@ -138,6 +143,13 @@ def test_a_simulation_ends_with_the_bits_of_processes(processes, tmp_path, worke
     ours, theirs = newest_state(tmp_path, NO_JOB), newest_state(folder / name, "job-1")
     assert equal(tensors(ours["model"]), tensors(theirs["model"]))
     assert equal(tensors(ours["optimizer"]), tensors(theirs["optimizer"]))
+
+
+def test_an_epoch_tells_the_bytes_of_rounds_from_those_of_every_step(tmp_path):
+    first, *_, last = simulate(CASES["local steps"], tmp_path, 2).epochs()
+    in_rounds = {"qsgd (local steps)", "none (local steps)"}
+    assert first.bytes.wire_by_method.keys() == {"qsgd", "none", OVERHEAD, *in_rounds}
+    assert last.bytes.wire_by_method.keys() == {OVERHEAD, *in_rounds}
 
 
 def test_a_stopped_simulation_goes_on_with_the_bits_of_one_that_was_not(tmp_path):

@@ -103,3 +103,14 @@ def test_what_needs_more_says_which_extra(run: Run, arguments: tuple[str, ...], 
     done = run(*arguments)
     assert done.returncode == (2 if arguments[0] == "accordion" else 1)
     assert f"pip install 'accordion-train[{extra}]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_report_that_the_command_builds_says_what_it_needs(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "seed-0"
+    folder.mkdir(parents=True)
+    simulated = {"name": "a", "spec": {}, "workers": 1, "seed": 0, "status": "STOPPED"}
+    (folder / "run.json").write_text(json.dumps(simulated))
+    done = run("accordion", "report", "runs")
+    assert done.returncode == 2
+    assert "pip install 'accordion-train[service]'" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "runs.html").exists()

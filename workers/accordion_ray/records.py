@@ -212,7 +212,7 @@ def is_last_failure(failures: int, max_failures: int) -> bool:
 def read_totals(session: Session, seconds: Mapping[str, float]) -> Totals:
     """Return what the session has counted so far."""
     return Totals(
-        bytes=Bytes(**asdict(session.ledger.total), control_wire=session.ledger.control_wire),
+        bytes=Bytes(**session.ledger.summarize()),
         steps=session.steps,
         skipped_steps=session.skipped_steps,
         seconds=dict(seconds),

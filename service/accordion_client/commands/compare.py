@@ -14,23 +14,19 @@ import typer
 from accordion_client.commands.cli_support import (
     JsonOption,
     UrlOption,
-    connect_client,
     create_console,
     create_table,
-    find_to_read,
     print_json,
 )
 from accordion_client.commands.comparison import (
-    ComparedEpoch,
-    ComparedHistory,
     ComparedJob,
     Comparison,
     IncomparableError,
     compare_jobs,
-    keep_compared,
 )
 from accordion_client.commands.completion import complete_job
-from accordion_client.commands.simulated_jobs import list_simulated
+from accordion_client.commands.job_histories import read_histories
+from accordion_client.commands.simulated_jobs import SimulatedJob, list_simulated
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.domain.performance.metric_goals import name_direction
 from accordion_service.schemas.format import (
@@ -43,10 +39,7 @@ from accordion_service.schemas.format import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from accordion_client import Client
 
-_PAGE = 500
-"""Epochs in a request, the most that the service returns at once."""
 _MIN_PREFIX = 8
 """Fewest characters of an id beside a name."""
 JobsArgument = Annotated[
@@ -88,11 +81,9 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Compare jobs: what differs in their specs, their metric, time, bytes and workers."""
-    simulated = {job: list_simulated(Path(job)) for job in jobs}
-    if len(jobs) < 2 and len(simulated[jobs[0]]) < 2:
+    if len(jobs) < 2 and len(list_simulated(Path(jobs[0]))) < 2:
         raise typer.BadParameter(f"there is one job, {jobs[0]}; give two or more")
-    served = _read_jobs([job for job in jobs if not simulated[job]], url)
-    histories = [one for job in jobs for one in simulated[job] or [served[job]]]
+    histories = [one for found in read_histories(jobs, url) for one in found]
     try:
         compared = compare_jobs(histories, metric=metric, reaches=reaches, now=datetime.now(UTC))
     except IncomparableError as error:
@@ -102,36 +93,13 @@ def compare(
         return
     out = create_console()
     out.print(tabulate_figures(compared))
-    if any(simulated.values()):
+    if any(isinstance(one.job, SimulatedJob) for one in histories):
         out.print("times of simulations: those of their one process, not of a cluster")
     out.print()
     if compared.spec:
         out.print(tabulate_specs(compared))
     else:
         out.print("The specs differ only in the name.")
-
-
-def _read_jobs(names: Sequence[str], url: str) -> dict[str, ComparedHistory]:
-    """Return the histories of jobs of the service by the names that were given, over one
-    connection; none is made if there are no names.
-    """
-    if not names:
-        return {}
-    with connect_client(url) as client:
-        found = {name: find_to_read(client, name) for name in names}
-        return {
-            name: ComparedHistory(job=job, epochs=_read_epochs(client, job.id))
-            for name, job in found.items()
-        }
-
-
-def _read_epochs(client: Client, job_id: str) -> list[ComparedEpoch]:
-    page = client.epochs(job_id, limit=_PAGE)
-    epochs = [keep_compared(row) for row in page.items]
-    while page.next_cursor is not None:
-        page = client.epochs(job_id, limit=_PAGE, cursor=page.next_cursor)
-        epochs += [keep_compared(row) for row in page.items]
-    return epochs
 
 
 def tabulate_figures(compared: Comparison) -> Table:
@@ -190,6 +158,7 @@ def _list_rows(compared: Comparison) -> list[tuple[str, list[str]]]:
         ("time per step", [_format_seconds(job.step_s) for job in jobs]),
         *_list_phases(jobs),
         ("bytes sent", [format_bytes(job.sent_bytes) for job in jobs]),
+        *_list_methods(jobs),
         ("uncompressed", [format_bytes(job.dense_bytes) for job in jobs]),
         ("compression", ["-" if job.ratio is None else f"{job.ratio:.1f}x" for job in jobs]),
         ("workers", [_format_workers(job) for job in jobs]),
@@ -201,6 +170,15 @@ def _list_phases(jobs: Sequence[ComparedJob]) -> list[tuple[str, list[str]]]:
     names = dict.fromkeys(name for job in jobs for name in job.step_s_by_phase)
     return [
         (f"  {name}", [_format_seconds(job.step_s_by_phase.get(name)) for job in jobs])
+        for name in names
+    ]
+
+
+def _list_methods(jobs: Sequence[ComparedJob]) -> list[tuple[str, list[str]]]:
+    parts = [job.sent_bytes_by_method for job in jobs]
+    names = dict.fromkeys(name for one in parts for name in one)
+    return [
+        (f"  {name}", [format_bytes(one[name]) if name in one else "-" for one in parts])
         for name in names
     ]
 

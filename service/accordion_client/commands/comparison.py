@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from accordion_client.commands.compared_history import (
+    ComparedEpoch,
+    ComparedHistory,
+    ComparedSource,
+)
 from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.domain.performance.metric_goals import (
     MetricValue,
@@ -22,81 +26,7 @@ from accordion_service.domain.performance.metric_goals import (
     is_smaller_better,
     list_values,
 )
-
-if TYPE_CHECKING:
-    from accordion_workers.spec.public_records import EpochRecord
-
-
-class ComparedSource(Protocol):
-    """What is compared: a job of the service, or a simulated one."""
-
-    @property
-    def id(self) -> str:
-        """Distinguishes it."""
-
-    @property
-    def name(self) -> str:
-        """Shown for it."""
-
-    @property
-    def kind(self) -> Kind:
-        """Whether its steps are counted from 0."""
-
-    @property
-    def status(self) -> Enum:
-        """How it ended, or what it does."""
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """Its spec as submitted."""
-
-    @property
-    def priority(self) -> int:
-        """Its present priority."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Its present labels."""
-
-    @property
-    def started_at(self) -> datetime | None:
-        """When it began to train."""
-
-    @property
-    def ended_at(self) -> datetime | None:
-        """When it ended."""
-
-    @property
-    def progress(self) -> Any:
-        """Its newest progress; None without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedEpoch:
-    """What a comparison needs of a finished epoch: a part that does not grow with the layers."""
-
-    epoch: int
-    step: int
-    """Optimizer steps of the job at the end of the epoch."""
-    world_size: int
-    """Number of workers at the end of the epoch."""
-    loss: float | None
-    """Mean training loss."""
-    metrics: Mapping[str, float]
-    seconds_by_phase: Mapping[str, float]
-    """Seconds of training on rank 0."""
-    sent_bytes: int
-    """Bytes that one worker sent on the wire."""
-    dense_bytes: int
-    """Bytes that it would have sent there without compression."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedHistory:
-    """A job and all of its finished epochs, oldest first."""
-
-    job: ComparedSource
-    epochs: Sequence[ComparedEpoch]
+from accordion_workers.spec.public_records import Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +62,10 @@ class ComparedJob:
     """Parts of `step_s`; empty if it is None."""
     sent_bytes: int
     """Bytes that one worker sent on the wire."""
+    sent_bytes_by_method: Mapping[str, int]
+    """Parts of `sent_bytes`: of gradients by method, of changes by local steps as `METHOD (local
+    steps)`, and `(control)`.
+    """
     dense_bytes: int
     """Bytes that it would have sent there without compression."""
     ratio: float | None
@@ -167,20 +101,6 @@ class IncomparableError(ValueError):
     """These jobs cannot be compared; the message says why."""
 
 
-def keep_compared(row: EpochRecord) -> ComparedEpoch:
-    """Return the part of an epoch that is compared."""
-    return ComparedEpoch(
-        epoch=row.epoch,
-        step=row.step,
-        world_size=row.world_size,
-        loss=row.loss,
-        metrics=row.metrics,
-        seconds_by_phase=row.seconds_by_phase,
-        sent_bytes=row.bytes.wire,
-        dense_bytes=row.bytes.dense_wire,
-    )
-
-
 def compare_jobs(
     histories: Sequence[ComparedHistory],
     *,
@@ -194,8 +114,9 @@ def compare_jobs(
         IncomparableError: a job is given twice or has no epochs, no job has the metric, or the jobs
             disagree on which value of it is better.
     """
-    _check_jobs(histories)
-    chosen = _choose_metric(histories, metric)
+    check_given_once(histories)
+    _check_epochs(histories)
+    chosen = choose_metric(histories, metric)
     if reaches is not None and chosen is None:
         raise IncomparableError(
             "no epoch was evaluated, so no value can be reached; leave --reaches out"
@@ -209,12 +130,12 @@ def compare_jobs(
             _compute_figures(one, _Goal(metric=chosen, smaller=bool(smaller), reaches=reaches), now)
             for one in histories
         ],
-        spec=find_differences([_get_present_spec(one.job) for one in histories]),
+        spec=find_differences([get_present_spec(one.job) for one in histories]),
     )
 
 
-def _get_present_spec(job: ComparedSource) -> dict[str, Any]:
-    """Return the spec of a job with the priority and the labels that it has now."""
+def get_present_spec(job: ComparedSource) -> dict[str, Any]:
+    """Return the spec of a job, with the priority and the labels that it has now."""
     return {**job.spec, "priority": job.priority, "labels": job.labels}
 
 
@@ -239,7 +160,12 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", value
 
 
-def _check_jobs(histories: Sequence[ComparedHistory]) -> None:
+def check_given_once(histories: Sequence[ComparedHistory]) -> None:
+    """Check that no job is given twice.
+
+    Raises:
+        IncomparableError: one is.
+    """
     counts = Counter(one.job.id for one in histories)
     repeated = [one.job for one in histories if counts[one.job.id] > 1]
     if repeated:
@@ -247,6 +173,9 @@ def _check_jobs(histories: Sequence[ComparedHistory]) -> None:
             f"job {repeated[0].id} ({repeated[0].name}) is given {counts[repeated[0].id]} times;"
             " give different jobs"
         )
+
+
+def _check_epochs(histories: Sequence[ComparedHistory]) -> None:
     for job in (one.job for one in histories if not one.epochs):
         then = "leave it out" if job.ended_at else "wait for its first epoch, or leave it out"
         raise IncomparableError(
@@ -254,7 +183,13 @@ def _check_jobs(histories: Sequence[ComparedHistory]) -> None:
         )
 
 
-def _choose_metric(histories: Sequence[ComparedHistory], metric: str | None) -> str | None:
+def choose_metric(histories: Sequence[ComparedHistory], metric: str | None) -> str | None:
+    """Return the metric, or without one that which tells most about the first job, of those that
+    all jobs have if there are any; None if no job was evaluated.
+
+    Raises:
+        IncomparableError: no job has the metric.
+    """
     by_job = [{name: None for row in one.epochs for name in row.metrics} for one in histories]
     known = list(dict.fromkeys(name for names in by_job for name in names))
     if metric is not None:
@@ -297,7 +232,7 @@ def _compute_figures(history: ComparedHistory, goal: _Goal, now: datetime) -> Co
     if goal.reaches is not None:
         reached = find_reached(values, goal.reaches, smaller=goal.smaller)
     step_s_by_phase = _compute_step_s(history)
-    sent, dense = _sum_bytes(history)
+    sent = _sum_bytes(history)
     return ComparedJob(
         id=job.id,
         name=job.name,
@@ -312,9 +247,10 @@ def _compute_figures(history: ComparedHistory, goal: _Goal, now: datetime) -> Co
         reached_s=_compute_training_s(epochs, reached),
         step_s=sum(step_s_by_phase.values()) if step_s_by_phase else None,
         step_s_by_phase=step_s_by_phase,
-        sent_bytes=sent,
-        dense_bytes=dense,
-        ratio=dense / sent if sent else None,
+        sent_bytes=sent.wire,
+        sent_bytes_by_method=sent.wire_by_method,
+        dense_bytes=sent.dense_wire,
+        ratio=sent.dense_wire / sent.wire if sent.wire else None,
         fewest_workers=min(row.world_size for row in epochs),
         most_workers=max(row.world_size for row in epochs),
         duration_s=_compute_duration_s(job, now),
@@ -341,17 +277,13 @@ def _follows(before: ComparedEpoch, row: ComparedEpoch) -> bool:
     return row.epoch == before.epoch + 1
 
 
-def _sum_bytes(history: ComparedHistory) -> tuple[int, int]:
-    """Return the bytes sent and those without compression; the newest progress counts also the
-    steps that were rolled back.
-    """
+def _sum_bytes(history: ComparedHistory) -> Bytes:
+    """Return a job's bytes; the newest progress counts also the steps that were rolled back."""
     progress = history.job.progress
     if progress is not None and progress.bytes.dense:
-        return progress.bytes.wire, progress.bytes.dense_wire
-    return (
-        sum(row.sent_bytes for row in history.epochs),
-        sum(row.dense_bytes for row in history.epochs),
-    )
+        sent: Bytes = progress.bytes
+        return sent
+    return Bytes.add_up(row.bytes for row in history.epochs)
 
 
 def _compute_training_s(

@@ -225,7 +225,7 @@ def _collect_figures(client: Client, job: JobView, watch: _StopWatch) -> Figures
         "accuracy": job.metrics.get("accuracy"),
         "seconds": {"ready": watch.ready, "first_step": watch.first_step, "total": watch.now()},
         "bytes": {
-            name: sum(getattr(epoch.bytes, name) for epoch in epochs) for name in Bytes.model_fields
+            name: sum(getattr(epoch.bytes, name) for epoch in epochs) for name in Bytes().totals()
         },
         "epochs": len(epochs),
         "decisions": len(client.decisions(job.id).items),

@@ -68,13 +68,15 @@ def simulate(
     """Train a job with pretended workers in one process, and print what it learned and sent.
 
     The workers take turns on one device, with the job's own loop, methods, policy and local steps.
-    Ctrl-C saves, and the same command goes on. accordion compare FOLDER... compares simulations.
+    Ctrl-C saves, and the same command goes on. accordion compare FOLDER... and accordion report
+    FOLDER... show simulations side by side.
     """
+    from accordion_client.commands.group_tables import print_group
     from accordion_client.commands.pack import pack_code
-    from accordion_client.commands.simulation_tables import SimulationView
+    from accordion_client.commands.run_groups import RunGroup
+    from accordion_client.commands.simulated_jobs import read_simulated
     from accordion_client.commands.simulations import Simulations
     from accordion_client.commands.spec_file import read_spec
-    from accordion_workers.simulation.simulated_runs import read_epochs
 
     _check_torch()
     spec = read_spec(file, changes or [])
@@ -97,12 +99,13 @@ def simulate(
             processes=processes or (1 if device != "cpu" else os.cpu_count() or 1),
         )
         ended = simulations.run()
-    view = SimulationView.of_runs([(one.run, read_epochs(one.folder)) for one in ended])
+    histories = [read_simulated(one.folder, one.run) for one in ended]
+    group = RunGroup.of_histories(runs[0].run.name, histories, workers=workers)
     if json:
-        print_json(asdict(view))
+        print_json(asdict(group))
     else:
         out_console = create_console()
-        for part in view.tables():
+        for part in print_group(group):
             out_console.print(part)
     _report_unfinished(ended)
 

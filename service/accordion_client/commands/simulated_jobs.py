@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from accordion_client.commands.comparison import ComparedHistory, keep_compared
+from accordion_client.commands.compared_history import ComparedHistory, keep_compared
 from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.errors import SettingsError
 from accordion_workers.simulation.simulated_runs import (
@@ -27,8 +27,12 @@ class SimulatedJob:
     id: str
     name: str
     status: SimulatedStatus
+    message: str
+    """Why it failed."""
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
+    workers: int
+    """Number of simulated workers."""
     kind: Kind = Kind.JOB
     priority: int = 0
     started_at: datetime | None = None
@@ -43,24 +47,22 @@ def list_simulated(folder: Path) -> list[ComparedHistory]:
         SettingsError: a run is damaged.
     """
     try:
-        return list(_read(folder))
+        return [read_simulated(place, run) for place, run in list_runs(folder)]
     except RunError as error:
         raise SettingsError(str(error)) from error
 
 
-def _read(folder: Path) -> Iterator[ComparedHistory]:
-    for place, run in list_runs(folder):
-        job = SimulatedJob(
-            id=str(place.absolute()),
-            name=f"{place.parent.name}/{place.name}",
-            status=run.status,
-            spec=run.spec,
-            labels=_read_labels(run),
-        )
-        epochs = [keep_compared(row) for row in read_epochs(place)]
-        yield ComparedHistory(job=job, epochs=epochs)
-
-
-def _read_labels(run: SimulatedRun) -> Mapping[str, str]:
+def read_simulated(place: Path, run: SimulatedRun) -> ComparedHistory:
+    """Return a run in its folder with the epochs that it has finished."""
     labels = run.spec.get("labels", {})
-    return labels if isinstance(labels, Mapping) else {}
+    folder = place.absolute()
+    job = SimulatedJob(
+        id=str(folder),
+        name=f"{folder.parent.name}/{folder.name}",
+        status=run.status,
+        message=run.message,
+        spec=run.spec,
+        labels=labels if isinstance(labels, Mapping) else {},
+        workers=run.workers,
+    )
+    return ComparedHistory(job=job, epochs=[keep_compared(row) for row in read_epochs(place)])

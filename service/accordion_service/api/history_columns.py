@@ -80,7 +80,7 @@ def _epoch_columns(rows: Sequence[EpochView], names: list[str]) -> EpochColumns:
         **{name: [getattr(row, name) for row in rows] for name in _PLAIN},
         metrics=_columns([row.metrics for row in rows]),
         seconds_by_phase=_columns([row.seconds_by_phase for row in rows]),
-        bytes=_columns([row.bytes.model_dump() for row in rows]),
+        bytes=_columns([row.bytes.totals() for row in rows]),
         regime_by_layer=_columns([row.regime_by_layer for row in rows], encode),
         level_by_layer=_columns([row.level_by_layer for row in rows], encode),
     )

@@ -88,6 +88,29 @@ def format_savings(bytes_: Bytes) -> str:
     return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.wire else "-"
 
 
+METHODS_COLUMNS = ("Method", "Payload", "Sent", "Share")
+"""Columns of what `format_methods` lists."""
+
+
+def format_methods(
+    payload_by_method: Mapping[str, float], wire_by_method: Mapping[str, float]
+) -> list[tuple[str, str, str, str]]:
+    """List what each method sent, the most first: its name, payload, bytes on the wire and share of
+    these.
+    """
+    whole = sum(wire_by_method.values())
+    sent = {name: wire_by_method.get(name, 0) for name in payload_by_method}
+    return [
+        (
+            name,
+            format_bytes(payload_by_method[name]),
+            format_bytes(wire),
+            f"{100 * wire / whole:.3g} %" if whole else "-",
+        )
+        for name, wire in sorted(sent.items(), key=lambda item: -item[1])
+    ]
+
+
 def format_layers(
     regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mapping[str, str] | None = None
 ) -> str:

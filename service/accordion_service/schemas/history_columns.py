@@ -36,7 +36,7 @@ class EpochColumns(Answer):
     seconds_by_phase: dict[str, list[float | None]]
     """Seconds that rank 0 spent in each phase."""
     bytes: dict[str, list[int]]
-    """Bytes of one worker, under the names that `bytes` of an epoch has."""
+    """Bytes of one worker, all methods, under the names that `bytes` of an epoch has."""
     regime_by_layer: Codes
     """Regimes by layer, as places in `names`."""
     level_by_layer: Codes

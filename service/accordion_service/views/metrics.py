@@ -282,7 +282,7 @@ def _training_samples(facts: _Facts) -> Iterator[Sample]:
         is_training = facts.row.status == Status.RUNNING
         yield Sample("accordion_job_samples_per_second", progress.samples_per_s * is_training, {})
     yield Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
-    for kind, count in progress.bytes.model_dump().items():
+    for kind, count in progress.bytes.totals().items():
         yield Sample("accordion_job_bytes_total", count, {"kind": kind})
     yield from _time_samples(progress)
 

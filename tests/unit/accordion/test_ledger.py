@@ -114,6 +114,20 @@ def test_bytes_by_collective_name_the_method_and_nothing_else(level):
     assert methods == {level.method, "none", OVERHEAD}
 
 
+def test_a_summary_tells_gradients_changes_of_local_steps_and_control_apart():
+    ledger = Ledger(2)
+    ledger.count_dense("w", torch.zeros(10))
+    ledger.counts_changes = True
+    ledger.count_dense("w", torch.zeros(3))
+    ledger.count_broadcast(100)
+    resumed = Ledger(2)
+    resumed.restore(Ledger.parse_tables(ledger.state_dict()))
+    for summary in (ledger.summarize(), resumed.summarize()):
+        assert summary["payload_by_method"] == {"none": 40, "none (local steps)": 12, OVERHEAD: 100}
+        assert summary["wire_by_method"] == {"none": 40, "none (local steps)": 12, OVERHEAD: 50}
+        assert (summary["payload"], summary["control_wire"]) == (152, 50)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_dense_wire_bytes_are_those_that_an_uncompressed_layer_sends(workers):
     ledger = Ledger(workers)

@@ -34,7 +34,8 @@ RUN_ELSEWHERE = {
 }
 """Tests that run the blocks of a page in `python`, `py` or `console`."""
 ONLY_PARSED = re.compile(
-    r"(compare simulations/|(demo|doctor|env|login|plan|simulate|up|watch|webhook test|--help)\b)"
+    r"((compare|report) simulations/"
+    r"|(demo|doctor|env|login|plan|simulate|up|watch|webhook test|--help)\b)"
 )
 """Commands that start processes, wait for a browser, last as long as a job, or reach out, and what
 needs their results.

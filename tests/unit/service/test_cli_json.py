@@ -62,6 +62,7 @@ archive --label team:vision
 download {clone[id]} --to {model}
 report {clone[id]} --to {report}
 compare {submit[id]} {clone[id]}
+report {submit[id]} {clone[id]} --to {report[file]} --force
 delete {clone[id]} --yes
 queue
 plan {spec} --workers 2 --link 1Gbit --cluster

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,61 @@ def test_a_simulation_is_compared_with_a_job(
     assert accordion("simulate", file, "--workers", "1", "--out", out).code == 0
     document = accordion("compare", out, pair[0], "--json").json()
     assert [job["name"] for job in document["jobs"]] == ["runs/seed-0", "one"]
+
+
+@pytest.fixture
+def runs(accordion: Accordion, tmp_path: Path) -> Path:
+    """Folder of a simulation with two seeds."""
+    file, out = tmp_path / "job.yaml", tmp_path / "runs"
+    file.write_text("task: {name: digits-mlp, options: {hidden: 16}}\ntraining: {epochs: 2}\n")
+    given = ("--workers", "2", "--seeds", "0,1", "--out", out)
+    assert accordion("simulate", file, *given).code == 0
+    return out
+
+
+def read_data(file: Path) -> dict[str, Any]:
+    text = file.read_text().split('id="report-data">')[1]
+    return dict(json.loads(text.split("</script>")[0]))
+
+
+def test_simulations_and_jobs_are_reported_side_by_side(
+    accordion: Accordion, pair: tuple[str, str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    assert accordion("report", "runs", "one").out.startswith("wrote runs-one.html (")
+    simulated, job = read_data(Path("runs-one.html"))["groups"]
+    assert (simulated["name"], job["name"]) == ("runs", "one")
+    assert simulated["epochs"][-1]["loss_half"] > 0
+    assert len(job["epochs"]) == 3
+    assert accordion("report", *pair, "--to", "pair.html").code == 0
+    assert [one["name"] for one in read_data(Path("pair.html"))["groups"]] == list(pair)
+    said = accordion("report", "runs", "runs/seed-0", "--to", "twice.html")
+    assert (said.code, "is given 2 times" in flat(said.err)) == (2, True)
+    assert not Path("twice.html").exists()
+
+
+def test_one_simulated_run_has_the_report_of_a_job(
+    alone: Accordion, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    monkeypatch.delenv("ACCORDION_URL")
+    (runs / "seed-1" / "output.log").write_text("a line of the task\n")
+    assert alone("report", "runs/seed-1").out.startswith("wrote seed-1.html (")
+    html, data = Path("seed-1.html").read_text(), read_data(Path("seed-1.html"))
+    assert [row["epoch"] for row in data["epochs"]] == [0, 1]
+    assert data["decisions"]
+    assert data["layers"]
+    for said in (
+        "Simulation <code>runs/seed-1</code>, 2 simulated workers",
+        "the workers took turns, not of a cluster, and bytes are",
+        "Bytes by method",
+        "(control)",
+        "a line of the task",
+    ):
+        assert said in html
+    said = alone("report", "runs", "nobody", "--to", "none.html")
+    assert said.code == 3
+    assert not Path("none.html").exists()
 
 
 def test_jobs_that_cannot_be_compared_are_named(

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from accordion_client.commands.cli_support import create_console
-from accordion_client.commands.simulate import parse_seeds
-from accordion_client.commands.simulation_tables import (
+from accordion_client.commands.group_tables import list_seeds, print_group
+from accordion_client.commands.run_groups import (
+    RunGroup,
     SeedResult,
-    SimulationView,
     compute_interval,
     format_interval,
 )
+from accordion_client.commands.simulate import parse_seeds
 from accordion_service.errors import SettingsError
 from accordion_workers.simulation.simulated_runs import lock_run
 from tests.unit.service.conftest import Accordion
@@ -63,25 +63,30 @@ def test_the_interval_is_that_of_students_t():
 
 def result(seed: int, status: str, loss: float) -> SeedResult:
     numbers = {"wire": 10, "dense_wire": 20, "payload": 10, "seconds": 1.0}
-    return SeedResult(seed=seed, status=status, epochs=2, metric=None, loss=loss, **numbers)
+    parts = {"payload_by_method": {"none": 10}, "wire_by_method": {"none": 10}}
+    return SeedResult(
+        seed=seed, status=status, epochs=2, metric=None, loss=loss, **numbers, **parts
+    )
 
 
-def test_the_mean_is_over_the_seeds_that_trained_to_their_end(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_mean_is_over_the_seeds_that_trained_to_their_end() -> None:
     ended = [result(0, "SUCCEEDED", 1.0), result(1, "FAILED", 90.0), result(2, "SUCCEEDED", 2.0)]
-    view = SimulationView(name="small", workers=2, metric_name=None, seeds=ended, epochs=[])
-    for part in view.tables():
-        create_console().print(part)
-    assert next(line for line in capsys.readouterr().out.splitlines() if "mean" in line).split()[
-        1:3
-    ] == ["1.5", "±6.4"]
+    group = RunGroup(name="small", workers=2, metric_name=None, seeds=ended, epochs=[])
+    mean = list_seeds(group).rows[-1]
+    assert (mean[0], mean[3]) == ("mean", "1.5 ±6.4")
+
+
+def test_a_method_that_a_seed_did_not_use_counts_as_nothing_sent_in_the_mean() -> None:
+    parts = {"payload_by_method": {"qsgd": 6}, "wire_by_method": {"qsgd": 4}}
+    ended = [replace(result(0, "SUCCEEDED", 1.0), **parts), result(1, "SUCCEEDED", 1.0)]
+    group = RunGroup(name="small", workers=2, metric_name=None, seeds=ended, epochs=[])
+    assert group.average_methods() == {"qsgd": (3.0, 2.0), "none": (5.0, 5.0)}
 
 
 def test_seeds_that_trained_no_epoch_have_no_table() -> None:
     failed = replace(result(0, "FAILED", 0.0), epochs=0)
-    view = SimulationView(name="small", workers=2, metric_name=None, seeds=[failed], epochs=[])
-    assert list(view.tables()) == []
+    group = RunGroup(name="small", workers=2, metric_name=None, seeds=[failed], epochs=[])
+    assert list(print_group(group)) == []
 
 
 def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_another(
@@ -107,12 +112,14 @@ def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_anot
         "1",
         "mean",
     ]
-    assert " ±" in lines[-2]
+    [mean] = [line for line in lines if line.startswith("mean")]
+    assert " ±" in mean
+    methods = [line.split()[0] for line in lines[lines.index(mean) :] if " %" in line]
+    assert methods[1:] == ["powersgd", "(control)", "none"]
     compared = accordion("compare", out).out
     assert "runs/seed-0" in compared
     assert "times of simulations: those of their one process, not of a cluster" in compared
     assert "training.seed" in compared
-    assert "which have no report" in accordion("report", out).err
     said = accordion(*one, "--set", "training.epochs=3")
     assert said.code == 2
     assert "another training.epochs (2, now 3); give --out another folder" in said.err

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from accordion_client.commands.compare import tabulate_figures, tabulate_specs
+from accordion_client.commands.compared_history import ComparedHistory, keep_compared
 from accordion_client.commands.comparison import (
-    ComparedHistory,
     Comparison,
     IncomparableError,
     compare_jobs,
     find_differences,
-    keep_compared,
 )
 from tests.unit.service.report_samples import (
     BEGIN,
@@ -66,6 +65,14 @@ def test_the_figures_follow_from_the_history() -> None:
     assert first.step_s_by_phase["communicate"] == pytest.approx(0.25 * EPOCH_S / STEPS)
     assert (first.sent_bytes, first.ratio, second.sent_bytes) == (8000, 4.0, 4000)
     assert (first.duration_s, second.epochs) == (90.0, 2)
+
+
+def test_bytes_sent_are_divided_by_method() -> None:
+    parts = {"payload_by_method": {"qsgd": 1}, "wire_by_method": {"qsgd": 2000}}
+    rows = [make_epoch(n, bytes={"wire": 2000, **parts}) for n in range(2)]
+    other = make_history(2, id=SECOND, name="other", rows=rows, progress=None)
+    shown = cells(tabulate_figures(compare(make_history(2), other)))
+    assert shown["  qsgd"] == ["-", "4 kB"]
 
 
 def test_a_job_that_goes_on_is_compared_until_now() -> None:

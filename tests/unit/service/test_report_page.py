@@ -17,6 +17,7 @@ from accordion_service.api.dashboard.report_content import MAX_ROWS, list_figure
 from accordion_service.api.dashboard.report_page import build_report, choose_limits
 from accordion_service.api.dashboard.script_bundle import bundle_modules
 from accordion_service.domain.jobs.shareable_spec import TextMask, hide_secrets
+from accordion_workers.spec.public_records import Bytes
 from tests.unit.service.report_samples import (
     BEGIN,
     LAYERS,
@@ -319,6 +320,17 @@ def test_the_chart_of_the_rate_has_the_local_steps() -> None:
     epochs = [make_epoch(0, local_steps=4), make_epoch(1, local_steps=16)]
     drawn = data_of(render(make_source(2, epochs=epochs)))["epochs"]
     assert [(row["lr"], row["local_steps"]) for row in drawn] == [(0.1, 4), (0.1, 16)]
+
+
+def test_the_bytes_of_each_method_are_shown_largest_first() -> None:
+    sent = {"payload": 60, "wire": 100, "payload_by_method": {"none": 20, "qsgd": 40}}
+    sent["wire_by_method"] = {"none": 25, "qsgd": 75}
+    job = make_job(2)
+    progress = job.progress.model_copy(update={"bytes": Bytes(**sent)})
+    source = make_source(2, job=job.model_copy(update={"progress": progress}))
+    rows = [("qsgd", "40 B", "75 B", "75 %"), ("none", "20 B", "25 B", "25 %")]
+    assert cells_of(source, "methods") == rows
+    assert cells_of(make_source(2), "methods") == []
 
 
 def test_overrides_and_decisions_have_who_and_why() -> None:

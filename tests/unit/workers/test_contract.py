@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from accordion.config import BatchConfig, WarmUp
-from accordion_workers.records.contract import EndRecord, EpochRecord, JobSpec, Record
+from accordion_workers.records.contract import Bytes, EndRecord, EpochRecord, JobSpec, Record
 from accordion_workers.spec.workers import WorkersSpec
 from accordion_workers.training.sampler import micro_batches
 
@@ -221,6 +221,14 @@ def test_a_spec_gives_the_librarys_warm_up(given, expected):
 def test_a_record_comes_back_from_json_as_what_it_was(payload):
     record = Record(attempt=1, generation=2, seq=3, time=4.0, payload=payload)
     assert Record.model_validate_json(record.model_dump_json()) == record
+
+
+def test_bytes_since_a_moment_leave_out_methods_that_sent_nothing_since():
+    before = Bytes(payload=5, payload_by_method={"none": 5}, wire=9, wire_by_method={"none": 9})
+    later = Bytes(payload=3, payload_by_method={"qsgd": 3})
+    now = Bytes.add_up([before, later])
+    assert now.payload_by_method == {"none": 5, "qsgd": 3}
+    assert (now.payload, now.wire, now.since(before)) == (8, 9, later)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_workers.hub.journal import read_records
-from accordion_workers.records.contract import EpochRecord
+from accordion_workers.records.contract import EpochRecord, Record
 
 _FILE = "run.json"
 
@@ -138,6 +138,11 @@ def end_run(
     ended = replace(run, status=status, message=message)
     ended.write(folder)
     return ended
+
+
+def read_history(folder: Path) -> list[Record]:
+    """Return all records of a run, in order."""
+    return read_records(folder)
 
 
 def read_epochs(folder: Path) -> list[EpochRecord]:

@@ -5,6 +5,8 @@ Loads pydantic, but neither ray, torch nor the specification of a job: the comma
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -42,9 +44,39 @@ class Bytes(Strict):
     and states that rank 0 collects.
     """
 
+    payload_by_method: dict[str, int] = Field(default_factory=dict)
+    """Parts of `payload`: gradients by the name of their method, such as `powersgd`; changes of
+    parameters by local steps as `powersgd (local steps)`; and `(control)`. Empty if unknown.
+    """
+    wire_by_method: dict[str, int] = Field(default_factory=dict)
+    """Parts of `wire`, under the names that `payload_by_method` has."""
+
+    def totals(self) -> dict[str, int]:
+        """Return the counts over all methods, by name."""
+        return {name: value for name, value in self if isinstance(value, int)}
+
+    @classmethod
+    def add_up(cls, parts: Iterable[Bytes]) -> Bytes:
+        """Return the bytes of several intervals together."""
+        totals, payload, wire = Counter[str](), Counter[str](), Counter[str]()
+        for one in parts:
+            totals.update(one.totals())
+            payload.update(one.payload_by_method)
+            wire.update(one.wire_by_method)
+        return cls(**totals, payload_by_method=dict(payload), wire_by_method=dict(wire))
+
     def since(self, before: Bytes) -> Bytes:
         """Return the bytes that were counted after an earlier moment."""
-        return Bytes(**{name: value - getattr(before, name) for name, value in self})
+        return Bytes(
+            **{name: value - getattr(before, name) for name, value in self.totals().items()},
+            payload_by_method=_subtract(self.payload_by_method, before.payload_by_method),
+            wire_by_method=_subtract(self.wire_by_method, before.wire_by_method),
+        )
+
+
+def _subtract(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    grown = {name: count - before.get(name, 0) for name, count in now.items()}
+    return {name: count for name, count in grown.items() if count}
 
 
 class EpochRecord(Reported):

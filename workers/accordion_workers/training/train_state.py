@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -216,8 +216,7 @@ class TrainState:
 
     def spent(self) -> Bytes:
         """Return the bytes that this worker has sent since the job began."""
-        ledger = self.session.ledger
-        return Bytes(**asdict(ledger.total), control_wire=ledger.control_wire)
+        return Bytes(**self.session.ledger.summarize())
 
     @contextmanager
     def task_code(self) -> Iterator[None]:

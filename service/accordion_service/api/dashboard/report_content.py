@@ -21,11 +21,13 @@ from accordion_service.domain.performance.metric_goals import (
     name_direction,
 )
 from accordion_service.schemas.format import (
+    METHODS_COLUMNS,
     NOTHING_SENT,
     format_duration,
     format_elasticity,
     format_layers,
     format_level,
+    format_methods,
     format_metric,
     format_metrics,
     format_milliseconds,
@@ -49,6 +51,10 @@ from accordion_service.schemas.overrides import OverrideView
 from accordion_service.schemas.why import WhyView
 from accordion_workers.spec.public_records import Bytes
 
+METHODS_NOTE = (
+    "of each worker; (local steps): changes of parameters by rounds; (control): signals, statistics"
+    " and decisions; others: gradients"
+)
 MAX_ROWS = 300
 """Most rows of a table."""
 
@@ -83,6 +89,8 @@ class ReportSource:
     log_bytes_removed: int = 0
     """Size of the output that is no longer kept."""
     written_at: datetime
+    simulated_workers: int = 0
+    """Number of workers that one process simulated; 0 for a job, whose workers are processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +120,8 @@ REPORTED_EVENTS = ("status", "workers", "end")
 def list_figures(source: ReportSource) -> list[Figure]:
     """Return the result of a job, or how far it is, in a few numbers."""
     job, progress = source.job, source.job.progress
-    figures = [*_list_results(source), _describe_time(source)]
+    trained = _describe_turns(source) if source.simulated_workers else _describe_time(source)
+    figures = [*_list_results(source), trained]
     if progress is not None:
         sent = progress.bytes
         figures += [
@@ -128,6 +137,9 @@ def list_figures(source: ReportSource) -> list[Figure]:
             ),
             Figure(label="Epochs", value=_count_epochs(progress), note=f"step {progress.step}"),
         ]
+    if source.simulated_workers:
+        simulated = f"{source.simulated_workers}"
+        return [*figures, Figure(label="Workers", value=simulated, note="simulated")]
     cost = job.tally
     changes = format_elasticity(cost) if cost.resizes or cost.recoveries else "no change of workers"
     attempts = Figure(label="Attempts", value=str(job.attempt), note=changes)
@@ -199,6 +211,14 @@ def _describe_time(source: ReportSource) -> Figure:
     )
 
 
+def _describe_turns(source: ReportSource) -> Figure:
+    return Figure(
+        label="Time",
+        value=format_duration(source.job.trained_s),
+        note="of training in one process, in which the workers took turns",
+    )
+
+
 def _describe_workers(source: ReportSource) -> Figure:
     job = source.job
     sizes = [row.world_size for row in source.epochs] or [job.world_size]
@@ -222,6 +242,7 @@ def list_tables(source: ReportSource) -> list[ReportTable]:
         _tabulate_changes(source),
         _tabulate_attempts(source),
         _tabulate_layers(source.schedule, names),
+        _tabulate_methods(source.job.progress),
         _tabulate_epochs(source),
         _tabulate_phases(source),
     )
@@ -391,6 +412,17 @@ def _tabulate_layers(schedule: ScheduleView, names: Mapping[str, str]) -> Report
         note=_count_shown(len(rows), len(schedule.layers)),
         columns=columns,
         rows=rows,
+    )
+
+
+def _tabulate_methods(progress: ProgressView | None) -> ReportTable:
+    sent = Bytes() if progress is None else progress.bytes
+    return ReportTable(
+        id="methods",
+        title="Bytes by method",
+        note=METHODS_NOTE,
+        columns=METHODS_COLUMNS,
+        rows=format_methods(sent.payload_by_method, sent.wire_by_method),
     )
 
 

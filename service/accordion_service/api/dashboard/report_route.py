@@ -13,7 +13,8 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from accordion_service.api.app_state import MAX_WAITING_REPORTS, AppState, hold_place
 from accordion_service.api.callers import require_scope
 from accordion_service.api.dashboard.report_content import REPORTED_EVENTS, ReportSource
-from accordion_service.api.dashboard.report_page import ReportPage, build_report, choose_limits
+from accordion_service.api.dashboard.report_frame import ReportPage
+from accordion_service.api.dashboard.report_page import build_report, choose_limits
 from accordion_service.api.deps import NO_QUERY, JobDep, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.api.sse import log_text

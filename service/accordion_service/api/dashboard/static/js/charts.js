@@ -14,6 +14,9 @@ const NAME_PX = 14;
 const GAP_PX = 12;
 const SIGNS_PX = 20;
 const BAR_PART = 0.85;
+const LEGEND = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
+const NUM_COLOURS = 9;
+const AREA_ALPHA = "30";
 const ON_AREAS = { halo: true, shaded: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -26,7 +29,7 @@ function layout(extra = {}) {
     margin: { l: 52, r: 12, t: 26, b: 36 },
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    legend: LEGEND,
     showlegend: true,
     ...extra,
     xaxis: { ...axis, title: { text: "epoch", standoff: 6 }, tickformat: "d", ...extra.xaxis },
@@ -123,7 +126,7 @@ export function drawPhases({ epochs, marked }) {
     y: epochs.map((row) => row.seconds_by_phase[phase] ?? 0), hovertemplate: "%{y:.3f} s",
     marker: { color: colour(`series-${Object.keys(LABELS).indexOf(phase) + 1}`) },
   }));
-  draw("phases", traces, { barmode: "stack", bargap: 1 - BAR_PART, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
+  draw("phases", traces, { barmode: "stack", bargap: 1 - BAR_PART, legend: { ...LEGEND, traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
     phases.map((phase) => `${LABELS[phase]} ${number(newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0))} s`).join(", "), marked, ON_AREAS);
 }
 
@@ -207,6 +210,23 @@ function byHand(layers, epochs, inForce) {
     type: "scatter", mode: "markers", x: cells.map(([epoch]) => epoch), y: cells.map(([, layer]) => layer), hoverinfo: "skip",
     marker: { symbol: "diamond", size: 7, color: colour("card"), line: { color: colour("text"), width: 1.2 } },
   };
+}
+
+// A line joins the means of each group of runs; the area around it is the interval of the mean.
+export function drawGroups(id, groups, { format, ...extra }) {
+  const traces = groups.flatMap(({ name, epochs }, index) => {
+    const rows = epochs.filter((row) => Number.isFinite(row[id]));
+    const series = 1 + index % NUM_COLOURS;
+    const spread = rows.filter((row) => Number.isFinite(row[`${id}_half`]));
+    const edge = (sign, more) => ({
+      ...line(name, spread, (row) => row[id] + sign * row[`${id}_half`], series, { line: { width: 0 } }),
+      mode: "lines", showlegend: false, hoverinfo: "skip", hovertemplate: null, ...more,
+    });
+    const area = { fill: "tonexty", fillcolor: `${colour(`series-${series}`)}${AREA_ALPHA}` };
+    return [...(spread.length ? [edge(-1), edge(1, area)] : []), line(name, rows, (row) => row[id], series)];
+  });
+  const legend = { ...LEGEND, traceorder: "normal" };
+  draw(id, traces, { legend, ...extra }, groups.map(({ name, epochs }) => `Newest of ${name}: ${format(newest(epochs, (row) => row[id]))}.`).join(" "), { marks: [], spans: [], said: "" });
 }
 
 export const whenColoursChange = (redraw) => matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
