@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from accordion_client.commands.simulation_tables import compute_interval
+from accordion_client.commands.run_groups import compute_interval
 
 PLAIN = "DDP"
 """Contestant that the others are compared with."""
