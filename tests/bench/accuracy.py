@@ -141,9 +141,9 @@ CONTESTS = {
             **ADACOMP,
             **_pick(
                 _TRANSFORMER,
-                "automatic start, 15 local steps and more, 4 bits",
                 "30 % start, 15 local steps and more, 4 bits",
-                "30 % start, 20 local steps, 4 bits",
+                "10 % start, 15 local steps and more, 4 bits",
+                "25 local steps, 4 bits",
             ),
             "30 % start, budget of 20, 4 bits": {LOCAL: "{budget: 20, start_steps: 144}"},
             "cost_aware, at most 20 local steps, 4 bits": {

@@ -48,12 +48,15 @@ def _quantize(bits: int) -> dict[str, str]:
     return {"compression": f"{{method: qsgd, low: {{bits: {bits}}}, high: {{bits: {bits}}}}}"}
 
 
-def _start(name: str, steps: int | str) -> dict[str, dict[str, str]]:
-    """Return contestants whose local steps begin after a start, here of 480 steps in all."""
+def _start(part: str, steps: int | str) -> dict[str, dict[str, str]]:
+    """Return two contestants whose local steps begin after a part of all 480 steps."""
+    name, local = (
+        f"{part} start, 15 local steps and more",
+        f"low: 15, high: 150, start_steps: {steps}",
+    )
     return {
-        f"{name} start, 15 local steps and more, 4 bits": {
-            LOCAL: f"{{low: 15, high: 150, start_steps: {steps}}}"
-        }
+        f"{name}, 4 bits": {LOCAL: f"{{{local}}}"},
+        f"{name}, 4 bits, Nesterov": {LOCAL: f"{{{local}, outer: nesterov}}"},
     }
 
 
@@ -169,9 +172,6 @@ ALL = {
             **_start("automatic", "auto"),
             **_start("10 %", 48),
             **_start("20 %", 96),
-            "10 % start, 15 local steps and more, 4 bits, averaged": {
-                LOCAL: "{low: 15, high: 150, start_steps: 48, outer: average}"
-            },
             "15 local steps and more, 4 bits": {LOCAL: "{low: 15, high: 150}"},
             "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
             "25 local steps, 2 bits": {LOCAL: "{low: 25}", **_quantize(2)},
@@ -189,12 +189,15 @@ ALL = {
             **_start("automatic", "auto"),
             **_start("10 %", 48),
             **_start("30 %", 144),
-            "30 % start, 20 local steps, 4 bits": {LOCAL: "{low: 20, high: 20, start_steps: 144}"},
+            "30 % start, 20 local steps, 4 bits, Nesterov": {
+                LOCAL: "{low: 20, high: 20, start_steps: 144, outer: nesterov}"
+            },
             **{
-                f"{part} start, 15 local steps and more, 4 bits, averaged": {
-                    LOCAL: f"{{low: 15, high: 150, start_steps: {steps}, outer: average}}"
+                f"30 % start, 15 local steps and more, {bits} bits": {
+                    LOCAL: "{low: 15, high: 150, start_steps: 144}",
+                    **_quantize(bits),
                 }
-                for part, steps in (("automatic", "auto"), ("10 %", 48), ("30 %", 144))
+                for bits in (3, 2)
             },
             "15 local steps and more, 4 bits": {LOCAL: "{low: 15, high: 150}"},
             "25 local steps, 4 bits": {LOCAL: "{low: 25}"},
