@@ -200,4 +200,4 @@ def _list_peers() -> dict[str, Maker]:
 
 
 PEERS: Mapping[str, Maker] = _list_peers()
-"""Those that are there: epfml's needs a clone, torchft's its package."""
+"""Peers by name, those whose code is installed: epfml's needs a clone, torchft's its package."""

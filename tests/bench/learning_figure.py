@@ -18,7 +18,7 @@ from accordion_client.commands.run_groups import compute_interval
 from tests.bench.learning import ALL, RESULTS, Recipe
 
 COLORS = {"uncompressed": "#444444", "every step": "#2f6fb0", "local steps": "#c1440e"}
-PANEL_INCHES = (5.4, 4.8)
+PANEL_INCHES = (6.8, 4.8)
 
 
 def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -27,9 +27,11 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     width, height = PANEL_INCHES
     style = {"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}
     with mpl.rc_context(style):
-        figure = Figure(figsize=(width * len(names), height), layout="constrained")
-        panels = figure.subplots(1, len(names), squeeze=False)[0]
-        for name, axes in zip(names, panels, strict=True):
+        columns = min(2, len(names))
+        lines = -(-len(names) // columns)
+        figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
+        for place, name in enumerate(names, start=1):
+            axes = figure.add_subplot(lines, columns, place)
             _draw_recipe(axes, name, [row for row in rows if row["recipe"] == name])
         # Without a date, the same rows give the same file.
         figure.savefig(file, format="svg", metadata={"Date": None})

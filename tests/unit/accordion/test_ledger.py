@@ -15,7 +15,7 @@ from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS, rank_level
 
 EPOCHS = 300
-"""Of the published runs (arXiv:2010.16248), on 50,000 images."""
+"""Epochs of the published runs (arXiv:2010.16248), on 50,000 images."""
 STEPS = 98 * EPOCHS
 """In batches of 512; the last one is short."""
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes" / "card" / "code"

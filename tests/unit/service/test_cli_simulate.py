@@ -233,7 +233,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_pat
     code.mkdir()
     (code / "mine.py").write_text(SLOW_TASK)
     task = "code: ./code\ntask: {name: mine:Mine, options: {hidden: 16}}\n"
-    file.write_text(f"{task}training: {{epochs: 3}}\n")
+    file.write_text(f"{task}training: {{epochs: 12}}\n")
     arguments = ["simulate", file, "--workers", "2", "--out", out]
     command = [sys.executable, "-m", "accordion_client.commands.main", *map(str, arguments)]
     with subprocess.Popen(
@@ -254,4 +254,4 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_pat
     assert "stopped at seed 0; the same command goes on" in said
     assert json.loads((out / "seed-0" / "run.json").read_text())["status"] == "STOPPED"
     view = accordion(*arguments, "--json").json()
-    assert [row["epoch"] for row in view["epochs"]] == [0, 1, 2]
+    assert [row["epoch"] for row in view["epochs"]] == list(range(12))
