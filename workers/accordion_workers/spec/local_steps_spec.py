@@ -42,9 +42,9 @@ class LocalStepsSpec(Strict):
         _LIBRARY.start_steps
     )
     """First steps of the job, in which gradients are exchanged in every step. A small transformer
-    gains from 10 to 30 % of its steps, an LSTM nothing. `auto` measures: once the workers' gradients
-    agree on little in two windows in a row (`agreement` below 0.1), the start takes as many steps
-    again. It needs `policy.window` in steps, about a fiftieth of the job's.
+    gains from 10 to 30 % of its steps, an LSTM nothing. `auto` measures: once the workers'
+    gradients agree on little in two windows in a row (`agreement` below 0.1), the start takes as
+    many steps again. It needs `policy.window` in steps, about a fiftieth of the job's.
     """
     power: float = Field(default=_LIBRARY.power, ge=0.0, le=4.0)
     """Power of the fall of the learning rate by which rounds become longer."""
