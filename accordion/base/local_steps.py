@@ -44,8 +44,8 @@ class LocalSteps:
     """Power of the fall of the learning rate by which rounds become longer."""
     outer: OuterStep = "average"
     """What becomes of the mean of the workers' changes: `average` adds it to the parameters,
-    `nesterov` takes a step of SGD with momentum along it (DiLoCo, arXiv:2311.08105). In all
-    recipes that were measured, `average` learned more, each at its best learning rate.
+    `nesterov` takes a step of SGD with momentum along it (DiLoCo, arXiv:2311.08105). Where both
+    were measured with equal bytes, `average` learned more, each at its best learning rate.
     """
     overlap: int = 0
     """Steps of the next round during which the exchange of a round may still run; the workers

@@ -45,6 +45,7 @@ from tests.bench.learning import (
 from tests.netlab.lab import may_make_hosts
 
 RESULTS = Path(__file__).with_name("results")
+QUICK = Path("build/accuracy-quick")
 WORKER = "tests.bench.accuracy_worker"
 OF_DDP = "none, every step"
 """Whose learning rate contestants take that learn what it learns, or nearly so."""
@@ -194,7 +195,9 @@ def main(arguments: Sequence[str]) -> None:
     if not may_make_hosts():
         sys.exit("making network namespaces needs root; run this as root")
     around = report.surroundings()
-    book = Book(asked.out / "accuracy.json")
+    # What is only tried must not stand among results, nor count as run.
+    out = asked.out or (QUICK if asked.quick else RESULTS)
+    book = Book(out / "accuracy.json")
     bench = Bench(book, around, epochs=1 if asked.quick else None)
     for name in asked.tasks:
         contestants = list(CONTESTS[name].ours) + [
@@ -288,7 +291,6 @@ class Bench:
         first = answers[0]
         run = {
             **wanted,
-            "ours": contestant not in PEERS,
             "epochs": first["epochs"],
             "sent": fmean(answer["sent"] for answer in answers),
             "failed": first["failed"],
@@ -360,7 +362,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="one epoch a run: shows that it works, and no more"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument(
+        "--out", type=Path, help=f"folder of the results (default: {RESULTS.name}; quick: {QUICK})"
+    )
     return parser.parse_args(arguments)
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from tests.bench.accuracy import CONTESTS, LINKS, RESULTS
 from tests.bench.learning import ALL, EVERY_STEP, LOCAL
+from tests.bench.learning_figure import add_legend
 
 COLORS = {"peers": "#444444", "ours, every step": "#2f6fb0", "ours, local steps": "#c1440e"}
 PANEL_INCHES = (6.0, 5.4)
@@ -62,15 +63,7 @@ def _draw_task(axes: Axes, name: str, runs: Sequence[Mapping[str, Any]]) -> None
     axes.set_xlabel("seconds of training, without evaluations")
     axes.set_ylabel(f"{recipe.metric}{'' if recipe.smaller else ', %'}: better above")
     axes.set_title(f"{name}, {LINKS[0].name} Mbit/s")
-    axes.grid(alpha=0.3)
-    axes.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.12),
-        ncols=2,
-        fontsize=7,
-        handlelength=0.8,
-        frameon=False,
-    )
+    add_legend(axes)
 
 
 def choose_group(task: str, contestant: str) -> str:

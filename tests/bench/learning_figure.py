@@ -57,6 +57,11 @@ def _draw_recipe(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> No
     axes.set_xlabel("MB that one worker sends in the run: fewer to the right")
     axes.set_ylabel(f"{recipe.metric}{'' if recipe.smaller else ', %'}: better above")
     axes.set_title(name)
+    add_legend(axes)
+
+
+def add_legend(axes: Axes) -> None:
+    """List what is drawn below a panel, in two columns; many lines fit there."""
     axes.grid(alpha=0.3)
     axes.legend(
         loc="upper center",

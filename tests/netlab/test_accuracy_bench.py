@@ -20,6 +20,7 @@ STEPS = 8
 @pytest.fixture(scope="module")
 def hosts(require):
     require("ip")
+    require.package("torchft")
     if not may_make_hosts():
         require.missing("making network namespaces needs root")
     with WorkerHosts(HOSTS, program=WORKER) as hosts:

@@ -50,8 +50,8 @@ class LocalStepsSpec(Strict):
     """Power of the fall of the learning rate by which rounds become longer."""
     outer: OuterStep = _LIBRARY.outer
     """What becomes of the mean of the workers' changes: `average` adds it to the parameters,
-    `nesterov` takes a step of SGD with momentum along it, which learned less in all recipes that
-    were measured.
+    `nesterov` takes a step of SGD with momentum along it, which learned less wherever both were
+    measured with equal bytes.
     """
     overlap: Whole = Field(default=_LIBRARY.overlap, ge=0, le=_MOST)
     """Steps of the next round during which the exchange of a round may still run, at most `low`,
