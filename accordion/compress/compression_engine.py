@@ -49,7 +49,8 @@ periods of methods that alternate; a measured step reads gradients and residuals
 REDUCED_ALONE_BYTES = 1 << 20
 """Uncompressed buckets from this size on are reduced in place in every exchange.
 
-Smaller ones share a collective, because its round trip costs more than a copy of their values.
+Smaller ones share a collective with other buckets or the step's signals, because its round trip
+costs more than a copy of their values.
 """
 
 
@@ -135,7 +136,8 @@ class Engine:
         for bucket in buckets:
             self.observe_gradients(bucket.layers)
             is_large = bucket.buffer.nbytes >= REDUCED_ALONE_BYTES
-            if (is_large or len(buckets) == 1) and self._is_dense(bucket.layers):
+            shares_nothing = len(buckets) == 1 and raised is None
+            if (is_large or shares_nothing) and self._is_dense(bucket.layers):
                 self._reduce_in_place(bucket, network)
             else:
                 stacks += self.build_stacks(bucket.layers)

@@ -115,6 +115,20 @@ def test_buckets_that_share_an_exchange_share_its_collectives(run_group):
     assert together <= 2 < pairs < alone
 
 
+def _count_dense_collectives(rank):
+    """Return the number of collectives in one step of a small model in one bucket."""
+    worker = trial(rank, Way(ddp={"bucket_cap_mb": 25}), "none")
+    worker.step(0)
+    worker.step(1)
+    counted = _Counted(worker.session)
+    worker.step(2)
+    return counted.made
+
+
+def test_dense_gradients_of_a_small_model_share_the_collective_of_the_signals(run_group):
+    assert run_group(2, _count_dense_collectives) == [1, 1]
+
+
 def _means(rank, dtype):
     """Return a mean of tiny values that is sent alone, and one that shares a gather."""
     network = exchange.GroupNetwork(dist.group.WORLD, torch.device("cpu"))
