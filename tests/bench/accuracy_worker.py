@@ -153,14 +153,14 @@ class PeerRun:
     def train(self, peer: str) -> dict[str, Any]:
         """Train all epochs."""
         training = self._job.training
+        # As in our jobs' loop, building the model and its wrapper counts.
+        epochs, begun, began = [], time.perf_counter(), _read_sent()
         with seeded_generators(derive_seed("model", training.seed), "cpu"):
             model = self._task.model()
         _adjust_batchnorm_momentum(model, self._place.workers)
         self._optimizer = _create_optimizer(model, self._job)
         self._schedule = build_schedule(training)
         trained = PEERS[peer](model, self._optimizer, self._place)
-        dist.barrier()
-        epochs, begun, began = [], time.perf_counter(), _read_sent()
         for epoch in range(training.epochs):
             self._train_epoch(trained, epoch)
             seconds, sent = time.perf_counter() - begun, _read_sent() - began
