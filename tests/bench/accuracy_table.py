@@ -53,9 +53,9 @@ def write_table(runs: Sequence[Mapping[str, Any]], contests: Mapping[str, Any]) 
         " the same model from the same weights on the same samples, each at its own best learning"
         " rate. Seconds are those of training without evaluations, from the building of the model"
         " until the end of the first epoch at which the target is reached; bytes are those that the"
-        " hosts' interfaces counted, with all headers, a mean over the hosts. What is learned does not depend on the link, except"
-        " with `cost_aware`, so all seeds run on the first one only; ± is half of the 95 % interval"
-        " by Student's t.",
+        " hosts' interfaces counted, with all headers, a mean over the hosts. What is learned does"
+        " not depend on the link, except with `cost_aware`, so all seeds run on the first one only;"
+        " ± is half of the 95 % interval by Student's t.",
     ]
     for task, contest in contests.items():
         own = [run for run in runs if run["task"] == task and run["link"] != UNSHAPED]
