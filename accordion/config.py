@@ -277,11 +277,6 @@ class Config:
                 f" workers wait for exchanges, which local_steps.overlap={self.local_steps.overlap}"
                 " hides; leave one of them out"
             )
-        if self.local_steps.start_steps == "auto" and self.detector.window_in_force.steps is None:
-            raise ConfigError(
-                "local_steps has start_steps='auto', which needs windows in steps; give a window of"
-                " about a fiftieth of the run's steps (steps: N), or a number of start_steps"
-            )
 
     def for_unchanged_loop(self) -> Config:
         """Return these settings with a window of 100 steps if none is set.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -34,11 +33,9 @@ class LocalSteps:
     """Steps of a round at the peak of the learning rate."""
     high: int
     """Most steps of a round."""
-    start_steps: int | Literal["auto"] = 0
+    start_steps: int = 0
     """First steps of a run, in which gradients are exchanged in every step: training is critical
-    there, and a small transformer lost 0.05 of loss without a start. `auto` ends the start
-    by the agreement of the workers: once it is below 0.1 in two windows in a row, the start takes
-    as many steps again. It needs windows in steps, about a fiftieth of the run, and two workers.
+    there, and a small transformer lost 0.05 of loss without a start.
     """
     power: float = 1.0
     """Power of the fall of the learning rate by which rounds become longer."""
@@ -54,13 +51,12 @@ class LocalSteps:
     """
 
     def __post_init__(self) -> None:
-        start = 0 if self.start_steps == "auto" else self.start_steps
-        whole = all(type(one) is int for one in (self.low, self.high, start))
-        if not whole or not 1 <= self.low <= self.high or start < 0:
+        whole = all(type(one) is int for one in (self.low, self.high, self.start_steps))
+        if not whole or not 1 <= self.low <= self.high or self.start_steps < 0:
             raise ConfigError(
                 f"local_steps has low={self.low!r}, high={self.high!r} and"
                 f" start_steps={self.start_steps!r}; give whole numbers, low at least 1, high at"
-                " least low, start_steps at least 0 or 'auto'"
+                " least low, start_steps at least 0"
             )
         if type(self.overlap) is not int or not 0 <= self.overlap <= self.low:
             raise ConfigError(
@@ -82,16 +78,11 @@ class LocalSteps:
         """Whether a run begins with exchanges in every step."""
         return self.start_steps != 0
 
-    def length(self, *, step: int, fall: float, quiet_step: int | None = None) -> int:
+    def length(self, *, step: int, fall: float) -> int:
         """Return the steps of a round from `step` on, after the learning rate fell to 1 / `fall` of
-        its peak; at `quiet_step` the workers' agreement had vanished, None before.
+        its peak.
         """
-        start: float
-        if self.start_steps == "auto":
-            start = math.inf if quiet_step is None else 2 * quiet_step
-        else:
-            start = self.start_steps
-        if step < start:
+        if step < self.start_steps:
             return 1
         try:
             length = self.low * max(1.0, fall) ** self.power

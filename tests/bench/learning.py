@@ -48,7 +48,7 @@ def _quantize(bits: int) -> dict[str, str]:
     return {"compression": f"{{method: qsgd, low: {{bits: {bits}}}, high: {{bits: {bits}}}}}"}
 
 
-def _start(part: str, steps: int | str) -> dict[str, dict[str, str]]:
+def _start(part: str, steps: int) -> dict[str, dict[str, str]]:
     """Return two contestants whose local steps begin after a part of all 480 steps."""
     name, local = (
         f"{part} start, 15 local steps and more",
@@ -169,7 +169,6 @@ ALL = {
             **NONE,
             **QSGD,
             "PowerSGD rank 4": _rank(4),
-            **_start("automatic", "auto"),
             **_start("10 %", 48),
             **_start("20 %", 96),
             "15 local steps and more, 4 bits": {LOCAL: "{low: 15, high: 150}"},
@@ -186,7 +185,6 @@ ALL = {
         rates=(0.003, 0.006, 0.012, 0.024),
         contestants={
             **NONE,
-            **_start("automatic", "auto"),
             **_start("10 %", 48),
             **_start("30 %", 144),
             "30 % start, 20 local steps, 4 bits, Nesterov": {

@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from accordion.base.messages import Override
-from accordion.session import coordination
 from accordion_workers.records.contract import DesiredState
 from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec
@@ -151,28 +150,19 @@ def test_wrong_specs_are_refused(parts: dict[str, Any], message: str):
         spec(**parts)
 
 
-def test_an_automatic_start_ends_by_the_agreement_and_later_windows_wait_for_rounds(
-    run_group, tmp_path
-):
+def test_windows_after_the_start_wait_for_rounds(run_group, tmp_path):
     job = spec(
         training={"epochs": 3, "optimizer": {**PLAIN, "lr": 1e-3}, "global_batch": 32},
         compression={"method": "none"},
-        local_steps={"low": 5, "start_steps": "auto"},
+        local_steps={"low": 5, "start_steps": 32},
         policy={"window": {"steps": 8}},
     )
-    result = run_group(2, with_little_agreement, tmp_path, job)[0]
+    result = run_group(2, run_job, tmp_path, job)[0]
     decisions = [record.decision for record in result.link.of("decision")]
     steps = [one.step for one in decisions if one.local_steps == 5]
-    # Quiet at the ends of the first two windows, at step 16, so the start has 32 steps.
     assert steps[0] == 32
     assert [one.local_steps for one in decisions if one.step < 32] == [1] * 3
     inner = [one.step for one in decisions if one.cause != "hold" and 32 < one.step < 45]
     assert inner == [42]
     # The window that ends there holds the first changes of parameters, which are no gradients.
     assert [one.cause for one in decisions if one.step == 42] == ["skip"]
-
-
-def with_little_agreement(rank: int, storage: Any, job: Any) -> Result:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordination, "estimate_agreement", lambda *_: 0.01)
-        return run_job(rank, storage, job)

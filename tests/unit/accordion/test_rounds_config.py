@@ -6,7 +6,7 @@ import pytest
 
 from accordion.base.errors import ConfigError
 from accordion.base.local_steps import LocalSteps
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import Config
 
 
 @pytest.mark.parametrize("method", ["powersgd", "topk", "signsgd", "adacomp", "randomk"])
@@ -35,13 +35,3 @@ def test_a_wrong_number_is_refused_with_the_value(wrong):
     name, value = list(wrong.items())[-1]
     with pytest.raises(ConfigError, match=f"local_steps has .*{name}={value!r}"):
         LocalSteps(**wrong)
-
-
-@pytest.mark.parametrize(
-    "detector", [DetectorConfig(), DetectorConfig(window=Window(epochs=1), statistic="paper")]
-)
-def test_an_automatic_start_without_windows_in_steps_is_refused(detector):
-    auto = LocalSteps(low=2, high=2, start_steps="auto")
-    with pytest.raises(ConfigError, match="start_steps='auto', which needs windows in steps"):
-        Config(method="qsgd", local_steps=auto, detector=detector)
-    Config(method="qsgd", local_steps=auto, detector=DetectorConfig(window=Window(steps=50)))

@@ -120,7 +120,6 @@ def test_a_budget_out_of_reach_is_refused_with_one_that_is_not(parts, way_out):
         ({"local_steps": {"budget": True}}, "valid number"),
         ({"local_steps": {"low": 4}}, "low=4 and budget=50.0; give one of them"),
         ({"local_steps": {"budget": None}}, "low=None and budget=None; give one of them"),
-        ({"local_steps": {"start_steps": "auto"}, "policy": {"window": {"steps": 5}}}, "'auto'"),
         ({"batch": {"high": 128}}, "batch grows when the job decides it; give local_steps.low"),
         ({"policy": {"name": "cost_aware"}}, "policy cost_aware may send gradients uncompressed"),
         (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 from pydantic import Field, model_validator
 
 from accordion.base.local_steps import LocalSteps, OuterStep
@@ -38,13 +36,9 @@ class LocalStepsSpec(Strict):
     in every step, in place of `low`. `low` becomes the shortest rounds that keep to it, as planned
     for `workers.max` workers when they start. Null: `low` is given.
     """
-    start_steps: Annotated[Whole, Field(ge=0, le=1_000_000_000)] | Literal["auto"] = (
-        _LIBRARY.start_steps
-    )
+    start_steps: Whole = Field(default=_LIBRARY.start_steps, ge=0, le=1_000_000_000)
     """First steps of the job, in which gradients are exchanged in every step. A small transformer
-    gains from 10 to 30 % of its steps, an LSTM nothing. `auto` measures: once the workers'
-    gradients agree on little in two windows in a row (`agreement` below 0.1), the start takes as
-    many steps again. It needs `policy.window` in steps, about a fiftieth of the job's.
+    gains from 10 to 30 % of its steps, an LSTM nothing.
     """
     power: float = Field(default=_LIBRARY.power, ge=0.0, le=4.0)
     """Power of the fall of the learning rate by which rounds become longer."""
@@ -65,11 +59,6 @@ class LocalStepsSpec(Strict):
             raise ValueError(
                 f"local_steps has low={self.low} and budget={self.budget}; give one of them: the"
                 " steps of a round, or how many times fewer bytes to send"
-            )
-        if self.budget is not None and self.start_steps == "auto":
-            raise ValueError(
-                "local_steps has a budget, and start_steps 'auto' is measured in the job, so the"
-                " bytes of the start are not known before; give a number of start_steps"
             )
         self.config()
         return self

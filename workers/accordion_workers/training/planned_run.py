@@ -22,7 +22,7 @@ from accordion.base.messages import BatchLevel, LayerInfo, Level, Report
 from accordion.config import Config, DetectorConfig
 from accordion.decide.controller import Controller
 from accordion.decide.detector import window_is_due
-from accordion.decide.training_stage import QUIET_WINDOWS, TrainingStage
+from accordion.decide.training_stage import TrainingStage
 from accordion.policies import POLICIES
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.training.sampler import num_batches
@@ -220,15 +220,6 @@ def _assume(spec: JobSpec, level: BatchLevel) -> Assumption:
     if config.batch is not None:
         size = config.batch.size(level)
         texts.append(f"{size} samples a step")
-    local = config.local_steps
-    if local is not None and local.start_steps == "auto":
-        # The agreement must vanish in so many windows, and the start takes as many steps again.
-        shortest = 2 * QUIET_WINDOWS * (config.detector.window_in_force.steps or 0)
-        texts.append(
-            "a start to the end" if level == "low" else f"the shortest start, {shortest} steps"
-        )
-        rounds = None if level == "low" else replace(local, start_steps=shortest)
-        config = replace(config, local_steps=rounds)
     return Assumption(text=", ".join(texts), config=config, global_batch=size)
 
 
@@ -249,7 +240,7 @@ def _list_cuts(config: Config, first: int, stop: int) -> list[int]:
     """Return the steps at which a stretch begins, and where the last one ends."""
     local, warm_up = config.local_steps, config.warm_up
     changes = {
-        local.start_steps if local is not None and local.start_steps != "auto" else 0,
+        0 if local is None else local.start_steps,
         0 if warm_up is None else warm_up.steps,
     }
     return [first, *sorted(step for step in changes if first < step < stop), stop]

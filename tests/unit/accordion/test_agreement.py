@@ -1,66 +1,33 @@
-"""The start before local steps ends when the workers' agreement has vanished."""
+"""What is measured at the start of training: the workers' agreement, the fall of the rate."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
 
-from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Report
 from accordion.compress.statistics import GradientSums, estimate_agreement
 from accordion.decide.training_stage import TrainingStage
 
-AUTO = LocalSteps(low=4, high=16, start_steps="auto")
 LAYERS = {"a": torch.Size([32, 32]), "b": torch.Size([100, 80])}
 
 
-def window(step: int, agreement: float | None) -> Report:
+def report(step: int, rate: float) -> Report:
     return Report(
         epoch=0,
         step=step,
         epoch_end=False,
         world_size=2,
         global_batch=64,
-        lr=0.1,
-        next_lr=0.1,
-        agreement=agreement,
+        lr=rate,
+        next_lr=rate,
     )
 
 
-def after(*agreements: float | None) -> TrainingStage:
-    stage = TrainingStage()
-    for number, agreement in enumerate(agreements, start=1):
-        stage = stage.after(window(10 * number, agreement))
-    return stage
-
-
 def test_a_rate_of_zero_has_fallen_only_if_it_was_larger():
-    zero = replace(window(10, None), lr=0.0, next_lr=0.0)
+    zero = report(10, 0.0)
     assert TrainingStage().after(zero).fall == 1.0
-    assert TrainingStage().after(window(5, None)).after(zero).fall > 1e6
-
-
-def test_two_quiet_windows_in_a_row_end_the_start_after_as_many_steps_again():
-    stage = after(0.9, 0.05, 0.5, 0.09, -0.1, 0.9)
-    assert stage.quiet_step == 50
-    lengths = [stage.round_length(AUTO, step) for step in (50, 99, 100, 1000)]
-    assert lengths == [1, 1, 4, 4]
-
-
-@pytest.mark.parametrize("agreements", [(), (0.05,), (0.05, 0.1, 0.05), (None, None, None)])
-def test_without_two_quiet_windows_the_start_goes_on(agreements):
-    assert after(*agreements).round_length(AUTO, 10**9) == 1
-
-
-def test_reports_without_an_agreement_neither_count_nor_interrupt():
-    assert after(0.05, None, 0.05).quiet_step == 30
-
-
-def test_changes_of_parameters_under_an_override_tell_nothing_of_gradients():
-    rounds = replace(window(20, 0.05), local_steps=8)
-    assert after(0.05).after(rounds).quiet_step is None
+    assert TrainingStage().after(report(5, 0.1)).after(zero).fall > 1e6
 
 
 def summaries(gradients: torch.Tensor) -> torch.Tensor:
