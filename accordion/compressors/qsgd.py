@@ -22,6 +22,7 @@ D values, in views (R, K, D); C codes and P bytes of packed codes; S bytes of pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -140,18 +141,27 @@ class _Coder:
                 pack_codes_(codes_RC, packed_RP, self.context.shared, bits=self.bits)
 
     def write_mean(self, payloads: Sequence[Tensor], update_1L: Tensor) -> None:
-        """Write the mean of rows that have one payload each."""
-        share = 1.0 / len(payloads)
+        """Write the mean of rows that have one payload each; of small ones all at once, because the
+        calls take longer than the work.
+        """
+        share, shape = 1.0 / len(payloads), (len(payloads), update_1L.shape[1])
+        if math.prod(shape) <= block_size(update_1L.device):
+            rows_RL = self.context.shared.take("rows", shape, update_1L.dtype)
+            self.write_rows(payloads, [rows_RL], share=share)
+            torch.sum(rows_RL, 0, keepdim=True, out=update_1L)
+            return
         for place, payload in enumerate(payloads):
             self._decode(payload.view(1, -1), update_1L, share=share, first=place == 0)
 
-    def write_rows(self, payloads: Sequence[Tensor], stacks: Sequence[Tensor]) -> None:
-        """Write the rows of stacks that have one payload each."""
+    def write_rows(
+        self, payloads: Sequence[Tensor], stacks: Sequence[Tensor], *, share: float = 1.0
+    ) -> None:
+        """Write a share of the rows of stacks that have one payload each."""
         shape = (len(payloads), payloads[0].numel())
         payload_RS = self.context.shared.take("payloads", shape, torch.uint8)
         torch.stack(list(payloads), out=payload_RS)
         for update_RL, rows_RS in zip(stacks, _split_rows(payload_RS, stacks), strict=True):
-            self._decode(rows_RS, update_RL, share=1.0, first=True)
+            self._decode(rows_RS, update_RL, share=share, first=True)
 
     def _decode(self, payload_RS: Tensor, update_RL: Tensor, *, share: float, first: bool) -> None:
         """Add a share of the decoded values to the update; the first ones replace its content."""

@@ -259,6 +259,35 @@ def test_very_small_and_large_values_stay_finite_and_in_bounds(size):
     assert (update.abs() <= max(size * 1.01, 2.0**-100)).all()
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_sum_of_large_values_of_several_workers_stays_finite(workers):
+    given = torch.full((1, 20), 3e38)
+    update = exchange(*[given] * workers)
+    assert torch.allclose(update, given, rtol=0.02)
+
+
+def decode(*payloads: torch.Tensor, length: int) -> torch.Tensor:
+    """The update of a worker that gets these payloads."""
+    stack = torch.zeros(1, length)
+    flow = flow_of(stack, world_size=len(payloads))
+    next(flow)
+    with pytest.raises(StopIteration):
+        flow.send(list(payloads))
+    return stack
+
+
+@pytest.mark.parametrize("length", [100, BLOCK // 2, BLOCK // 2 + 8])
+def test_an_update_is_the_mean_of_what_each_payload_says(length):
+    payloads = [
+        next(flow_of(normal(1, length, seed=rank), rank=rank, world_size=2)).payload.clone()
+        for rank in range(2)
+    ]
+    first, second = (decode(payload, payload, length=length) for payload in payloads)
+    update = decode(*payloads, length=length)
+    assert torch.allclose(update, (first + second) / 2, atol=1e-6)
+    assert not torch.allclose(first, second)
+
+
 def test_gradients_in_64_bits_are_off_by_less_than_a_step():
     given = normal(1, 1200).double() / 3
     update = exchange(given)
