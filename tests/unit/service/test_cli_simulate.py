@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,12 +229,23 @@ class Mine(DigitsMlp):
 """
 
 
+@pytest.fixture
+def heard_ctrl_c() -> Iterator[None]:
+    """Processes hear Ctrl-C, also if these tests run in the background of a shell, which lets its
+    jobs ignore it, and with them their children.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_ctrl_c")
 def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_path: Path) -> None:
     file, out, code = tmp_path / "job.yaml", tmp_path / "runs", tmp_path / "code"
     code.mkdir()
     (code / "mine.py").write_text(SLOW_TASK)
     task = "code: ./code\ntask: {name: mine:Mine, options: {hidden: 16}}\n"
-    file.write_text(f"{task}training: {{epochs: 12}}\n")
+    file.write_text(f"{task}training: {{epochs: 4}}\n")
     arguments = ["simulate", file, "--workers", "2", "--out", out]
     command = [sys.executable, "-m", "accordion_client.commands.main", *map(str, arguments)]
     with subprocess.Popen(
@@ -254,4 +266,4 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_pat
     assert "stopped at seed 0; the same command goes on" in said
     assert json.loads((out / "seed-0" / "run.json").read_text())["status"] == "STOPPED"
     view = accordion(*arguments, "--json").json()
-    assert [row["epoch"] for row in view["epochs"]] == list(range(12))
+    assert [row["epoch"] for row in view["epochs"]] == list(range(4))
