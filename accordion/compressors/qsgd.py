@@ -148,7 +148,9 @@ class _Coder:
         if math.prod(shape) <= block_size(update_1L.device):
             rows_RL = self.context.shared.take("rows", shape, update_1L.dtype)
             self.write_rows(payloads, [rows_RL], share=share)
-            torch.sum(rows_RL, 0, keepdim=True, out=update_1L)
+            update_1L.copy_(rows_RL[:1])
+            for row_L in rows_RL[1:]:  # in rank order on every processor, which `sum` is not
+                update_1L.add_(row_L)
             return
         for place, payload in enumerate(payloads):
             self._decode(payload.view(1, -1), update_1L, share=share, first=place == 0)

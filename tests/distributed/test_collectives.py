@@ -97,10 +97,9 @@ def test_powersgd_costs_at_most_two_collectives_a_bucket(counts):
             assert made <= 2 * buckets, rung
 
 
-def _count_collectives(rank, buckets_per_exchange):
-    """Return the number of collectives in one step of PowerSGD."""
-    way = Way(ddp={"bucket_cap_mb": 0.02}, buckets_per_exchange=buckets_per_exchange)
-    worker = trial(rank, way, "powersgd")
+def _count_collectives(rank, method, way):
+    """Return the number of collectives in one step."""
+    worker = trial(rank, way, method)
     worker.step(0)
     worker.step(1)
     counted = _Counted(worker.session)
@@ -110,23 +109,20 @@ def _count_collectives(rank, buckets_per_exchange):
 
 def test_buckets_that_share_an_exchange_share_its_collectives(run_group):
     alone, pairs, together = (
-        run_group(2, _count_collectives, buckets)[0] for buckets in (1, 2, "all")
+        run_group(
+            2,
+            _count_collectives,
+            "powersgd",
+            Way(ddp={"bucket_cap_mb": 0.02}, buckets_per_exchange=buckets),
+        )[0]
+        for buckets in (1, 2, "all")
     )
     assert together <= 2 < pairs < alone
 
 
-def _count_dense_collectives(rank):
-    """Return the number of collectives in one step of a small model in one bucket."""
-    worker = trial(rank, Way(ddp={"bucket_cap_mb": 25}), "none")
-    worker.step(0)
-    worker.step(1)
-    counted = _Counted(worker.session)
-    worker.step(2)
-    return counted.made
-
-
 def test_dense_gradients_of_a_small_model_share_the_collective_of_the_signals(run_group):
-    assert run_group(2, _count_dense_collectives) == [1, 1]
+    one_bucket = Way(ddp={"bucket_cap_mb": 25})
+    assert run_group(2, _count_collectives, "none", one_bucket) == [1, 1]
 
 
 def _means(rank, dtype):
