@@ -59,7 +59,7 @@ class Rounds:
     ) -> None:
         self._gradients, self._engine, self._requests = source, engine, requests
         self._rank = rank
-        self._skipped = SkippedInARow()
+        self._skipped, self._undone = SkippedInARow(), SkippedInARow()
 
     @property
     def are_parameters_equal(self) -> bool:
@@ -70,6 +70,11 @@ class Rounds:
     def begins(self) -> bool:
         """Whether the next step begins a round of local steps from parameters that all share."""
         return self.length > 1 and self.are_parameters_equal
+
+    @property
+    def undone_in_a_row(self) -> int:
+        """Rounds that all workers undid since the last one that they kept."""
+        return self._undone.number
 
     def median_times(self) -> RoundTime | None:
         """Return this worker's times since the last decision; None if none were taken, by any
@@ -199,7 +204,6 @@ class LocalRounds(Rounds):
         self._broadcasts_buffers = module.broadcast_buffers
         self._broken: list[str] = []
         """Layers whose gradient is not finite in this local step."""
-        self._undone = SkippedInARow()
         self._times = RoundTimes()
 
     @property

@@ -21,18 +21,18 @@ _ADVICE = "Check for a learning rate that is too high, a NaN loss"
 class SkippedInARow:
     """Warns of consecutive skipped steps, or undone rounds, when there are 10, 20, 40 and so on."""
 
-    def __init__(self) -> None:
-        self._number = 0
+    number = 0
+    """How many it is now."""
 
     def observe(self, explain: Callable[[int], str | None], *, taken: bool) -> None:
         """Observe a step or round; if it is one too many, warn with the sentence that `explain`
         returns for their number, unless that is None.
         """
-        self._number = 0 if taken else self._number + 1
-        doublings, rest = divmod(self._number, SKIPPED_IN_A_ROW)
+        self.number = 0 if taken else self.number + 1
+        doublings, rest = divmod(self.number, SKIPPED_IN_A_ROW)
         if taken or rest or doublings & (doublings - 1):
             return
-        if (sentence := explain(self._number)) is not None:
+        if (sentence := explain(self.number)) is not None:
             warnings.warn(sentence, TrainingWarning, stacklevel=2)
 
 

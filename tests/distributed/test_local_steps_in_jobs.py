@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accordion.base.messages import Override
+from accordion_workers.common.errors import LossNotFinite
 from accordion_workers.records.contract import DesiredState
 from accordion_workers.spec.local_steps_spec import LocalStepsSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec
@@ -62,6 +66,50 @@ def test_a_stopped_job_goes_on_with_the_bits_of_one_that_was_never_stopped(
     assert stopped.link.of("checkpoint")[-1].step == 2 * STEPS_PER_EPOCH + 4
     resumed = run_group(2, run_job, tmp_path, LOCAL, None, 2)[0]
     assert equal(resumed.parameters, undisturbed.parameters)
+
+
+def train_and_spoil(rank: int, storage: Path) -> Result:
+    """Train with an optimizer that leaves an infinite parameter, as Adam does with eps=0."""
+
+    def spoil(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        optimizer.param_groups[0]["params"][0].data.fill_(torch.inf)
+
+    hook = register_optimizer_step_post_hook(spoil)
+    try:
+        return run_job(rank, storage, LOCAL)
+    finally:
+        hook.remove()
+
+
+def test_a_job_whose_rounds_are_all_undone_ends_with_the_reason(run_group, tmp_path):
+    with pytest.raises(LossNotFinite) as caught:
+        run_group(2, train_and_spoil, tmp_path)
+    assert "in 10 rounds of local steps in a row" in str(caught.value)
+    # Five rounds of four steps and one of three in epoch 0.
+    assert (caught.value.epoch, caught.value.step) == (1, STEPS_PER_EPOCH + 4 * 4 - 1)
+
+
+def break_a_gradient(rank: int, storage: Path) -> Result:
+    """Train with one gradient of rank 1 that is not finite."""
+    calls = iter([rank == 1])
+
+    def spoil(gradient: torch.Tensor) -> None:
+        gradient.mul_(torch.nan if next(calls, False) else 1.0)
+
+    def watch(module: torch.nn.Module, inputs: Any, outputs: torch.Tensor) -> None:
+        if module.training and isinstance(module, torch.nn.Linear) and outputs.requires_grad:
+            outputs.register_hook(spoil)
+
+    hook = torch.nn.modules.module.register_module_forward_hook(watch)
+    try:
+        return run_job(rank, storage, LOCAL)
+    finally:
+        hook.remove()
+
+
+def test_an_epoch_counts_the_steps_that_another_worker_than_rank_0_skipped(run_group, tmp_path):
+    epochs = run_group(2, break_a_gradient, tmp_path)[0].link.of("epoch")
+    assert [record.skipped_steps for record in epochs] == [1, 0, 0]
 
 
 def ordered(*levels: int, **orders: Any) -> RecordingLink:

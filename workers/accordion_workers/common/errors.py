@@ -62,19 +62,20 @@ class TaskNotReady(TaskRaised):
 
 
 class LossNotFinite(WorkerError):
-    """`skipped` steps in a row could not be taken on any worker, the last of them `step` in
-    `epoch`.
+    """`skipped` steps in a row could not be taken, or rounds of local steps had to be undone, the
+    last of them up to `step` in `epoch`; `unit` names what they are.
     """
 
-    def __init__(self, step: int, epoch: int, skipped: int) -> None:
-        super().__init__(step, epoch, skipped)
+    def __init__(self, step: int, epoch: int, skipped: int, unit: str = "steps") -> None:
+        super().__init__(step, epoch, skipped, unit)
         self.step = step
         self.epoch = epoch
         self.skipped = skipped
+        self.unit = unit
 
     def __str__(self) -> str:
         return (
-            f"loss or gradient was not finite in {self.skipped} steps in a row, up to step"
+            f"loss or gradient was not finite in {self.skipped} {self.unit} in a row, up to step"
             f" {self.step} (epoch {self.epoch}); lower training.optimizer.lr or set"
             " training.clip_norm"
         )

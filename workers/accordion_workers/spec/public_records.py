@@ -105,7 +105,9 @@ class EpochRecord(Reported):
     samples: int
     """Training samples of the epoch; 0 if unknown, as in most guest runs."""
     skipped_steps: int = 0
-    """Steps skipped because a gradient was not finite."""
+    """Steps skipped because a gradient was not finite; in rounds of local steps, which a worker
+    skips alone, those of the worker that skipped most.
+    """
     seconds_by_phase: dict[str, float]
     """Seconds that rank 0 spent in each phase: `load` (data), `compute`, `encode` (gradients),
     `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait` (`min_step_s`).

@@ -171,7 +171,14 @@ def finish_epoch(
             "epoch %d ends after step %d; %s", epoch, state.session.steps, switch.decision.reason
         )
     state.context.link.post(
-        epoch_record(state, decision, loss=loss, metrics=metrics, lr=rates.last_step)
+        epoch_record(
+            state,
+            decision,
+            loss=loss,
+            metrics=metrics,
+            lr=rates.last_step,
+            skipped_steps=max(summary.skipped_steps for summary in summaries),
+        )
     )
     if not is_last:
         report_switch(state, switch)
@@ -233,15 +240,19 @@ def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:
     """Count the steps skipped in a row; the count is equal on all ranks, but for local steps.
 
     A skipped step that lowers the scale of the loss does not count: the next step differs from it.
+    Where local steps are taken, and rounds of them undone, the rounds count.
 
     Raises:
-        LossNotFinite: too many steps were skipped in a row.
+        LossNotFinite: too many steps were skipped, or rounds undone, in a row.
     """
+    place = (state.session.steps - 1, state.position.epoch)
+    if (undone := state.session.rounds.undone_in_a_row) >= MAX_SKIPPED_IN_A_ROW:
+        raise LossNotFinite(*place, undone, "rounds of local steps")
     if not taken and state.scaler is not None and state.scaler.get_scale() > MIN_LOSS_SCALE:
         return
     state.skipped_in_a_row = 0 if taken else state.skipped_in_a_row + 1
     if state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-        raise LossNotFinite(state.session.steps - 1, state.position.epoch, state.skipped_in_a_row)
+        raise LossNotFinite(*place, state.skipped_in_a_row)
 
 
 def _publish_step(state: TrainState) -> None:

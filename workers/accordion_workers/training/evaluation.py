@@ -34,6 +34,8 @@ class Summary:
     eval_samples: int = 0
     parameters: str
     """Digest of the parameters."""
+    skipped_steps: int = 0
+    """Steps of the epoch that the worker skipped, alone in rounds of local steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ def gather_summaries(state: TrainState, metrics: MetricSums) -> list[Summary]:
         geometric=metrics.geometric,
         eval_samples=metrics.samples,
         parameters=parameter_digest(state.model),
+        skipped_steps=state.session.skipped_steps - state.epoch_baseline.skipped_steps,
     )
     return state.context.peers.gather_objects(own)
 

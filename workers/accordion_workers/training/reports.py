@@ -93,6 +93,7 @@ def epoch_record(
     loss: float | None,
     metrics: Mapping[str, float],
     lr: float,
+    skipped_steps: int,
 ) -> EpochRecord:
     """Return the record of the finished epoch; `decision` was in force at its end.
 
@@ -109,7 +110,7 @@ def epoch_record(
         global_batch=decision.global_batch or state.spec.training.global_batch,
         local_steps=decision.local_steps,
         samples=state.position.samples,
-        skipped_steps=state.session.skipped_steps - state.epoch_baseline.skipped_steps,
+        skipped_steps=skipped_steps,
         seconds_by_phase={
             phase: seconds - state.epoch_baseline.seconds.get(phase, 0.0)
             for phase, seconds in state.phases.seconds.items()
