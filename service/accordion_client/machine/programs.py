@@ -17,7 +17,9 @@ from accordion_service.settings.home import Home
 
 LOOPBACK = "127.0.0.1"
 LEAST_CPUS = 4
-"""Minimum number of logical CPUs of Ray: two small workers and their helpers fit every machine."""
+"""Least number of logical CPUs of Ray where none is set: two small workers and their helpers fit
+every machine.
+"""
 _OBJECT_STORE_BYTES = 200_000_000
 """Object store of Ray, only for its own messages; weights and gradients never pass through it."""
 MAX_LOG_BYTES = 20_000_000
@@ -98,6 +100,8 @@ class LocalInstance:
     temp_dir: Path
     """Private temporary directory of workers, removed on shutdown."""
     ray_port: int
+    ray_cpus: int | None = None
+    """CPUs that Ray offers; None for those of the machine, and at least `LEAST_CPUS`."""
     ray_dashboard_port: int = 0
     """Port of Ray's dashboard and state API on loopback; 0 for a Ray without them."""
     passed_variables: tuple[str, ...] = ()
@@ -206,7 +210,7 @@ def _ray_command(instance: LocalInstance) -> tuple[str, ...]:
         # By default Ray uses fixed ports for these, so a second cluster on the machine would not
         # start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
-        *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
+        *("--num-cpus", str(instance.ray_cpus or max(LEAST_CPUS, os.cpu_count() or 1))),
         *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
         *_dashboard_flags(instance),
         *("--no-monitor", "--disable-usage-stats"),

@@ -160,6 +160,7 @@ def _describe_instance(settings: Settings, home: Home, at_end: ExitStack) -> Loc
         ray_dir=ray_dir,
         temp_dir=temp_dir,
         ray_port=free_port(LOOPBACK, 0),
+        ray_cpus=settings.ray_cpus,
         ray_dashboard_port=_choose_dashboard_port(wanted=settings.ray_dashboard),
         passed_variables=settings.pass_to_workers,
         grace_s=settings.cancel_grace_s,

@@ -162,6 +162,10 @@ class Settings(BaseSettings):
     set, any name is accepted when a token is set; with the home directory's token and a loopback
     address, only loopback names are.
     """
+    ray_cpus: int | None = Field(default=None, ge=1, le=4096)
+    """CPUs that `accordion up` offers to jobs, of which a worker takes one unless its job file says
+    otherwise; without it those of the machine, and at least 4.
+    """
     ray_dashboard: bool = False
     """`accordion up` starts Ray's dashboard, and with it the state API (`ray list actors`); needs
     `ray[default]`.

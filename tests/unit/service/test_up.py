@@ -312,6 +312,17 @@ def test_a_dashboard_without_its_packages_names_the_way_out(
         up(Settings(home=tmp_path, port=0, ray_dashboard=True), print)
 
 
+def test_ray_offers_the_cpus_that_are_set_and_at_least_four_otherwise(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCORDION_RAY_CPUS", "1")
+    few = load_settings().ray_cpus
+    for cpus, given, offered in [(2, None, "4"), (16, None, "16"), (16, few, "1")]:
+        monkeypatch.setattr("os.cpu_count", lambda cpus=cpus: cpus)
+        command = build_programs(a_place(home, ray_cpus=given))[0].command
+        assert command[command.index("--num-cpus") + 1] == offered
+
+
 def test_ray_starts_its_dashboard_on_loopback_where_one_is_wanted(home: Home) -> None:
     ray, wanted = (
         "".join(build_programs(a_place(home, ray_dashboard_port=port))[0].command)
