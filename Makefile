@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 # How many processes run tests, each a whole file at a time.
 TEST_PROCESSES ?= 3
 # How many run those with Ray or a browser, of which each starts many processes: Ray gives up a node after 30 s.
-LIVE_PROCESSES ?= 2
+LIVE_PROCESSES ?= 3
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=

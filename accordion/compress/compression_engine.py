@@ -80,6 +80,10 @@ class Engine:
         self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
         self.loss_scale = 1.0
         """Factor of the gradients in the buckets; residuals and statistic are kept without it."""
+        self.combine_signals: Callable[[Tensor], None] | None = None
+        """Replaces a worker's signals, (7,), by their mean over the workers that hold a model
+        together, before the mean over the replicas; None if each worker holds a whole model.
+        """
         self.measures_sent_share = False
         """Whether the window's sums also hold the energy that compression sends."""
         self._plan: Mapping[str, Level] = {}
@@ -164,11 +168,15 @@ class Engine:
         return signals
 
     def own_signals(self, raised: frozenset[Signal], device: torch.device) -> Tensor:
-        """Return this worker's signals, those raised and whether a gradient is not finite, (7,)."""
+        """Return this worker's signals, those raised and whether a gradient is not finite, (7,); of
+        workers that hold a model together, their mean.
+        """
         signals = zero_signals(device, loss_scale=self.loss_scale)
         signals[Signal.NOT_FINITE] = self._has_nonfinite_gradient()
         for signal in raised:
             signals[signal] = 1.0
+        if self.combine_signals is not None:
+            self.combine_signals(signals)
         return signals
 
     def observe_gradients(self, layers: Sequence[Layer]) -> None:

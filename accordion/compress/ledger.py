@@ -82,11 +82,20 @@ class Ledger:
         name = f"{OVERHEAD} {_MESSAGES}"
         return self.by_collective[name].wire if name in self.by_collective else 0
 
-    def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
-        """Count a request, in equal parts for layers of equal shape."""
+    def count(
+        self,
+        layers: tuple[str, ...],
+        request: Request,
+        method: str,
+        *,
+        workers: int | None = None,
+    ) -> None:
+        """Count a request, in equal parts for layers of equal shape; `workers` is the number of
+        those that exchange it, if they are not the ones that exchange gradients.
+        """
         sent = request.payload_bytes
         collective = _COLLECTIVES[type(request)]
-        wire = int(wire_bytes(collective, sent, self._world_size))
+        wire = int(wire_bytes(collective, sent, workers or self._world_size))
         if self.counts_changes and method != OVERHEAD:
             method = f"{method} {CHANGES}"
         self._add_request((method, collective), layers, sent=sent, wire=wire)

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.base.errors import ConfigError, HookError, ReportError
-from accordion.compress.exchange import GroupNetwork
 from accordion.config import Config
 from accordion.hook.attach_refusal import check_not_refused
-from accordion.hook.simulated_module import ParallelModule, SimulatedDataParallel
+from accordion.hook.sharded_module import has_class_of, is_sharded
+from accordion.hook.simulated_module import ParallelModule
 
 
 def check_attachable(module: object, config: object, decider: object) -> None:
@@ -61,16 +61,6 @@ def has_peers() -> bool:
         return dist.get_world_size() > 1
     launched = dist.is_available() and dist.is_torchelastic_launched()
     return launched and os.environ.get("WORLD_SIZE") != "1"
-
-
-def network_of(module: torch.nn.Module) -> GroupNetwork:
-    """Return the network of the workers that share a module; without peers for one that is not
-    wrapped.
-    """
-    if isinstance(module, SimulatedDataParallel):
-        return module.network
-    group = module.process_group if isinstance(module, DistributedDataParallel) else None
-    return GroupNetwork(group, device_of(module))
 
 
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
@@ -133,26 +123,23 @@ def check_rate_known(config: Config, *rates: float | None) -> None:
 def _other_wrappers(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     name = type(module).__name__
     yield (
-        _has_class_of(module, "torch.distributed._composable.replicate"),
+        has_class_of(module, "torch.distributed._composable.replicate"),
         f"attach() got a {name} of replicate(), and replicate() is not supported; wrap the model"
         " in DistributedDataParallel instead",
     )
+    sharded = is_sharded(module)
     yield (
-        any(_has_class_of(part, "torch.distributed.fsdp") for part in module.modules()),
-        "attach() got a model that FSDP shards, which is not supported, because its gradients are"
-        " scattered over the workers; wrap it in DistributedDataParallel instead, or train it"
-        " without Accordion",
+        not sharded
+        and any(has_class_of(part, "torch.distributed.fsdp") for part in module.modules()),
+        "attach() got a model in FullyShardedDataParallel, which is not supported, because its"
+        " gradients are scattered over the workers; call fully_shard() on it instead, or wrap it in"
+        " DistributedDataParallel",
     )
     yield (
-        not isinstance(module, ParallelModule) and has_peers(),
+        not sharded and not isinstance(module, ParallelModule) and has_peers(),
         f"attach() got a {name}; call init_process_group() and wrap the model in"
         " DistributedDataParallel first",
     )
-
-
-def _has_class_of(module: torch.nn.Module, package: str) -> bool:
-    """Return whether a class of the module is defined in a package, which need not be imported."""
-    return any(kind.__module__.startswith(package) for kind in type(module).__mro__)
 
 
 def _unsupported_features(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:

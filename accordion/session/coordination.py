@@ -35,6 +35,7 @@ from accordion.compress.statistics import (
     estimate_agreement,
     window_fields,
 )
+from accordion.hook.worker_networks import WorkerNetworks
 from accordion.session.bandwidth_probe import BandwidthProbe
 from accordion.session.training_warnings import warn_of_wait
 
@@ -56,7 +57,7 @@ _PIECE_BYTES = 1 << 26
 
 
 class Coordinator:
-    """Exchanges short messages over a session's process group.
+    """Exchanges short messages between a session's workers.
 
     The ledger counts their bytes as overhead, except when states are loaded and when the latency is
     probed, so that a resumed run reports the same bytes as an uninterrupted one. Larger probes are
@@ -64,20 +65,18 @@ class Coordinator:
     groups of three to `_PROBED_WORKERS` workers. So are states that rank 0 gathers.
     """
 
-    def __init__(
-        self, network: GroupNetwork, ledger: Ledger, device: torch.device, *, rank: int
-    ) -> None:
-        self._network = network
+    def __init__(self, networks: WorkerNetworks, ledger: Ledger, device: torch.device) -> None:
+        self._networks, self._network = networks, networks.replicas
         self._ledger = ledger
         self._device = device
-        self.rank = rank
+        self.rank = networks.everyone.rank
         self._probed_s: float | None = None
         self._bandwidth: BandwidthProbe | None = None
         self._neighbors_s: tuple[float, ...] = ()
         """Seconds by rank in the last probe of neighbors."""
         self._fastest_s: tuple[float, ...] = ()
         """Seconds by rank in the faster one of the last two probes of neighbors."""
-        self.world_size = network.world_size
+        self.world_size = networks.everyone.world_size
 
     def warn_of_wait(self, call: str) -> AbstractContextManager[None]:
         """Warn of a long wait for the other workers in a call of the script that all make."""
@@ -177,19 +176,20 @@ class Coordinator:
         payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(
             self._device
         )
-        payloads: list[Tensor] = self._answer_request(Gather(payload), counted=counted)
+        request = Gather(payload)
+        payloads: list[Tensor] = self._answer(self._networks.everyone, request, counted=counted)
         return [bytes(payload.tolist()).decode() for payload in payloads]
 
     def _share_text(self, text: str) -> str:
         """Return rank 0's text; those of other ranks are ignored."""
         own = bytearray(text.encode())
         size = torch.tensor([len(own)], dtype=torch.int64, device=self._device)
-        self._network.broadcast_(size)
+        self._networks.everyone.broadcast_(size)
         if self.rank == 0:
             payload = torch.frombuffer(own, dtype=torch.uint8).to(self._device)
         else:
             payload = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        self._network.broadcast_(payload)
+        self._networks.everyone.broadcast_(payload)
         self._ledger.count_broadcast(size.nbytes + payload.nbytes)
         return bytes(payload.tolist()).decode()
 
@@ -201,13 +201,13 @@ class Coordinator:
         self._ledger.count_gather_on_rank_0(sizes)
         if self.rank != 0:
             for piece in _split_payload(own):
-                self._network.send_to_rank_0(piece)
+                self._networks.everyone.send_to_rank_0(piece)
             return None
         payloads = [own]
         for rank, size in enumerate(sizes[1:], start=1):
             payloads.append(bytearray(size))
             for piece in _split_payload(payloads[-1]):
-                self._network.receive_(piece, rank)
+                self._networks.everyone.receive_(piece, rank)
         return payloads
 
     def average_tensor(self, buffer: Tensor) -> Tensor:
@@ -223,11 +223,14 @@ class Coordinator:
         if kind == "paper":
             # The paper sums rank 0's gradients: undo the mean over the steps and the one over the
             # workers.
-            own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
+            replicas = self._network
+            own[:, :SKETCH_SIZE] *= sums.steps * replicas.world_size if replicas.rank == 0 else 0
         summary = self.average_tensor(own)
+        if self._networks.shards is not None:
+            summary = _add_up_shards(summary, self._networks.shards)
         sums.clear()
         if kind == "mean":
-            agreement = estimate_agreement(summary, self.world_size)
+            agreement = estimate_agreement(summary, self._network.world_size)
         return window_fields([layer.name for layer in layers], summary, agreement=agreement)
 
     def probe_latency(self) -> float:
@@ -241,7 +244,8 @@ class Coordinator:
         for _ in range(_NUM_PROBES):
             started = self._network.seconds
             # With fewer values than workers, some would have no sum to wait for.
-            values = torch.zeros(self.world_size, dtype=torch.float32, device=self._device)
+            size = self._network.world_size
+            values = torch.zeros(size, dtype=torch.float32, device=self._device)
             self._answer_request(Mean(values), counted=False)
             seconds.append(self._network.seconds - started)
         self._probed_s = min(seconds)
@@ -270,11 +274,12 @@ class Coordinator:
 
         The time of an empty message is subtracted, and the fastest of several messages in this
         probe and the one before counts, because busy hosts delay messages by milliseconds. The
-        result is the same on all ranks; it is empty for two workers, which have one link, and for
-        more than `_PROBED_WORKERS`. Messages that would take too much beside the gradients sent so
-        far are not sent: the result is that of the last probe, and empty before the first one.
+        result is the same on all ranks; it is empty for two workers, which have one link, for more
+        than `_PROBED_WORKERS`, and for sharded parameters. Messages that would take too much beside
+        the gradients sent so far are not sent: the result is that of the last probe, and empty
+        before the first one.
         """
-        if not 2 < self.world_size <= _PROBED_WORKERS:
+        if self._networks.shards is not None or not 2 < self.world_size <= _PROBED_WORKERS:
             return ()
         if not self._share_number(int(self._can_afford_messages())):
             return self._fastest_s
@@ -308,15 +313,34 @@ class Coordinator:
     def _share_number(self, number: int) -> int:
         """Return rank 0's number."""
         shared = torch.tensor([number], dtype=torch.int64, device=self._device)
-        self._network.broadcast_(shared)
+        self._networks.everyone.broadcast_(shared)
         return int(shared)
 
     def _answer_request(self, request: Request, *, counted: bool = True) -> Any:
+        """Return the answer of the replicas."""
+        return self._answer(self._network, request, counted=counted)
+
+    def _answer(self, network: GroupNetwork, request: Request, *, counted: bool) -> Any:
         def count(_: int, leaving: Request) -> None:
             if counted:
-                self._ledger.count((OVERHEAD,), leaving, OVERHEAD)
+                self._ledger.count((OVERHEAD,), leaving, OVERHEAD, workers=network.world_size)
 
-        return self._network.answer_requests({0: request}, 0, count)[0]
+        return network.answer_requests({0: request}, 0, count)[0]
+
+
+def _add_up_shards(summary: Tensor, shards: GroupNetwork) -> Tensor:
+    """Return the summary, (layers, 1028), of whole layers, given those of the parts of workers that
+    hold them together. The squared norm of a layer is the sum of its parts'; as its sketch, it has
+    the norm in the first entry.
+    """
+    squares = summary[:, :SKETCH_SIZE].square().sum(1, keepdim=True)
+    sums = torch.cat([squares, summary[:, SKETCH_SIZE:]], dim=1).double()
+    shards.all_reduce_mean_(sums)
+    sums.mul_(shards.world_size)
+    whole = torch.zeros_like(summary)
+    whole[:, :1] = sums[:, :1].sqrt()
+    whole[:, SKETCH_SIZE:] = sums[:, 1:]
+    return whole
 
 
 def _split_payload(payload: bytearray) -> Sequence[Tensor]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,8 +25,10 @@ from accordion.compress.step_signals import Signal
 from accordion.config import BucketsPerExchange
 from accordion.hook.ddp_source import DdpSource
 from accordion.hook.exchange_scheduler import ExchangeScheduler
+from accordion.hook.fsdp_source import FsdpSource
 from accordion.hook.gradient_source import GradientSource
 from accordion.hook.module_checks import device_of
+from accordion.hook.sharded_module import shard_group
 from accordion.hook.simulated_module import SimulatedDataParallel
 from accordion.hook.simulated_source import SimulatedSource
 from accordion.hook.unwrapped_source import UnwrappedSource
@@ -39,6 +44,7 @@ def create_source(
     pass_skipped_step: Callable[[Tensor], bool],
     overlap: bool,
     buckets_per_exchange: BucketsPerExchange,
+    replicate_group: dist.ProcessGroup | None,
 ) -> GradientSource:
     """Return the source of a module's gradients, with a scheduler of their exchanges if there are
     peers.
@@ -56,7 +62,8 @@ def create_source(
             buckets_per_exchange=1 if buckets_per_exchange == "auto" else buckets_per_exchange,
         )
         return SimulatedSource(module, engine, exchanges, loss_scale=steps.read_scale)
-    if not isinstance(module, DistributedDataParallel):
+    group = module.process_group if isinstance(module, DistributedDataParallel) else replicate_group
+    if group is None:
         return UnwrappedSource(
             module,
             engine,
@@ -67,26 +74,29 @@ def create_source(
 
     def create_exchanges() -> ExchangeScheduler:
         register_exit_delay()
-        network, executor = _connect(module, overlap=overlap)
+        network, executor = _connect(group, device_of(module), overlap=overlap)
         return ExchangeScheduler(
             engine, network, executor, raised=raised, buckets_per_exchange=buckets_per_exchange
         )
 
-    return DdpSource(
-        module,
-        engine,
-        create_exchanges=create_exchanges,
-        loss_scale=steps.read_scale,
-        step_call=steps.step_call,
-        pass_skipped_step=pass_skipped_step,
-    )
+    loop: dict[str, Any] = {
+        "loss_scale": steps.read_scale,
+        "step_call": steps.step_call,
+        "pass_skipped_step": pass_skipped_step,
+    }
+    if isinstance(module, DistributedDataParallel):
+        return DdpSource(module, engine, create_exchanges=create_exchanges, **loop)
+    shards = create_exchange_group(shard_group(module))
+    engine.combine_signals = GroupNetwork(shards, device_of(module)).all_reduce_mean_
+    return FsdpSource(module, engine, create_exchanges(), **loop)
 
 
-def _connect(module: DistributedDataParallel, *, overlap: bool) -> tuple[GroupNetwork, Executor]:
-    """Return the network of a module's exchanges, and what runs them; exchanges in parallel with
+def _connect(
+    group: dist.ProcessGroup, device: torch.device, *, overlap: bool
+) -> tuple[GroupNetwork, Executor]:
+    """Return the network of a group's exchanges, and what runs them; exchanges in parallel with
     the backward pass on CPUs get a process group of their own.
     """
-    group, device = module.process_group, device_of(module)
     if not overlap:
         return GroupNetwork(group, device), InlineExecutor()
     if device.type == "cuda" and backend_name(group, device) == "nccl":

@@ -58,7 +58,7 @@ class MeasuredExchanges:
         self._last_buckets: list[tuple[Layer, ...]] = []
         """Layers of the last step's buckets."""
         exchanges = self._exchanges
-        if exchanges is not None and exchanges.can_plan and exchanges.network.rank == 0:
+        if exchanges is not None and exchanges.can_plan and coordinator.rank == 0:
             self._planner = ExchangePlanner(exchanges.network.world_size)
             exchanges.network.on_collective = self._planner.add_collective
             exchanges.on_exchange = partial(self._add_exchange, self._planner)

@@ -21,25 +21,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.distributed import ProcessGroup
 
 from accordion.base.errors import OverrideError
 from accordion.base.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
-from accordion.compress.compression_engine import Engine
 from accordion.compress.ledger import Ledger
 from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
 from accordion.decide.detector import window_is_due, window_is_full
-from accordion.hook.gradient_source import GradientSource
 from accordion.hook.layers import decided_layers
 from accordion.hook.module_checks import (
     check_attachable,
     check_rate_known,
     device_of,
     inner_module,
-    network_of,
     unwrap_module,
 )
+from accordion.hook.sharded_module import check_sharded
+from accordion.hook.worker_networks import create_engine, networks_of
 from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
 from accordion.session.create_source import create_source
@@ -69,14 +69,16 @@ def attach(
     global_batch: int = 0,
     epochs: int | None = None,
     overlap: bool = True,
+    replicate_group: ProcessGroup | None = None,
 ) -> Session:
-    """Compress the gradients of a DistributedDataParallel module from now on.
+    """Compress the gradients of a DistributedDataParallel module, or between the replicas of an
+    FSDP2 module, from now on.
 
     Every worker calls this with equal arguments, before the first forward pass. A process without
     peers may pass a module that is not wrapped; its gradients are observed and not changed.
 
     Args:
-        module: the module, wrapped in DistributedDataParallel.
+        module: the module, wrapped in DistributedDataParallel or sharded by `fully_shard`.
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer, or a list of all if there are several.
         scaler: the GradScaler of the training loop, if it has one.
@@ -86,6 +88,7 @@ def attach(
         epochs: length of the run; if it is too short for the detector's window, a warning is issued
             at once instead of at the end of the session.
         overlap: whether to exchange gradients in parallel with the backward pass.
+        replicate_group: of a sharded module, the group of the workers that hold the same part.
 
     Raises:
         ConfigError: `config` is not a `Config`.
@@ -96,6 +99,7 @@ def attach(
             different arguments; or a job runs the script.
     """
     module = inner_module(module)
+    check_sharded(module, config, replicate_group)
     check_attachable(module, config, decider)
     if step == "optimizer":
         config = config.for_unchanged_loop()
@@ -108,6 +112,7 @@ def attach(
         global_batch=global_batch,
         epochs=epochs,
         overlap=overlap,
+        replicate_group=replicate_group,
     )
     steps.follow_optimizers(
         session.pass_boundary,
@@ -148,15 +153,14 @@ class Session:
         global_batch: int,
         epochs: int | None,
         overlap: bool,
+        replicate_group: ProcessGroup | None = None,
     ) -> None:
         self._config, self._optimizer_steps = config, optimizer_steps
         self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
-        self._network = network = network_of(module)
-        self.rank: int = network.rank
-        self.world_size: int = network.world_size
-        self._engine = Engine(
-            self.layers, seed=config.seed, world_size=network.world_size, rank=network.rank
-        )
+        self._networks = networks_of(module, replicate_group)
+        self.rank: int = self._networks.everyone.rank
+        self.world_size: int = self._networks.everyone.world_size
+        self._engine = create_engine(module, self.layers, self._networks, seed=config.seed)
         self._engine.measures_sent_share = POLICIES[config.policy].uses_sent_share
         self.controller = Controller(config, self.layers)
         """Controller of this session, up to date on rank 0 only."""
@@ -166,13 +170,22 @@ class Session:
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
         self._requests = Requests()
         self._decisions = DecisionMaker(config, self.controller, decider)
-        self._coordinator = Coordinator(network, self.ledger, device_of(module), rank=self.rank)
+        self._coordinator = Coordinator(self._networks, self.ledger, device_of(module))
         # This comes before the exchanges get a process group of their own, in which workers with
         # different settings would block.
         self._coordinator.require_equal(
             (config, self.layers, {"overlap": overlap, "step": optimizer_steps.mode})
         )
-        self.source = self._create_source(module, overlap=overlap)
+        self.source = create_source(
+            module,
+            self._engine,
+            optimizer_steps,
+            raised=self._requests.take,
+            pass_skipped_step=self._pass_skipped_step,
+            overlap=overlap,
+            buckets_per_exchange=config.buckets_per_exchange,
+            replicate_group=replicate_group,
+        )
         shared: dict[str, Any] = {"coordinator": self._coordinator, "requests": self._requests}
         self.rounds = create_rounds(
             module, self.source, self._engine, config=config, steps=optimizer_steps, **shared
@@ -185,17 +198,6 @@ class Session:
         if self.rank == 0 and decider is None:
             self._watcher = watch_run(self, config, world_size=self.world_size, epochs=epochs)
 
-    def _create_source(self, module: torch.nn.Module, *, overlap: bool) -> GradientSource:
-        return create_source(
-            module,
-            self._engine,
-            self._optimizer_steps,
-            raised=self._requests.take,
-            pass_skipped_step=self._pass_skipped_step,
-            overlap=overlap,
-            buckets_per_exchange=self._config.buckets_per_exchange,
-        )
-
     @property
     def ledger(self) -> Ledger:
         """Bytes of this worker since the start of the job."""
@@ -207,7 +209,7 @@ class Session:
 
         Exchanges in parallel with the backward pass, or with local steps, are not included.
         """
-        return self._measured.waited_s + self._network.seconds
+        return self._measured.waited_s + self._networks.seconds
 
     @property
     def encoded_s(self) -> float:

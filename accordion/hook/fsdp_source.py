@@ -1,0 +1,193 @@
+"""Gradients of a module that FSDP2 shards: what a worker holds of them, after FSDP has averaged it
+over the workers that hold the model together.
+
+The parts of one call of `fully_shard` lie in one buffer, which is exchanged over the replicas while
+the backward pass goes on to the layers below. At its end the averages are in `parameter.grad`, so
+that a script can clip them.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accordion.base.errors import HookError
+from accordion.compress.compression_engine import Engine
+from accordion.compress.layer_stacks import Bucket, Layer
+from accordion.config import format_layers
+from accordion.hook.ddp_buckets import as_real
+from accordion.hook.exchange_scheduler import ExchangeScheduler
+from accordion.hook.sharded_module import sharded_parameters, units_of
+
+
+class FsdpSource:
+    """Hands the gradients of each backward pass over to be exchanged, as they become complete.
+
+    Args:
+        module: the sharded module.
+        engine: compresses the gradients.
+        exchanges: exchanges them.
+        loss_scale: returns the scale of the loss, 1 without a scaler; called once per step.
+        step_call: call of the loop that ends a step, for messages.
+        pass_skipped_step: as of `DdpSource`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        engine: Engine,
+        exchanges: ExchangeScheduler,
+        *,
+        loss_scale: Callable[[], float],
+        step_call: str,
+        pass_skipped_step: Callable[[Tensor], bool],
+    ) -> None:
+        self.exchanges = exchanges
+        self._engine, self._loss_scale = engine, loss_scale
+        self._step_call, self._pass_skipped_step = step_call, pass_skipped_step
+        self._parameters = {
+            name: one for name, one in sharded_parameters(module).items() if one.requires_grad
+        }
+        self._units = {name: unit for unit in units_of(module) for name in unit}
+        self._passes = False
+        """Whether a backward pass is running that exchanges gradients."""
+        self._missing: set[str] = set()
+        """Layers whose gradients it has not completed."""
+        self._held: Bucket | None = None
+        """Newest complete bucket, which may be the last one of its pass."""
+        self._futures: list[torch.futures.Future[Tensor]] = []
+        observe = partial(_observe_gradient, weakref.ref(self))
+        layers: Iterable[tuple[str, Any]] = self._parameters.items()  # torch types no such method
+        handles = [
+            one.register_post_accumulate_grad_hook(partial(observe, name)) for name, one in layers
+        ]
+        self.remove = weakref.finalize(self, _remove_handles, handles)
+        """Detaches from the module, so that another session can attach."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were exchanged since the last step boundary."""
+        self.exchanges.raise_failure()
+        return self.exchanges.signals is not None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that a step exchanges, uncompressed."""
+        return sum(one.to_local().nbytes for one in self._parameters.values())
+
+    def exchange_gradients(self) -> None:
+        """Do nothing: the backward pass exchanges them."""
+
+    def take_signals(self) -> Tensor:
+        """Return the step's signals, averaged over the workers, (7,).
+
+        Raises:
+            HookError: no gradients were exchanged since the last call.
+            Exception: an exchange failed during the backward pass.
+        """
+        signals = self.exchanges.take_signals()
+        if signals is None:
+            raise HookError(
+                "no gradients were exchanged since the last step; call backward() first, the last"
+                " time of each step after set_requires_gradient_sync(True)"
+            )
+        return signals
+
+    def unused_layers(self) -> list[str]:
+        """Return no layers: every one has a gradient."""
+        return []
+
+    def observe_gradient(self, name: str) -> None:
+        """Exchange the gradients of a call of `fully_shard` when the last of them is complete.
+
+        Raises:
+            HookError: the step's gradients, or the layer's in this pass, were exchanged already.
+            Exception: without overlap, the errors of the exchange.
+        """
+        if not self._passes:
+            self._begin_pass()
+        if name not in self._missing:
+            raise HookError(
+                f"layer {name!r} got a gradient twice in one backward pass, because its part of the"
+                " model is used twice; call fully_shard() on a part around both uses"
+            )
+        self._missing.remove(name)
+        unit = self._units[name]
+        if self._missing.isdisjoint(unit):
+            for bucket in self._make_buckets(unit):
+                self._hand_over_held(is_last=False)
+                self._held = bucket
+
+    def _begin_pass(self) -> None:
+        exchanged = self.exchanges.signals
+        if exchanged is not None and not self._pass_skipped_step(exchanged):
+            raise HookError(
+                f"gradients were exchanged twice for one step; call {self._step_call} after each"
+                " backward(), and accumulate gradients after set_requires_gradient_sync(False)"
+            )
+        self._passes, self._missing = True, set(self._parameters)
+        self._engine.loss_scale = self._loss_scale()
+        self.exchanges.begin_pass()
+        # As FSDP and DDP end a backward pass; torch has no public name for it.
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end_pass)
+
+    def _end_pass(self) -> None:
+        """Exchange what is left, and wait for the averages."""
+        self._passes = False
+        if self._missing:
+            self._held, self._futures = None, []
+            raise HookError(
+                f"the layers {format_layers(sorted(self._missing))} got no gradient; with FSDP2,"
+                " every layer that trains needs one on every worker in every step: freeze it by"
+                " requires_grad_(False), or call set_reduce_scatter_unused_params(True)"
+            )
+        self._hand_over_held(is_last=True)
+        futures, self._futures = self._futures, []
+        for future in futures:
+            future.wait()
+        self.exchanges.raise_failure()
+
+    def _hand_over_held(self, *, is_last: bool) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            future = self.exchanges.hand_over(held, ready_s=time.perf_counter(), is_last=is_last)
+            self._futures.append(future)
+
+    def _make_buckets(self, names: Sequence[str]) -> list[Bucket]:
+        """Return one bucket if the gradients lie in one buffer, or else one of each layer; a worker
+        may hold no value of a small layer.
+        """
+        layers = [Layer(name=name, gradient=self._local_gradient(name)) for name in names]
+        layers = [layer for layer in layers if layer.gradient.numel()]
+        parts = [layer.gradient for layer in layers]
+        if len({part.untyped_storage().data_ptr() for part in parts}) == 1:
+            return [Bucket(buffer=_span(parts), layers=tuple(layers))]
+        return [Bucket(buffer=_span([one.gradient]), layers=(one,)) for one in layers]
+
+    def _local_gradient(self, name: str) -> Tensor:
+        return as_real(self._parameters[name].grad.to_local().detach())
+
+
+def _span(parts: Sequence[Tensor]) -> Tensor:
+    """View the memory from the first of these contiguous parts of a buffer to the last one."""
+    start = min(part.storage_offset() for part in parts)
+    end = max(part.storage_offset() + part.numel() for part in parts)
+    return parts[0].as_strided((end - start,), (1,), start)
+
+
+def _observe_gradient(source: weakref.ref[FsdpSource], name: str, parameter: Tensor) -> None:  # noqa: ARG001
+    followed = source()
+    if followed is not None:
+        followed.observe_gradient(name)
+
+
+def _remove_handles(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()

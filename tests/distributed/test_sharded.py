@@ -1,0 +1,371 @@
+"""Modules that FSDP2 shards: compression between their replicas."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from accordion import Config, DetectorConfig, Window, attach
+from accordion.base.errors import HookError
+from accordion.base.local_steps import LocalSteps
+from accordion.base.messages import Decision, Override, Report
+from accordion.compressors import COMPRESSORS
+from tests.distributed.conftest import PRELOADED
+from tests.process_end import end_with_session
+
+REPLICAS, SHARDS = 2, 2
+STEPS = 4
+
+RunGrid = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module")
+def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
+    """`run_grid(function, *arguments)` runs `function(rank, *arguments)` in four processes.
+
+    Their process group lives as long as they do: DTensor remembers meshes by their ranks, and a
+    second group of the same ranks would meet those of the first.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    pools = [
+        ProcessPoolExecutor(1, mp_context=context, initializer=end_with_session)
+        for _ in range(REPLICAS * SHARDS)
+    ]
+    store = tmp_path_factory.mktemp("grid") / "store"
+
+    def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        given = enumerate(pools)
+        futures = [pool.submit(_in_grid, rank, store, function, arguments) for rank, pool in given]
+        return [future.result(timeout=120) for future in futures]
+
+    yield run
+    for pool in pools:
+        pool.shutdown()
+
+
+def _in_grid(rank: int, store: Path, function: Callable[..., Any], arguments: Any) -> Any:
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=REPLICAS * SHARDS
+        )
+    return function(rank, *arguments)
+
+
+@cache
+def grid() -> Any:
+    return init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
+
+
+class Model(nn.Module):
+    """Two blocks; the first bias has fewer values than there are shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 33)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(33, 33), nn.Tanh()) for _ in range(2))
+        self.last = nn.Linear(33, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(inputs))
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.last(hidden)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(8, 24, generator=draw)
+    return inputs, inputs.sum(1, keepdim=True).sin()
+
+
+def build(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model = Model()
+    mesh = grid()
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh["shard"], **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, optimizer, mesh["replicate"].get_group()
+
+
+def backward(model: nn.Module, rank: int, step: int) -> float:
+    inputs, targets = batch(rank, step)
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    return float(loss.detach())
+
+
+def full(model: nn.Module) -> list[torch.Tensor]:
+    return [one.full_tensor().detach().clone() for one in model.parameters()]
+
+
+def train(rank: int, config: Config, options: Any = None) -> dict[str, Any]:
+    model, optimizer, replicas = build(**options or {})
+    session = attach(model, config, optimizer, replicate_group=replicas)
+    for step in range(STEPS):
+        backward(model, rank, step)
+        session.step()
+        optimizer.zero_grad()
+    switch = session.end_epoch(lr=0.01, next_lr=0.01)
+    return {
+        "parameters": full(model),
+        "bytes": session.ledger.total,
+        "digests": {ack.digest for ack in switch.acks},
+        "acks": len(switch.acks),
+    }
+
+
+def train_alone() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        _backward_all(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [one.detach() for one in model.parameters()]
+
+
+def _backward_all(model: nn.Module, step: int) -> None:
+    """Leave in an unsharded model the gradient of what all workers take in a step."""
+    for rank in range(REPLICAS * SHARDS):
+        inputs, targets = batch(rank, step)
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        (loss / (REPLICAS * SHARDS)).backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}])
+def test_without_compression_a_grid_trains_as_one_process_on_all_batches(run_grid, options):
+    alone = train_alone()
+    for result in run_grid(train, Config(method="none"), options):
+        for ours, theirs in zip(result["parameters"], alone, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", sorted(set(COMPRESSORS) - {"none"}))
+def test_every_method_leaves_all_workers_with_the_same_bits(run_grid, method):
+    results = run_grid(train, Config(method=method))
+    first, *others = results
+    for other in others:
+        assert all(map(torch.equal, first["parameters"], other["parameters"]))
+    assert [result["acks"] for result in results] == [4] * 4
+    assert len(set.union(*(result["digests"] for result in results))) == 1
+    assert first["bytes"].wire < first["bytes"].dense_wire
+
+
+def test_bytes_are_those_of_a_workers_part_over_its_replicas(run_grid):
+    results = run_grid(train, Config(method="none"))
+    values = sum(one.numel() for one in Model().parameters())
+    dense = [result["bytes"].dense for result in results]
+    assert dense[:SHARDS] == dense[SHARDS:]
+    assert sum(dense[:SHARDS]) == STEPS * 4 * values
+
+
+def break_one(rank: int) -> tuple[list[bool], bool]:
+    """Take three steps of which rank 3 spoils the second; return which were taken, and whether a
+    skipped one changed nothing.
+    """
+    model, optimizer, replicas = build()
+    session = attach(model, Config(method="powersgd"), optimizer, replicate_group=replicas)
+    taken, parameters = [], []
+    for step in range(3):
+        inputs, targets = batch(rank, step)
+        if (rank, step) == (3, 1):
+            inputs[0, 0] = torch.nan
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        taken.append(session.step().taken)
+        optimizer.zero_grad()
+        parameters.append(full(model))
+    return taken, all(map(torch.equal, parameters[0], parameters[1]))
+
+
+def test_a_step_that_is_not_finite_on_one_worker_is_skipped_by_all(run_grid):
+    assert run_grid(break_one) == [([True, False, True], True)] * 4
+
+
+def measure(rank: int) -> Any:
+    """Return the statistic of a window in which the parameters stay as they are."""
+    model, _, replicas = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    reports: list[Report] = []
+
+    def decide(report: Report, proposed: Decision) -> Decision:
+        reports.append(report)
+        return proposed
+
+    config = Config(method="powersgd", detector=DetectorConfig(window=Window(epochs=1)))
+    session = attach(model, config, optimizer, decider=decide, replicate_group=replicas)
+    for step in range(STEPS):
+        backward(model, rank, step)
+        session.step()
+        optimizer.zero_grad()
+    session.end_epoch(lr=0.1, next_lr=0.1)
+    return [(report.statistic_by_layer, report.agreement) for report in reports]
+
+
+def test_the_statistic_is_the_norm_of_whole_layers(run_grid):
+    ((statistic, agreement),), *others = run_grid(measure)
+    assert others == [[]] * 3  # rank 0 decides for all
+    torch.manual_seed(0)
+    model = Model()
+    for step in range(STEPS):
+        _backward_all(model, step)
+    norms = {
+        name: float(one.grad.norm()) / STEPS
+        for name, one in model.named_parameters()
+        if one.dim() > 1
+    }
+    assert statistic == pytest.approx(norms, rel=1e-4)
+    assert -1.0 <= agreement <= 1.0
+
+
+def accumulate(rank: int) -> list[torch.Tensor]:
+    """Return the gradients, which a script may clip, of two backward passes of one step."""
+    model, optimizer, replicas = build()
+    session = attach(model, Config(method="none"), optimizer, replicate_group=replicas)
+    for step in range(2):
+        model.set_requires_gradient_sync(step == 1)
+        backward(model, rank, step)
+    gradients = [one.grad.full_tensor() for one in model.parameters()]
+    session.step()
+    return gradients
+
+
+def test_gradients_accumulate_and_are_averages_before_the_step(run_grid):
+    torch.manual_seed(0)
+    model = Model()
+    for step in range(2):
+        _backward_all(model, step)
+    for gradients in run_grid(accumulate):
+        for ours, theirs in zip(gradients, model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def resume(rank: int, stop: int) -> list[torch.Tensor]:
+    """Train for `STEPS` steps, with a new session from saved states after `stop` of them."""
+    model, optimizer, replicas = build()
+    config = Config(method="powersgd")
+    session = attach(model, config, optimizer, replicate_group=replicas)
+    for step in range(STEPS):
+        if step == stop:
+            saved = session.state_dict()
+            session.source.remove()
+            session = attach(model, config, optimizer, replicate_group=replicas)
+            session.load_state_dict(saved)
+        backward(model, rank, step)
+        session.step()
+        optimizer.zero_grad()
+    return full(model)
+
+
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(run_grid):
+    resumed, whole = run_grid(resume, 2), run_grid(resume, -1)
+    for ours, theirs in zip(resumed, whole, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def override(rank: int) -> list[str]:
+    """Return the names of the levels in force after each step; rank 0 overrides in the first."""
+    model, optimizer, replicas = build()
+    config = Config(method="qsgd", low={"bits": 8}, high={"bits": 2})
+    session = attach(model, config, optimizer, replicate_group=replicas)
+    names = []
+    for step in range(3):
+        if (rank, step) == (0, 0):
+            session.override([Override(id="by hand", target="compression", level="high")])
+        backward(model, rank, step)
+        session.step()
+        optimizer.zero_grad()
+        names.append(session.decision.level_by_layer["last.weight"].name)
+    return names
+
+
+def test_an_override_is_applied_by_all_workers_at_the_same_step(run_grid):
+    assert run_grid(override) == [["high"] * 3] * 4
+
+
+def native() -> nn.Module:
+    model = Model()
+    fully_shard(model, mesh=grid())
+    return model
+
+
+def with_ignored() -> nn.Module:
+    model = Model()
+    fully_shard(model, mesh=grid()["shard"], ignored_params={model.first.bias})
+    return model
+
+
+MODELS = {"not sharded": Model, "native": native, "ignored": with_ignored}
+GROUPS = {"no group": lambda: None, "wrong group": lambda: grid()["shard"].get_group()}
+CONFIGS = {"local steps": Config(method="none", local_steps=LocalSteps(low=2, high=2))}
+
+
+def refuse(rank: int, mistake: str) -> str:
+    """Return what `attach` says about a mistake."""
+    model, optimizer, replicas = build()
+    model = MODELS[mistake]() if mistake in MODELS else model
+    group = GROUPS[mistake]() if mistake in GROUPS else replicas
+    config = CONFIGS.get(mistake, Config(method="none"))
+    with pytest.raises(HookError) as caught:
+        attach(model, config, optimizer, replicate_group=group)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("no group", 'mesh["replicate"].get_group()'),
+        ("not sharded", "a module that is not sharded; call fully_shard() on it first"),
+        ("native", 'call fully_shard(module, mesh=mesh["shard"])'),
+        ("wrong group", "no grid of 2 replicas of 2 shards: this worker has the same part"),
+        ("ignored", "the layers first.bias train and are not sharded"),
+        ("local steps", "local_steps is not supported with FSDP2 yet"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_way_out(run_grid, mistake, told):
+    assert all(told in sentence for sentence in run_grid(refuse, mistake))
+
+
+def train_wrongly(rank: int, mistake: str) -> str:
+    """Return what a step says about a mistake."""
+    model, optimizer, replicas = build()
+    session = attach(model, Config(method="none"), optimizer, replicate_group=replicas)
+    inputs, _ = batch(rank, 0)
+
+    def run() -> None:
+        if mistake == "no pass":
+            session.step()
+        outputs = model.blocks[0](torch.ones(1, 33)) if mistake == "unused" else model(inputs)
+        outputs.sum().backward()
+        if mistake == "twice":
+            model(inputs).sum().backward()
+
+    with pytest.raises(HookError) as caught:
+        run()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("no pass", "no gradients were exchanged since the last step; call backward() first"),
+        ("twice", "gradients were exchanged twice for one step; call session.step() after each"),
+        ("unused", "the layers blocks.1.0.bias, blocks.1.0.weight, first.bias"),
+    ],
+)
+def test_a_step_without_the_gradients_of_all_layers_once_is_refused(run_grid, mistake, told):
+    assert all(told in sentence for sentence in run_grid(train_wrongly, mistake))
