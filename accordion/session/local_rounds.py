@@ -215,7 +215,7 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         if length == 1 < self.length:
             # One optimizer state for all again, as in data-parallel training.
-            self._coordinator.average_(list(_optimizer_state(self._optimizers)))
+            _average_optimizer_state(self._optimizers, self._coordinator)
         if (length > 1) != (self.length > 1):
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
         self._times.clear()
@@ -448,8 +448,24 @@ def _check_measurable(source: DdpSource | SimulatedSource, config: Config) -> No
         )
 
 
+def _average_optimizer_state(optimizers: tuple[Optimizer, ...], coordinator: Coordinator) -> None:
+    """Replace the optimizers' state by its mean over the workers.
+
+    Counts of steps differ where a worker skipped one; in fp64, means of equal ones are exact.
+    """
+    tensors = list(_optimizer_state(optimizers))
+    values = [one for one in tensors if one.dim()]
+    counts = [one for one in tensors if not one.dim()]
+    if counts:
+        exact = torch.tensor(list(map(float, counts)), dtype=torch.float64)
+        values.append(exact.to(values[0].device if values else counts[0].device))
+    coordinator.average_(values)
+    for count, mean in zip(counts, values[-1].tolist() if counts else [], strict=True):
+        count.fill_(mean)
+
+
 def _optimizer_state(optimizers: tuple[Optimizer, ...]) -> Iterator[Tensor]:
-    """Return the tensors of the optimizers' state that follow gradients, in the same order on all
+    """Return the floating point tensors of the optimizers' state, in the same order on all
     workers.
     """
     states = [
@@ -459,5 +475,5 @@ def _optimizer_state(optimizers: tuple[Optimizer, ...]) -> Iterator[Tensor]:
     ]
     values = (state[key] for state in states for key in sorted(state, key=str))
     for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+        if isinstance(value, Tensor) and value.is_floating_point():
             yield value
