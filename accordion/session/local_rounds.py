@@ -5,7 +5,7 @@ ends them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.hook.ddp_source import DdpSource
 from accordion.hook.gradient_source import GradientSource
-from accordion.hook.layers import named_layers
+from accordion.hook.layers import named_layers, reduced_layers
 from accordion.hook.parameter_changes import ParameterChanges
 from accordion.hook.simulated_module import ParallelModule
 from accordion.hook.simulated_source import SimulatedSource
@@ -185,9 +185,10 @@ class LocalRounds(Rounds):
         super().__init__(source, engine, requests, rank=coordinator.rank)
         self._module, self._source = module, source
         self._coordinator, self._optimizers = coordinator, optimizers
-        self._parameters = {
-            name: one for name, one in named_layers(module.module).items() if one.requires_grad
-        }
+        exchanged = named_layers(module.module)
+        if isinstance(module, DistributedDataParallel):
+            exchanged = reduced_layers(module)
+        self._parameters = {name: one for name, one in exchanged.items() if one.requires_grad}
         self._changes = ParameterChanges(
             self._parameters, source.exchanges, nesterov=nesterov, overlaps=overlap > 0
         )
@@ -215,7 +216,8 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         if length == 1 < self.length:
             # One optimizer state for all again, as in data-parallel training.
-            _average_optimizer_state(self._optimizers, self._coordinator)
+            state = list(_optimizer_state(self._optimizers, self._parameters.values()))
+            _average_state(state, self._coordinator)
         if (length > 1) != (self.length > 1):
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
         self._times.clear()
@@ -448,12 +450,11 @@ def _check_measurable(source: DdpSource | SimulatedSource, config: Config) -> No
         )
 
 
-def _average_optimizer_state(optimizers: tuple[Optimizer, ...], coordinator: Coordinator) -> None:
-    """Replace the optimizers' state by its mean over the workers.
+def _average_state(tensors: Sequence[Tensor], coordinator: Coordinator) -> None:
+    """Replace the tensors of the optimizers' state by their means over the workers.
 
     Counts of steps differ where a worker skipped one; in fp64, means of equal ones are exact.
     """
-    tensors = list(_optimizer_state(optimizers))
     values = [one for one in tensors if one.dim()]
     counts = [one for one in tensors if not one.dim()]
     if counts:
@@ -464,14 +465,18 @@ def _average_optimizer_state(optimizers: tuple[Optimizer, ...], coordinator: Coo
         count.fill_(mean)
 
 
-def _optimizer_state(optimizers: tuple[Optimizer, ...]) -> Iterator[Tensor]:
-    """Return the floating point tensors of the optimizers' state, in the same order on all
-    workers.
+def _optimizer_state(
+    optimizers: tuple[Optimizer, ...], exchanged: Iterable[Tensor]
+) -> Iterator[Tensor]:
+    """Return the floating point tensors of the optimizers' state about exchanged parameters, in the
+    same order on all workers.
     """
+    known = set(map(id, exchanged))
     states = [
         optimizer.state.get(parameter, {})
         for optimizer in optimizers
         for parameter in parameters_of([optimizer])
+        if id(parameter) in known
     ]
     values = (state[key] for state in states for key in sorted(state, key=str))
     for value in values:

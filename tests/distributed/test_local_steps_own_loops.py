@@ -320,3 +320,28 @@ def wrap(rank: int, mode: StepMode) -> str:
 def test_an_optimizer_around_another_one_is_refused_with_the_way_out(run_group, mode):
     for told in run_group(WORKERS, wrap, mode):
         assert 'wraps another that takes its steps, leave step="session"' in told
+
+
+def ignore(rank: int) -> Any:
+    """A layer that DDP leaves to each worker, beside one that it exchanges."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
+    ddp, own = DistributedDataParallel(model), model[1].weight
+    optimizer = SGD(ddp.parameters(), lr=0.1)
+    config = Config(method="none", local_steps=LocalSteps(low=2, high=2))
+    session = attach(ddp, config, optimizer)
+    for _ in range(2):
+        draw = torch.Generator().manual_seed(rank)
+        nn.functional.mse_loss(ddp(torch.randn(5, 6, generator=draw)), torch.ones(5, 3)).backward()
+        before, gradient = own.detach().clone(), own.grad.clone()
+        session.step()
+        ddp.zero_grad()
+    return torch.allclose(own, before - 0.1 * gradient), model[0].weight.detach()
+
+
+def test_a_layer_that_ddp_ignores_stays_each_workers_own_after_rounds(run_group):
+    (is_own, one), (other_is_own, other) = run_group(WORKERS, ignore)
+    assert is_own
+    assert other_is_own
+    assert torch.equal(one, other)
