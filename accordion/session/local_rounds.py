@@ -143,6 +143,13 @@ class Rounds:
         """
         return []
 
+    def check_momentum(self, saved: object) -> None:
+        """Check that a saved momentum can be loaded.
+
+        Raises:
+            StateError: it is of other parameters.
+        """
+
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Continue with a saved momentum; an empty one starts from zero. A round that is running is
         given up.
@@ -349,6 +356,10 @@ class LocalRounds(Rounds):
                 " session.finish_round() on all workers before they save their state"
             )
         return self._changes.momentum()
+
+    def check_momentum(self, saved: object) -> None:
+        """Implements `Rounds`."""
+        self._changes.check_momentum(saved)
 
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Implements `Rounds`."""

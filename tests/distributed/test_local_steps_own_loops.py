@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from accordion.base.errors import HookError
+from accordion.base.errors import HookError, StateError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Override
 from accordion.compress.step_signals import Signal
@@ -345,3 +345,27 @@ def test_a_layer_that_ddp_ignores_stays_each_workers_own_after_rounds(run_group)
     assert is_own
     assert other_is_own
     assert torch.equal(one, other)
+
+
+def load_other(rank: int) -> Any:
+    """A state whose momentum is of other parameters, loaded into a session in its first round."""
+    local = LocalSteps(low=2, high=2, outer="nesterov")
+    whole, other = (Loop(rank, "session", local_steps=local) for _ in range(2))
+    for number in range(2):
+        whole.step(number)
+    state = whole.session.state_dict()
+    other.step(0)
+    refused = []
+    for momentum in ([one[1:] for one in state["outer_momentum"]], ["text"]):
+        with pytest.raises(StateError) as error:
+            other.session.load_state_dict({**state, "outer_momentum": momentum})
+        refused.append(str(error.value))
+    other.step(1)
+    return refused, other.session.steps, torch.equal(whole.parameters(), other.parameters())
+
+
+def test_a_momentum_of_other_parameters_is_refused_and_nothing_is_loaded(run_group):
+    for refused, steps, is_unchanged in run_group(WORKERS, load_other):
+        assert all("with the same layers frozen" in text for text in refused)
+        assert steps == 2
+        assert is_unchanged
