@@ -113,9 +113,11 @@ def read_run(folder: Path) -> SimulatedRun | None:
         return None
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-        return SimulatedRun(**{**fields, "status": SimulatedStatus(fields["status"])})
+        run = SimulatedRun(**{**fields, "status": SimulatedStatus(fields["status"])})
+        _check_types(run)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged ({error}); remove its folder") from error
+    return run
 
 
 def list_runs(folder: Path) -> list[tuple[Path, SimulatedRun]]:
@@ -162,6 +164,19 @@ def _lock(descriptor: int, folder: Path) -> None:
             f"another command runs the simulation in {folder}; wait for its end, or give --out"
             " another folder"
         ) from None
+
+
+def _check_types(run: SimulatedRun) -> None:
+    """Check the types of a run's fields.
+
+    Raises:
+        TypeError: one has another type.
+    """
+    types = {"name": str, "spec": dict, "workers": int, "seed": int, "message": str}
+    for name, expected in types.items():
+        value = getattr(run, name)
+        if type(value) is not expected:
+            raise TypeError(f"{name} is {value!r}")
 
 
 def _check_alike(folder: Path, found: SimulatedRun, wanted: SimulatedRun) -> None:
