@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 MAX_WORKERS = 64
 """Most simulated workers: each has a model of its own, and all compute one after the other."""
 MAX_SEEDS = 100
+_SEEDS = re.compile(r"\d{1,10}(-\d{1,10})?")
+"""A seed or a range; the largest seed of a job has ten digits."""
 
 
 def simulate(
@@ -137,8 +140,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in filter(None, text.replace(" ", "").split(",")):
         first, _, last = part.partition("-")
-        is_whole = all(number.isdecimal() for number in part.split("-", 1))
-        if not is_whole or int(last or first) < int(first):
+        if not _SEEDS.fullmatch(part) or int(last or first) < int(first):
             raise SettingsError(
                 f"--seeds has {part!r}; give whole numbers from 0 on, such as 0,1,2 or 0-2"
             )
