@@ -369,3 +369,17 @@ def test_a_momentum_of_other_parameters_is_refused_and_nothing_is_loaded(run_gro
         assert all("with the same layers frozen" in text for text in refused)
         assert steps == 2
         assert is_unchanged
+
+
+def step_twice(rank: int) -> str:
+    loop = Loop(rank, "session")
+    loop.step(0)
+    with pytest.raises(HookError) as error:
+        loop.session.step()
+    return str(error.value)
+
+
+def test_a_local_step_without_gradients_is_refused_without_advice_that_is_refused(run_group):
+    for refused in run_group(WORKERS, step_twice):
+        assert "use each layer in every step" in refused
+        assert "find_unused_parameters" not in refused
