@@ -8,6 +8,8 @@ from typing import Literal, get_args
 from accordion.base.errors import ConfigError
 
 OuterStep = Literal["average", "nesterov"]
+_ROUNDING = 1e-9
+"""Slack in the length of a round: as floats, 0.1 / (0.1 * 0.1) is a little below 10."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class LocalSteps:
         if step < self.start_steps:
             return 1
         try:
-            length = self.low * max(1.0, fall) ** self.power
+            length = self.low * max(1.0, fall) ** self.power * (1.0 + _ROUNDING)
         except OverflowError:
             return self.high
         return min(self.high, int(min(length, self.high)))

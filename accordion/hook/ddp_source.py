@@ -28,6 +28,10 @@ _NO_GRADIENTS = (
     " attach() before the first forward pass, and give DistributedDataParallel"
     " find_unused_parameters=True if layers can be unused"
 )
+_NO_LOCAL_GRADIENTS = (
+    "not all layers got a gradient since the last step; call backward() outside no_sync() first,"
+    " and use each layer in every step: local_steps refuses layers that can be unused"
+)
 
 
 class DdpSource:
@@ -131,7 +135,7 @@ class DdpSource:
             HookError: there are no gradients since the last call.
         """
         if not self._has_local_gradients:
-            raise HookError(_NO_GRADIENTS)
+            raise HookError(_NO_LOCAL_GRADIENTS)
         self._has_local_gradients = False
 
     def unused_layers(self) -> list[str]:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from accordion.base.errors import HookError
+from accordion.base.errors import HookError, StateError
 from accordion.compress.layer_stacks import Bucket, Layer
 from accordion.hook.ddp_buckets import as_real
 from accordion.hook.exchange_scheduler import ExchangeScheduler
@@ -125,9 +125,30 @@ class ParameterChanges:
         values = (bucket.momentum for bucket in self._buckets)
         return [value.to("cpu", copy=True) for value in values if value is not None]
 
+    def check_momentum(self, saved: object) -> None:
+        """Check that a saved momentum is of these parameters, or empty.
+
+        Raises:
+            StateError: it is not.
+        """
+        if not self._nesterov or not saved:
+            return
+        given = saved if isinstance(saved, Sequence) else ()
+        found = [one.numel() for one in given if isinstance(one, Tensor)]
+        sizes = [bucket.start.numel() for bucket in self._buckets]
+        if found != sizes:
+            raise StateError(
+                f"saved momentum of local steps has buckets of {found} values, and the trainable"
+                f" parameters of this model fill {sizes}; load it into the model it was saved from,"
+                " with the same layers frozen"
+            )
+
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
-        """Continue with a saved momentum; an empty one starts from zero."""
-        values: Sequence[Tensor | None] = saved or [None] * len(self._buckets)
+        """Continue with a saved momentum; an empty one starts from zero. Outer steps without one
+        leave it out.
+        """
+        given = saved if self._nesterov else ()
+        values: Sequence[Tensor | None] = given or [None] * len(self._buckets)
         for bucket, value in zip(self._buckets, values, strict=True):
             bucket.momentum = None if value is None else value.to(bucket.start, copy=True)
 

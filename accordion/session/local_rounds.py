@@ -5,7 +5,7 @@ ends them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
 from accordion.hook.ddp_source import DdpSource
 from accordion.hook.gradient_source import GradientSource
-from accordion.hook.layers import named_layers
+from accordion.hook.layers import named_layers, reduced_layers
 from accordion.hook.parameter_changes import ParameterChanges
 from accordion.hook.simulated_module import ParallelModule
 from accordion.hook.simulated_source import SimulatedSource
@@ -148,6 +148,13 @@ class Rounds:
         """
         return []
 
+    def check_momentum(self, saved: object) -> None:
+        """Check that a saved momentum can be loaded.
+
+        Raises:
+            StateError: it is of other parameters.
+        """
+
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Continue with a saved momentum; an empty one starts from zero. A round that is running is
         given up.
@@ -190,9 +197,10 @@ class LocalRounds(Rounds):
         super().__init__(source, engine, requests, rank=coordinator.rank)
         self._module, self._source = module, source
         self._coordinator, self._optimizers = coordinator, optimizers
-        self._parameters = {
-            name: one for name, one in named_layers(module.module).items() if one.requires_grad
-        }
+        exchanged = named_layers(module.module)
+        if isinstance(module, DistributedDataParallel):
+            exchanged = reduced_layers(module)
+        self._parameters = {name: one for name, one in exchanged.items() if one.requires_grad}
         self._changes = ParameterChanges(
             self._parameters, source.exchanges, nesterov=nesterov, overlaps=overlap > 0
         )
@@ -219,7 +227,8 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         if length == 1 < self.length:
             # One optimizer state for all again, as in data-parallel training.
-            self._coordinator.average_(list(_optimizer_state(self._optimizers)))
+            state = list(_optimizer_state(self._optimizers, self._parameters.values()))
+            _average_state(state, self._coordinator)
         if (length > 1) != (self.length > 1):
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
         self._times.clear()
@@ -352,6 +361,10 @@ class LocalRounds(Rounds):
             )
         return self._changes.momentum()
 
+    def check_momentum(self, saved: object) -> None:
+        """Implements `Rounds`."""
+        self._changes.check_momentum(saved)
+
     def load_momentum(self, saved: Sequence[Tensor]) -> None:
         """Implements `Rounds`."""
         if self._is_exchanging:
@@ -452,16 +465,35 @@ def _check_measurable(source: DdpSource | SimulatedSource, config: Config) -> No
         )
 
 
-def _optimizer_state(optimizers: tuple[Optimizer, ...]) -> Iterator[Tensor]:
-    """Return the tensors of the optimizers' state that follow gradients, in the same order on all
-    workers.
+def _average_state(tensors: Sequence[Tensor], coordinator: Coordinator) -> None:
+    """Replace the tensors of the optimizers' state by their means over the workers.
+
+    Counts of steps differ where a worker skipped one; in fp64, means of equal ones are exact.
     """
+    values = [one for one in tensors if one.dim()]
+    counts = [one for one in tensors if not one.dim()]
+    if counts:
+        exact = torch.tensor(list(map(float, counts)), dtype=torch.float64)
+        values.append(exact.to(values[0].device if values else counts[0].device))
+    coordinator.average_(values)
+    for count, mean in zip(counts, values[-1].tolist() if counts else [], strict=True):
+        count.fill_(mean)
+
+
+def _optimizer_state(
+    optimizers: tuple[Optimizer, ...], exchanged: Iterable[Tensor]
+) -> Iterator[Tensor]:
+    """Return the floating point tensors of the optimizers' state about exchanged parameters, in the
+    same order on all workers.
+    """
+    known = set(map(id, exchanged))
     states = [
         optimizer.state.get(parameter, {})
         for optimizer in optimizers
         for parameter in parameters_of([optimizer])
+        if id(parameter) in known
     ]
     values = (state[key] for state in states for key in sorted(state, key=str))
     for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+        if isinstance(value, Tensor) and value.is_floating_point():
             yield value

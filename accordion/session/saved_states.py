@@ -19,6 +19,7 @@ from accordion.compress.feedback import mean_residuals_, sum_residuals_
 from accordion.compress.ledger import Ledger
 from accordion.decide.controller import Controller
 from accordion.session.coordination import Coordinator
+from accordion.session.local_rounds import Rounds
 
 _KEYS = {
     *("rank", "world_size", "steps", "skipped_steps", "epoch", "lr"),
@@ -96,7 +97,12 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
 
 
 def load_on_all_workers(
-    engine: Engine, controller: Controller, states: object, *, coordinator: Coordinator
+    engine: Engine,
+    controller: Controller,
+    states: object,
+    *,
+    coordinator: Coordinator,
+    rounds: Rounds,
 ) -> State:
     """Load saved states on all workers, or on none; return this worker's state.
 
@@ -111,6 +117,7 @@ def load_on_all_workers(
     try:
         chosen = complete_states(states, rank=rank, world_size=world_size)
         loaded = load_states(engine, controller, chosen, rank=rank, world_size=world_size)
+        rounds.check_momentum(loaded["outer_momentum"])
         summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
     except StateError as error:
         problem, summary = error, {"error": str(error)}

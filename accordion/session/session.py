@@ -379,7 +379,7 @@ class Session:
         """
         self.rounds.settle()
         loaded = load_on_all_workers(
-            self._engine, self.controller, states, coordinator=self._coordinator
+            self._engine, self.controller, states, coordinator=self._coordinator, rounds=self.rounds
         )
         self._decisions.proposal = None
         decision = parse_decision(loaded["decision"])

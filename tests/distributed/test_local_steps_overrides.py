@@ -68,3 +68,21 @@ def test_the_end_of_the_start_ends_a_round_of_an_override(run_group):
         assert lengths == [5] * 12
         assert [switch.decision.step for switch in switches] == [1, 4]
         assert switches[-1].decision.local_steps_override == "o"
+
+
+def skip_on_one(rank: int) -> Any:
+    """One worker skips a local step, and then gradients are exchanged in every step."""
+    worker = Worker(rank, LocalSteps(low=2, high=2), adam)
+    for step in range(6):
+        if (rank, step) == (0, 3):
+            worker.session.override([Override(id="o", target="local_steps", level=1)])
+        worker.step(step, spoil=(rank, step) == (1, 1))
+    counts = [float(one["step"]) for one in worker.optimizer.state.values()]
+    return worker.session.decision.local_steps, counts, worker.parameters()
+
+
+def test_after_rounds_a_worker_that_skipped_a_local_step_trains_as_the_others_do(run_group):
+    (length, counts, one), (_, others_counts, other) = run_group(WORKERS, skip_on_one)
+    assert length == 1
+    assert counts == others_counts == [5.5] * 4
+    assert torch.equal(one, other)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from accordion.base.errors import HookError
+from accordion.base.errors import HookError, StateError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Override
 from accordion.compress.step_signals import Signal
@@ -320,3 +320,66 @@ def wrap(rank: int, mode: StepMode) -> str:
 def test_an_optimizer_around_another_one_is_refused_with_the_way_out(run_group, mode):
     for told in run_group(WORKERS, wrap, mode):
         assert 'wraps another that takes its steps, leave step="session"' in told
+
+
+def ignore(rank: int) -> Any:
+    """A layer that DDP leaves to each worker, beside one that it exchanges."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
+    ddp, own = DistributedDataParallel(model), model[1].weight
+    optimizer = SGD(ddp.parameters(), lr=0.1)
+    config = Config(method="none", local_steps=LocalSteps(low=2, high=2))
+    session = attach(ddp, config, optimizer)
+    for _ in range(2):
+        draw = torch.Generator().manual_seed(rank)
+        nn.functional.mse_loss(ddp(torch.randn(5, 6, generator=draw)), torch.ones(5, 3)).backward()
+        before, gradient = own.detach().clone(), own.grad.clone()
+        session.step()
+        ddp.zero_grad()
+    return torch.allclose(own, before - 0.1 * gradient), model[0].weight.detach()
+
+
+def test_a_layer_that_ddp_ignores_stays_each_workers_own_after_rounds(run_group):
+    (is_own, one), (other_is_own, other) = run_group(WORKERS, ignore)
+    assert is_own
+    assert other_is_own
+    assert torch.equal(one, other)
+
+
+def load_other(rank: int) -> Any:
+    """A state whose momentum is of other parameters, loaded into a session in its first round."""
+    local = LocalSteps(low=2, high=2, outer="nesterov")
+    whole, other = (Loop(rank, "session", local_steps=local) for _ in range(2))
+    for number in range(2):
+        whole.step(number)
+    state = whole.session.state_dict()
+    other.step(0)
+    refused = []
+    for momentum in ([one[1:] for one in state["outer_momentum"]], ["text"]):
+        with pytest.raises(StateError) as error:
+            other.session.load_state_dict({**state, "outer_momentum": momentum})
+        refused.append(str(error.value))
+    other.step(1)
+    return refused, other.session.steps, torch.equal(whole.parameters(), other.parameters())
+
+
+def test_a_momentum_of_other_parameters_is_refused_and_nothing_is_loaded(run_group):
+    for refused, steps, is_unchanged in run_group(WORKERS, load_other):
+        assert all("with the same layers frozen" in text for text in refused)
+        assert steps == 2
+        assert is_unchanged
+
+
+def step_twice(rank: int) -> str:
+    loop = Loop(rank, "session")
+    loop.step(0)
+    with pytest.raises(HookError) as error:
+        loop.session.step()
+    return str(error.value)
+
+
+def test_a_local_step_without_gradients_is_refused_without_advice_that_is_refused(run_group):
+    for refused in run_group(WORKERS, step_twice):
+        assert "use each layer in every step" in refused
+        assert "find_unused_parameters" not in refused

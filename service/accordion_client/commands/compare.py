@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -81,6 +82,8 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Compare jobs: what differs in their specs, their metric, time, bytes and workers."""
+    if reaches is not None and not math.isfinite(reaches):
+        raise typer.BadParameter(f"--reaches is {reaches}; give a finite number, such as 0.48")
     if len(jobs) < 2 and len(list_simulated(Path(jobs[0]))) < 2:
         raise typer.BadParameter(f"there is one job, {jobs[0]}; give two or more")
     histories = [one for found in read_histories(jobs, url) for one in found]

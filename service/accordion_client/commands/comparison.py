@@ -28,6 +28,9 @@ from accordion_service.domain.performance.metric_goals import (
 )
 from accordion_workers.spec.public_records import Bytes
 
+_ENDED = ("SUCCEEDED", "FAILED")
+"""States of simulations that go on with no epoch; when they ended is not known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedJob:
@@ -177,7 +180,8 @@ def check_given_once(histories: Sequence[ComparedHistory]) -> None:
 
 def _check_epochs(histories: Sequence[ComparedHistory]) -> None:
     for job in (one.job for one in histories if not one.epochs):
-        then = "leave it out" if job.ended_at else "wait for its first epoch, or leave it out"
+        is_over = job.ended_at or job.status.value in _ENDED
+        then = "leave it out" if is_over else "wait for its first epoch, or leave it out"
         raise IncomparableError(
             f"job {job.id} ({job.name}) is {job.status} and has finished no epoch; {then}"
         )

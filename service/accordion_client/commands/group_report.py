@@ -75,7 +75,7 @@ def _title_groups(
 ) -> list[str]:
     """Return the names of folders and jobs; of several with one name, what was given."""
     titles = [
-        Path(name).absolute().name if len(found) > 1 else found[0].job.name
+        Path(name).resolve().name if len(found) > 1 else found[0].job.name
         for name, found in zip(names, histories, strict=True)
     ]
     counts = Counter(titles)

@@ -35,6 +35,7 @@ _LINK = re.compile(
     r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])bit(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
     re.IGNORECASE,
 )
+_WORKERS = re.compile(r"\d{1,4}")
 POLL_S = 0.5
 """Seconds between two requests for the status of a plan."""
 MAX_WORKERS = 1024
@@ -131,7 +132,7 @@ def parse_workers(text: str) -> int:
     """
     from accordion_service.errors import SettingsError
 
-    number = int(text) if text.strip().isdecimal() else 0
+    number = int(text) if _WORKERS.fullmatch(text.strip()) else 0
     if not 2 <= number <= MAX_WORKERS:
         raise SettingsError(
             f"--workers is {text!r}; give a whole number from 2 to {MAX_WORKERS}: one worker"

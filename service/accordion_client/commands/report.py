@@ -80,7 +80,7 @@ def _build_file(jobs: Sequence[str], to: Path | None, *, force: bool, url: str) 
     """Write a page that is built here."""
     from accordion_client.commands.job_histories import read_histories
 
-    stem = "-".join(Path(job).absolute().name for job in jobs)[:_MAX_STEM]
+    stem = "-".join(Path(job).resolve().name for job in jobs)[:_MAX_STEM]
     with choose_output_file(to, name_file(stem, ".html"), force=force) as file:
         page = _build_page(jobs, read_histories(jobs, url))
         file.write_bytes(b"".join(page.pieces))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +27,13 @@ from accordion_client.commands.local_specs import build_environment, check_spec
 
 if TYPE_CHECKING:
     from accordion_client.commands.simulations import SeedRun
+    from accordion_workers.simulation.simulated_runs import SimulatedRun
 
 MAX_WORKERS = 64
 """Most simulated workers: each has a model of its own, and all compute one after the other."""
 MAX_SEEDS = 100
+_SEEDS = re.compile(r"\d{1,10}(-\d{1,10})?")
+"""A seed or a range; the largest seed of a job has ten digits."""
 
 
 def simulate(
@@ -86,15 +89,16 @@ def simulate(
     numbers = parse_seeds(seeds)
     seeds_or_own: Sequence[int | None] = numbers or [None]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as locks:
-        prepare = partial(_prepare, spec, out, workers=workers, locks=locks)
-        runs = [prepare(seed=seed) for seed in seeds_or_own]
+        wanted = [_build_run(spec, workers=workers, seed=seed) for seed in seeds_or_own]
+        environment = build_environment(spec)
+        runs = _claim_runs(wanted, out, locks)
         code = Path(folder, "code.zip")
         if archive is not None:
             code.write_bytes(archive)
         simulations = Simulations(
             runs,
             code=None if archive is None else code,
-            environment=build_environment(spec),
+            environment=environment,
             device=device,
             processes=processes or (1 if device != "cpu" else os.cpu_count() or 1),
         )
@@ -136,8 +140,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in filter(None, text.replace(" ", "").split(",")):
         first, _, last = part.partition("-")
-        is_whole = all(number.isdecimal() for number in part.split("-", 1))
-        if not is_whole or int(last or first) < int(first):
+        if not _SEEDS.fullmatch(part) or int(last or first) < int(first):
             raise SettingsError(
                 f"--seeds has {part!r}; give whole numbers from 0 on, such as 0,1,2 or 0-2"
             )
@@ -149,38 +152,50 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def _prepare(
-    spec: dict[str, Any], out: Path | None, *, workers: int, seed: int | None, locks: ExitStack
-) -> SeedRun:
-    """Return the run of a seed, in its folder, which is locked.
+def _build_run(spec: dict[str, Any], *, workers: int, seed: int | None) -> SimulatedRun:
+    """Return the run of a seed.
 
     Raises:
-        SettingsError: the spec is wrong or cannot be simulated, or the folder has another run or
-            is in use.
+        SettingsError: the spec is wrong or cannot be simulated.
+    """
+    from accordion_workers.simulation.simulated_runs import SimulatedRun
+    from accordion_workers.simulation.simulated_spec import build_simulated_spec, explain_refusal
+
+    checked = check_spec(build_simulated_spec(spec, workers=workers, seed=seed), explain_refusal)
+    seed = checked.training.seed
+    plain = checked.model_dump(mode="json", exclude_unset=True)
+    plain["training"] = {**plain.get("training", {}), "seed": seed}
+    return SimulatedRun(
+        name=checked.name or checked.task.name, spec=plain, workers=workers, seed=seed
+    )
+
+
+def _claim_runs(
+    wanted: Sequence[SimulatedRun], out: Path | None, locks: ExitStack
+) -> list[SeedRun]:
+    """Return the runs in their folders, which are locked.
+
+    Raises:
+        SettingsError: the folder has another run, is in use, or cannot be used.
     """
     from accordion_client.commands.simulations import SeedRun
     from accordion_service.domain.file_names import name_file
     from accordion_service.errors import SettingsError
-    from accordion_workers.simulation.simulated_runs import (
-        RunError,
-        SimulatedRun,
-        claim_run,
-        lock_run,
-    )
-    from accordion_workers.simulation.simulated_spec import build_simulated_spec, explain_refusal
+    from accordion_workers.simulation.simulated_runs import RunError, claim_runs, lock_run
 
-    checked = check_spec(build_simulated_spec(spec, workers=workers, seed=seed), explain_refusal)
-    name = checked.name or checked.task.name
-    seed = checked.training.seed
-    folder = (out or Path("simulations", name_file(name, ""))) / f"seed-{seed}"
-    plain = checked.model_dump(mode="json", exclude_unset=True)
-    plain["training"] = {**plain.get("training", {}), "seed": seed}
-    wanted = SimulatedRun(name=name, spec=plain, workers=workers, seed=seed)
+    folder = out or Path("simulations", name_file(wanted[0].name, ""))
     try:
-        locks.enter_context(lock_run(folder))
-        return SeedRun(folder=folder, run=claim_run(folder, wanted))
-    except (OSError, RunError) as error:
+        for one in wanted:
+            locks.enter_context(lock_run(one.place_in(folder)))
+        claimed = claim_runs(folder, wanted)
+    except RunError as error:
         raise SettingsError(str(error)) from error
+    except OSError as error:
+        raise SettingsError(
+            f"{error.filename or folder} cannot be used ({error.strerror}); give another folder"
+            " with --out"
+        ) from error
+    return [SeedRun(folder=place, run=run) for place, run in claimed.items()]
 
 
 def _report_unfinished(runs: Sequence[SeedRun]) -> None:

@@ -44,18 +44,23 @@ def list_simulated(folder: Path) -> list[ComparedHistory]:
     """Return the runs in a folder of simulations; none if it is no such folder.
 
     Raises:
-        SettingsError: a run is damaged.
+        SettingsError: a run is damaged, or cannot be read.
     """
     try:
         return [read_simulated(place, run) for place, run in list_runs(folder)]
     except RunError as error:
         raise SettingsError(str(error)) from error
+    except OSError as error:
+        raise SettingsError(
+            f"{error.filename or folder} cannot be read ({error.strerror}); give a job, or a folder"
+            " of simulations that you may read"
+        ) from error
 
 
 def read_simulated(place: Path, run: SimulatedRun) -> ComparedHistory:
     """Return a run in its folder with the epochs that it has finished."""
     labels = run.spec.get("labels", {})
-    folder = place.absolute()
+    folder = place.resolve()
     job = SimulatedJob(
         id=str(folder),
         name=f"{folder.parent.name}/{folder.name}",

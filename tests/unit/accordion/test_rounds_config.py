@@ -35,3 +35,8 @@ def test_a_wrong_number_is_refused_with_the_value(wrong):
     name, value = list(wrong.items())[-1]
     with pytest.raises(ConfigError, match=f"local_steps has .*{name}={value!r}"):
         LocalSteps(**wrong)
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.1 * 0.1, 40), (0.1 * 0.1**2, 400), (0.03, 13)])
+def test_a_round_has_low_times_peak_by_rate_steps_whatever_floats_make_of_it(rate, length):
+    assert LocalSteps(low=4, high=1000).length(step=0, fall=0.1 / rate) == length

@@ -109,7 +109,7 @@ def test_a_wrong_value_is_refused_in_the_words_of_submit(
     assert bool(said.out) == (sentence is None)
 
 
-@pytest.mark.parametrize("workers", ["-2", "0", "1", "1025", "two"])
+@pytest.mark.parametrize("workers", ["-2", "0", "1", "1025", "two", "9" * 5000])
 def test_another_number_of_workers_is_refused_with_the_limits(
     accordion: Accordion, spec: Path, workers: str
 ) -> None:

@@ -139,6 +139,7 @@ def test_jobs_that_cannot_be_compared_are_named(
         (("one", "nobody"), "there is no job 'nobody'"),
         (("one", "one"), "is given 2 times; give different jobs"),
         ((*pair, "--metric", "recall"), "metric is 'recall', and the epochs of these jobs have"),
+        ((*pair, "--reaches", "nan"), "--reaches is nan; give a finite number"),
     ):
         said = accordion("compare", *arguments)
         assert (said.code, why in flat(said.err)) == (2, True), said.err

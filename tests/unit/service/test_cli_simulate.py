@@ -48,7 +48,10 @@ def test_seeds_are_numbers_and_ranges(text, seeds):
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "-1", "1,1", "0-3,2", "0-100000", "3-1", "1,3-2", ","])
+@pytest.mark.parametrize(
+    "text",
+    ["a", "1-", "-1", "1,1", "0-3,2", "0-100000", "3-1", "1,3-2", ",", "9" * 5000],
+)
 def test_other_seeds_are_refused_with_an_example(text):
     with pytest.raises(SettingsError, match="such as"):
         parse_seeds(text)
@@ -137,6 +140,28 @@ def test_a_folder_in_which_another_command_runs_is_refused(
         said = accordion("simulate", job, "--workers", "1", "--out", out)
     assert said.code == 2
     assert "another command runs the simulation in" in said.err
+
+
+def test_a_refused_spec_leaves_no_run_behind_and_seeds_of_a_folder_share_their_spec(
+    accordion: Accordion, job: Path, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "runs", ("--set", "training.optimizer.lr=0.2")
+    simulate = ("simulate", job, "--workers", "1", "--out", out, "--seeds")
+    assert accordion(*simulate, "2").code == 0
+    for seeds in ("0-2", "1"):
+        said = accordion(*simulate, seeds, *other)
+        assert said.code == 2
+        assert "seed-2 has a simulation with another training.optimizer" in said.err
+    assert list(out.glob("*/run.json")) == [out / "seed-2" / "run.json"]
+    assert accordion(*simulate, "1,2").code == 0
+
+
+def test_an_output_folder_that_is_a_file_is_refused_with_the_way_out(
+    accordion: Accordion, job: Path
+) -> None:
+    said = accordion("simulate", job, "--workers", "1", "--out", job)
+    assert said.code == 2
+    assert f"{job}/seed-0 cannot be used (Not a directory); give another folder" in said.err
 
 
 def test_a_run_whose_folder_cannot_be_written_fails_alone(

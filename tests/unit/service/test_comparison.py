@@ -225,6 +225,11 @@ def test_characters_that_control_a_terminal_are_shown_as_json() -> None:
             "is FAILED and has finished no epoch; leave it out",
         ),
         (
+            [make_history(1), make_history(0, id=SECOND, status="FAILED", ended_at=None)],
+            {},
+            "is FAILED and has finished no epoch; leave it out",
+        ),
+        (
             [make_history(1), make_history(1, id=SECOND)],
             {"metric": "recall"},
             "metric is 'recall', and the epochs of these jobs have accuracy, loss; give one",

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from accordion_client.commands.simulated_jobs import list_simulated
 from accordion_client.commands.simulated_report import read_source
 from accordion_service.api.dashboard.report_content import list_figures
 from accordion_service.api.dashboard.report_page import build_report
 from accordion_service.domain.jobs.statuses import Status
+from accordion_service.errors import SettingsError
 from accordion_workers.hub.journal import Journal, claim_generation
 from accordion_workers.records.contract import Payload
 from accordion_workers.simulation.simulated_runs import SimulatedRun, SimulatedStatus
@@ -30,6 +34,31 @@ def write_records(folder: Path, *payloads: Payload) -> None:
     journal = Journal(folder, attempt=1, generation=generation, clock=lambda: float(next(times)))
     for payload in payloads:
         journal.write(payload)
+
+
+@pytest.mark.parametrize(
+    "field", [{"spec": 5}, {"workers": "two"}, {"seed": True}, {"name": None}, {"message": []}]
+)
+def test_a_run_whose_field_has_another_type_is_damaged(
+    tmp_path: Path, field: dict[str, Any]
+) -> None:
+    write_run(tmp_path / "seed-0", **field)
+    with pytest.raises(SettingsError, match=r"run.json is damaged .*; remove its folder"):
+        list_simulated(tmp_path)
+
+
+def test_records_and_folders_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (write_run(tmp_path / "seed-0") / "records" / "000000001.jsonl").mkdir(parents=True)
+    for folder, file in ((tmp_path, "jsonl"), (tmp_path / ("a" * 300), "a")):
+        with pytest.raises(SettingsError, match=f"{file} cannot be read .*; give a job"):
+            list_simulated(folder)
+
+
+def test_a_run_has_one_id_by_whatever_path_it_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "seed-0")
+    (tmp_path / "link").symlink_to(folder)
+    places = (folder, folder / ".." / "seed-0", tmp_path / "link")
+    assert {one.job.id for place in places for one in list_simulated(place)} == {str(folder)}
 
 
 def test_a_run_that_went_on_from_a_checkpoint_shows_the_decisions_that_held(tmp_path: Path) -> None:

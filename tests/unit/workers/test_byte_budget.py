@@ -113,6 +113,12 @@ def test_a_budget_out_of_reach_is_refused_with_one_that_is_not(parts, way_out):
     )
 
 
+def test_a_job_that_can_save_no_bytes_is_told_to_leave_the_budget_out():
+    windows = {"policy": {"window": {"steps": 1}}, "compression": {"method": "none"}}
+    with pytest.raises(ConfigError, match=r"0\.\d times fewer .*; give local_steps.low in its"):
+        resolved(local_steps={"budget": 1, "high": 1}, **windows)
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
@@ -120,6 +126,7 @@ def test_a_budget_out_of_reach_is_refused_with_one_that_is_not(parts, way_out):
         ({"local_steps": {"budget": True}}, "valid number"),
         ({"local_steps": {"low": 4}}, "low=4 and budget=50.0; give one of them"),
         ({"local_steps": {"budget": None}}, "low=None and budget=None; give one of them"),
+        ({"local_steps": {"high": 3, "overlap": 5}}, "high=3 and overlap=5; .*at least overlap"),
         ({"batch": {"high": 128}}, "batch grows when the job decides it; give local_steps.low"),
         ({"policy": {"name": "cost_aware"}}, "policy cost_aware may send gradients uncompressed"),
         (

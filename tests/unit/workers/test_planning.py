@@ -107,6 +107,7 @@ def test_the_method_of_the_job_is_marked_and_its_slowest_pace_kept():
 def test_rounds_of_local_steps_spread_their_exchange_over_their_steps():
     link = LinkModel(world_size=4, latency_s=0.0, bytes_per_s=1e4)
     parts = {
+        "training": {"global_batch": 16, "micro_batch": 8},  # 90 steps in an epoch
         "compression": {"method": "qsgd"},
         "local_steps": {"low": 5, "high": 50, "start_steps": 10},
     }
@@ -123,6 +124,15 @@ def test_rounds_of_local_steps_spread_their_exchange_over_their_steps():
     plain = fixed.model_dump() | {"compression": {"method": "none"}}
     none = predict_steps(measurement(), JobSpec.model_validate(plain), link)
     assert {one.local_steps for one in none if one.is_own_method} == {1, 5}
+
+
+def test_no_round_is_predicted_to_be_longer_than_an_epoch():
+    link = LinkModel(world_size=4, latency_s=0.0, bytes_per_s=1e4)
+    parts = {"compression": {"method": "qsgd"}, "local_steps": {"low": 5, "high": 500}}
+    job = JobSpec.model_validate({**SPEC.model_dump(exclude_unset=True), **parts})
+    found = predict_steps(measurement(), job, link)
+    # 1438 samples are 23 steps of 64.
+    assert {one.local_steps for one in found if one.is_own_method} == {5, 23}
 
 
 def test_an_exchange_beside_steps_adds_what_outlasts_them():

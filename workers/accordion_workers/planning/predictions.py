@@ -20,6 +20,7 @@ from accordion.hook.level_costs import measure_levels
 from accordion_workers.planning.step_measurement import StepMeasurement
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.training.loop import min_step_s
+from accordion_workers.training.sampler import num_batches
 
 MAX_SECONDS = 30.0
 """Time limit for measuring the levels; later buckets cost as much per value as the first ones."""
@@ -78,7 +79,7 @@ def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> 
     predictions = [
         _predict(measured, spec, level, link=link, costs=costs[name], local_steps=length)
         for name, level in levels.items()
-        for length in _list_lengths(spec, level)
+        for length in _list_lengths(spec, level, samples=measured.samples)
     ]
     return sorted(predictions, key=lambda prediction: prediction.step_s)
 
@@ -97,15 +98,16 @@ def list_levels(spec: JobSpec) -> dict[str, Level]:
     return levels
 
 
-def _list_lengths(spec: JobSpec, level: Level) -> list[int]:
-    """Return the steps of a round to predict at a level; without compression also every step, with
-    which all others are compared.
+def _list_lengths(spec: JobSpec, level: Level, *, samples: int) -> list[int]:
+    """Return the steps of a round to predict at a level, at most those of an epoch, with which
+    rounds end; without compression also every step, with which all others are compared.
     """
     local = spec.config().local_steps
     if local is None or level.method != spec.compression.method:
         return [1]
     first = [1] if local.has_start or level.method == "none" else []
-    return list(dict.fromkeys([*first, local.low, local.high]))
+    most = num_batches(samples, spec.training.global_batch)
+    return list(dict.fromkeys([*first, min(local.low, most), min(local.high, most)]))
 
 
 def _predict(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -49,6 +49,10 @@ class SimulatedRun:
     message: str = ""
     """Why it failed."""
 
+    def place_in(self, folder: Path) -> Path:
+        """Return the folder of this run, in that of all seeds."""
+        return folder / f"seed-{self.seed}"
+
     def write(self, folder: Path) -> None:
         """Write it into its folder, which exists.
 
@@ -77,27 +81,25 @@ def lock_run(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def claim_run(folder: Path, wanted: SimulatedRun) -> SimulatedRun:
-    """Return the run in a folder, the wanted one if there is none, which is written.
+def claim_runs(folder: Path, wanted: Sequence[SimulatedRun]) -> dict[Path, SimulatedRun]:
+    """Return the runs of some seeds in a folder, by place; wanted ones that are missing are
+    written.
 
     Raises:
-        RunError: the folder has a run of another spec or number of workers.
+        RunError: the folder has a run, of any seed, with another spec or number of workers; nothing
+            is written.
         OSError: it cannot be read or written.
     """
-    found = read_run(folder)
-    if found is None:
-        wanted.write(folder)
-        return wanted
-    places = [place for place in ("workers", "spec") if _part(found, place) != _part(wanted, place)]
-    if places:
-        place = places[0]
-        prefix = "" if place == "spec" else place
-        differences = _list_differences(asdict(found)[place], asdict(wanted)[place], prefix)
-        raise RunError(
-            f"{folder} has a simulation with another {differences}; give --out another folder, or"
-            " remove this one"
-        )
-    return found
+    found = dict(list_runs(folder))
+    for place, run in found.items():
+        _check_alike(place, run, wanted[0])
+    claimed = {}
+    for one in wanted:
+        place = one.place_in(folder)
+        if place not in found:
+            one.write(place)
+        claimed[place] = found.get(place, one)
+    return claimed
 
 
 def read_run(folder: Path) -> SimulatedRun | None:
@@ -111,9 +113,11 @@ def read_run(folder: Path) -> SimulatedRun | None:
         return None
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-        return SimulatedRun(**{**fields, "status": SimulatedStatus(fields["status"])})
+        run = SimulatedRun(**{**fields, "status": SimulatedStatus(fields["status"])})
+        _check_types(run)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged ({error}); remove its folder") from error
+    return run
 
 
 def list_runs(folder: Path) -> list[tuple[Path, SimulatedRun]]:
@@ -162,8 +166,40 @@ def _lock(descriptor: int, folder: Path) -> None:
         ) from None
 
 
-def _part(run: SimulatedRun, place: str) -> str:
-    return json.dumps(asdict(run)[place], sort_keys=True)
+def _check_types(run: SimulatedRun) -> None:
+    """Check the types of a run's fields.
+
+    Raises:
+        TypeError: one has another type.
+    """
+    types = {"name": str, "spec": dict, "workers": int, "seed": int, "message": str}
+    for name, expected in types.items():
+        value = getattr(run, name)
+        if type(value) is not expected:
+            raise TypeError(f"{name} is {value!r}")
+
+
+def _check_alike(folder: Path, found: SimulatedRun, wanted: SimulatedRun) -> None:
+    """Check that two runs differ in nothing but their seeds.
+
+    Raises:
+        RunError: they do.
+    """
+    for place, prefix in (("workers", "workers"), ("spec", "")):
+        before, now = (_without_seed(asdict(run))[place] for run in (found, wanted))
+        if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
+            raise RunError(
+                f"{folder} has a simulation with another {_list_differences(before, now, prefix)};"
+                " give --out another folder, or remove this one"
+            )
+
+
+def _without_seed(run: Mapping[str, Any]) -> dict[str, Any]:
+    training = run["spec"].get("training")
+    if not isinstance(training, Mapping):
+        return dict(run)
+    kept = {name: value for name, value in training.items() if name != "seed"}
+    return {**run, "spec": {**run["spec"], "training": kept}}
 
 
 def _list_differences(found: Any, wanted: Any, prefix: str = "") -> str:

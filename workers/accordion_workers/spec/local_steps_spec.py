@@ -60,6 +60,11 @@ class LocalStepsSpec(Strict):
                 f"local_steps has low={self.low} and budget={self.budget}; give one of them: the"
                 " steps of a round, or how many times fewer bytes to send"
             )
+        if self.budget is not None and self.overlap > (self.high or _MOST):
+            raise ValueError(
+                f"local_steps has high={self.high} and overlap={self.overlap}; an exchange ends"
+                " within the next round, so give a high of at least overlap, or less overlap"
+            )
         self.config()
         return self
 

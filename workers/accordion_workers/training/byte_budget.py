@@ -100,10 +100,11 @@ def _compute_saving(run: Sequence[Stretch], local: LocalSteps, model: CountedMod
 
 def _explain_refusal(local: LocalStepsSpec, best: float) -> str:
     start, reachable = local.start_steps, f"{math.floor(10 * best) / 10:g}"
+    least = f"give {reachable} or less" if best >= 1 else "give local_steps.low in its place"
     limit = f" and have at most {local.high} steps (high)" if local.high else ""
     return (
         f"local_steps.budget is {local.budget:g}, and this job can send {reachable} times fewer"
         f" bytes at most: {f'its first {start} steps have an exchange each, ' if start else ''}its"
-        f" rounds end with the epoch{limit}; give {reachable} or less, or"
+        f" rounds end with the epoch{limit}; {least}, or"
         f" {'fewer start_steps, ' if start else ''}fewer bits or longer windows (policy.window)"
     )
