@@ -115,7 +115,8 @@ class FsdpSource:
         if name not in self._missing:
             raise HookError(
                 f"layer {name!r} got a gradient twice in one backward pass, because its part of the"
-                " model is used twice; call fully_shard() on a part around both uses"
+                " model is used twice and gradients were accumulated before; call fully_shard() on"
+                " a part around both uses, or do not accumulate"
             )
         self._missing.remove(name)
         unit = self._units[name]

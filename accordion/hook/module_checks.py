@@ -138,7 +138,7 @@ def _other_wrappers(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     yield (
         not sharded and not isinstance(module, ParallelModule) and has_peers(),
         f"attach() got a {name}; call init_process_group() and wrap the model in"
-        " DistributedDataParallel first",
+        " DistributedDataParallel first, or shard it by fully_shard()",
     )
 
 

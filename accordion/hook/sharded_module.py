@@ -35,11 +35,9 @@ def has_class_of(module: nn.Module, package: str) -> bool:
     return any(kind.__module__.startswith(package) for kind in type(module).__mro__)
 
 
-def is_sharded(module: object) -> bool:
+def is_sharded(module: nn.Module) -> bool:
     """Return whether FSDP2 shards parameters of the module."""
-    return isinstance(module, nn.Module) and any(
-        has_class_of(part, _FSDP2) for part in module.modules()
-    )
+    return any(has_class_of(part, _FSDP2) for part in module.modules())
 
 
 def sharded_parameters(module: nn.Module) -> dict[str, Any]:
@@ -112,8 +110,17 @@ def _mistakes(
         f"attach() got a model sharded over {_describe(meshes)}, where FSDP2 itself averages"
         f" gradients between replicas; {_WAY_OUT}",
     )
-    assert replicate_group is not None  # noqa: S101 -- the second mistake
-    shards, replicas = shard_group(module), replicate_group
+    yield (
+        config.local_steps is not None,
+        "local_steps is not supported with FSDP2 yet; leave it out of Config",
+    )
+    if replicate_group is not None:
+        yield from _mistakes_of_groups(shard_group(module), replicate_group)
+
+
+def _mistakes_of_groups(
+    shards: dist.ProcessGroup, replicas: dist.ProcessGroup
+) -> Iterator[tuple[bool, str]]:
     yield (
         replicas.size() < 2,
         "attach() got a replicate_group of one worker, which has nobody to exchange gradients with;"
@@ -127,10 +134,6 @@ def _mistakes(
         f"the {len(ranks)} workers are no grid of {replicas.size()} replicas of {shards.size()}"
         f" shards: this worker has the same part of the model as ranks {same}, and holds it"
         f" together with ranks {dist.get_process_group_ranks(shards)}; {_WAY_OUT}",
-    )
-    yield (
-        config.local_steps is not None,
-        "local_steps is not supported with FSDP2 yet; leave it out of Config",
     )
 
 

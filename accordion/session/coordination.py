@@ -77,6 +77,7 @@ class Coordinator:
         self._fastest_s: tuple[float, ...] = ()
         """Seconds by rank in the faster one of the last two probes of neighbors."""
         self.world_size = networks.everyone.world_size
+        self.num_shards = networks.num_shards
 
     def warn_of_wait(self, call: str) -> AbstractContextManager[None]:
         """Warn of a long wait for the other workers in a call of the script that all make."""

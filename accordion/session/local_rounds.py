@@ -473,7 +473,7 @@ def _average_state(tensors: Sequence[Tensor], coordinator: Coordinator) -> None:
     values = [one for one in tensors if one.dim()]
     counts = [one for one in tensors if not one.dim()]
     if counts:
-        exact = torch.tensor(list(map(float, counts)), dtype=torch.float64)
+        exact = torch.tensor(list(map(float, counts)), dtype=torch.float64, device="cpu")
         values.append(exact.to(values[0].device if values else counts[0].device))
     coordinator.average_(values)
     for count, mean in zip(counts, values[-1].tolist() if counts else [], strict=True):

@@ -22,7 +22,7 @@ from accordion.session.coordination import Coordinator
 from accordion.session.local_rounds import Rounds
 
 _KEYS = {
-    *("rank", "world_size", "steps", "skipped_steps", "epoch", "lr"),
+    *("rank", "world_size", "shards", "steps", "skipped_steps", "epoch", "lr"),
     *("decision", "controller", "engine", "outer_momentum"),
 }
 """Keys of every saved state."""
@@ -116,7 +116,8 @@ def load_on_all_workers(
     loaded: State = {}
     try:
         chosen = complete_states(states, rank=rank, world_size=world_size)
-        loaded = load_states(engine, controller, chosen, rank=rank, world_size=world_size)
+        own = state_of_rank(chosen, rank, world_size=world_size, shards=coordinator.num_shards)
+        loaded = load_states(engine, controller, own, rank=rank)
         rounds.check_momentum(loaded["outer_momentum"])
         summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
     except StateError as error:
@@ -130,15 +131,12 @@ def load_on_all_workers(
     return loaded
 
 
-def load_states(
-    engine: Engine, controller: Controller, states: Sequence[State], *, rank: int, world_size: int
-) -> State:
-    """Load what `complete_states` returned; return this worker's state.
+def load_states(engine: Engine, controller: Controller, own: State, *, rank: int) -> State:
+    """Load what `state_of_rank` returned, and return it.
 
     Raises:
-        StateError: the states are of another model, or rank 0's lacks its controller.
+        StateError: the state is of another model, or rank 0's lacks its controller.
     """
-    own = state_of_rank(states, rank, world_size=world_size)
     parse_decision(own["decision"])
     if rank == 0 and own["controller"] is None:
         raise StateError(
@@ -151,20 +149,28 @@ def load_states(
     return own
 
 
-def state_of_rank(states: Sequence[State], rank: int, *, world_size: int) -> State:
+def state_of_rank(states: Sequence[State], rank: int, *, world_size: int, shards: int = 1) -> State:
     """Return the state that a worker loads, given what `complete_states` returned.
 
-    In a group of another size than the saved one, that is the mean of all states.
+    In a group of another size than the saved one, that is the mean of all states, or of those of
+    the same part of the model if `shards` workers hold it together.
 
     Raises:
-        StateError: the states cannot be averaged.
+        StateError: the states cannot be averaged, or are of other parts.
     """
+    if (saved := states[0]["shards"]) != shards:
+        raise StateError(
+            f"load_state_dict() got states of a model in {saved} shards, and it is in {shards} now;"
+            " residuals follow no other division: shard it as before, or go on without these states"
+        )
+    controller = {"controller": states[0]["controller"]}
     if states[0]["world_size"] == world_size:
-        return {**states[min(rank, len(states) - 1)], "controller": states[0]["controller"]}
-    mean = MeanState(len(states))
-    for state in states:
+        return {**states[min(rank, len(states) - 1)], **controller}
+    same_part = states[rank % shards :: shards]
+    mean = MeanState(len(same_part))
+    for state in same_part:
         mean.add(state)
-    return mean.result()
+    return {**mean.result(), **controller}
 
 
 class MeanState:

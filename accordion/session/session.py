@@ -99,8 +99,8 @@ def attach(
             different arguments; or a job runs the script.
     """
     module = inner_module(module)
-    check_sharded(module, config, replicate_group)
     check_attachable(module, config, decider)
+    check_sharded(module, config, replicate_group)
     if step == "optimizer":
         config = config.for_unchanged_loop()
     steps = OptimizerSteps(step, module=module, optimizer=optimizer, scaler=scaler)
@@ -157,10 +157,9 @@ class Session:
     ) -> None:
         self._config, self._optimizer_steps = config, optimizer_steps
         self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
-        self._networks = networks_of(module, replicate_group)
-        self.rank: int = self._networks.everyone.rank
-        self.world_size: int = self._networks.everyone.world_size
-        self._engine = create_engine(module, self.layers, self._networks, seed=config.seed)
+        self._networks = networks = networks_of(module, replicate_group)
+        self.rank, self.world_size = networks.everyone.rank, networks.everyone.world_size
+        self._engine = create_engine(module, self.layers, networks, seed=config.seed)
         self._engine.measures_sent_share = POLICIES[config.policy].uses_sent_share
         self.controller = Controller(config, self.layers)
         """Controller of this session, up to date on rank 0 only."""
@@ -170,12 +169,11 @@ class Session:
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
         self._requests = Requests()
         self._decisions = DecisionMaker(config, self.controller, decider)
-        self._coordinator = Coordinator(self._networks, self.ledger, device_of(module))
+        self._coordinator = Coordinator(networks, self.ledger, device_of(module))
         # This comes before the exchanges get a process group of their own, in which workers with
         # different settings would block.
-        self._coordinator.require_equal(
-            (config, self.layers, {"overlap": overlap, "step": optimizer_steps.mode})
-        )
+        arguments = {"overlap": overlap, "step": optimizer_steps.mode}
+        self._coordinator.require_equal((config, self.layers, arguments))
         self.source = create_source(
             module,
             self._engine,
@@ -345,6 +343,7 @@ class Session:
         return {
             "rank": self.rank,
             "world_size": self.world_size,
+            "shards": self._networks.num_shards,
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "epoch": self.epoch,
@@ -391,9 +390,7 @@ class Session:
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
     def _pass_skipped_step(self, signals: Tensor) -> bool:
-        """Pass the boundary of a step that the loop's own scaler skipped; return False for another
-        step.
-        """
+        """Pass the boundary of a step that the loop's scaler skipped; return False for others."""
         is_skipped = Signal.NOT_FINITE in raised_signals(signals)
         if self._optimizer_steps.mode == "session" or not is_skipped:
             return False

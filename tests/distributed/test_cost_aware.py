@@ -15,6 +15,7 @@ from accordion.compress.direct_collectives import DirectCollectives
 from accordion.compress.exchange import GroupNetwork
 from accordion.compress.ledger import Ledger
 from accordion.hook.exchange_planner import SETTLING_STEPS, WINDOW_STEPS
+from accordion.hook.worker_networks import WorkerNetworks
 from accordion.session.coordination import Coordinator
 from tests.distributed.compose import Way, trial
 
@@ -122,7 +123,9 @@ def _probe(rank, seconds_per_byte):
 
     network = GroupNetwork(dist.group.WORLD, torch.device("cpu"), clock)
     ledger, sizes = Ledger(2), []
-    coordinator = Coordinator(network, ledger, torch.device("cpu"), rank=rank)
+    coordinator = Coordinator(
+        WorkerNetworks(replicas=network, everyone=network), ledger, torch.device("cpu")
+    )
     with patch.object(DirectCollectives, "all_reduce_", all_reduce_):
         timings = [coordinator.probe_bandwidth(waited_s, 1 << 26) for waited_s in (0.0, 1e9)]
     assert ledger.total.payload == sum(sizes) > 0, "a probe is overhead like any other message"

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from accordion import Config, DetectorConfig, Window, attach
-from accordion.base.errors import HookError
+from accordion.base.errors import HookError, StateError
 from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Decision, Override, Report
 from accordion.compressors import COMPRESSORS
+from accordion.session.saved_states import state_of_rank
 from tests.distributed.conftest import PRELOADED
 from tests.process_end import end_with_session
 
@@ -72,6 +73,9 @@ def grid() -> Any:
 class Model(nn.Module):
     """Two blocks; the first bias has fewer values than there are shards."""
 
+    uses = 1
+    """How often each block is used in a forward pass."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(24, 33)
@@ -80,7 +84,7 @@ class Model(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.first(inputs))
-        for block in self.blocks:
+        for block in self.uses * list(self.blocks):
             hidden = hidden + block(hidden)
         return self.last(hidden)
 
@@ -113,8 +117,10 @@ def full(model: nn.Module) -> list[torch.Tensor]:
 
 
 def train(rank: int, config: Config, options: Any = None) -> dict[str, Any]:
-    model, optimizer, replicas = build(**options or {})
-    session = attach(model, config, optimizer, replicate_group=replicas)
+    options = dict(options or {})
+    overlap = options.pop("overlap", True)
+    model, optimizer, replicas = build(**options)
+    session = attach(model, config, optimizer, overlap=overlap, replicate_group=replicas)
     for step in range(STEPS):
         backward(model, rank, step)
         session.step()
@@ -126,6 +132,20 @@ def train(rank: int, config: Config, options: Any = None) -> dict[str, Any]:
         "digests": {ack.digest for ack in switch.acks},
         "acks": len(switch.acks),
     }
+
+
+def train_natively(rank: int, options: Any) -> list[torch.Tensor]:
+    """Train with FSDP2's own all-reduce between replicas."""
+    torch.manual_seed(0)
+    model = Model()
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=grid(), **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        backward(model, rank, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return full(model)
 
 
 def train_alone() -> list[torch.Tensor]:
@@ -147,12 +167,21 @@ def _backward_all(model: nn.Module, step: int) -> None:
         (loss / (REPLICAS * SHARDS)).backward()
 
 
-@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}])
+@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}, {"overlap": False}])
 def test_without_compression_a_grid_trains_as_one_process_on_all_batches(run_grid, options):
     alone = train_alone()
     for result in run_grid(train, Config(method="none"), options):
         for ours, theirs in zip(result["parameters"], alone, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_may_be_averaged_in_another_dtype_than_that_of_the_parameters(run_grid):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mp_policy": policy}
+    native = run_grid(train_natively, options)
+    for result in run_grid(train, Config(method="none"), options):
+        for ours, theirs in zip(result["parameters"], native[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", sorted(set(COMPRESSORS) - {"none"}))
@@ -232,24 +261,29 @@ def test_the_statistic_is_the_norm_of_whole_layers(run_grid):
     assert -1.0 <= agreement <= 1.0
 
 
-def accumulate(rank: int) -> list[torch.Tensor]:
-    """Return the gradients, which a script may clip, of two backward passes of one step."""
+def accumulate(rank: int, passes: int, uses: int) -> list[torch.Tensor]:
+    """Return the gradients, which a script may clip, of the backward passes of one step, in each of
+    which every block is used so many times.
+    """
     model, optimizer, replicas = build()
+    model.uses = uses
     session = attach(model, Config(method="none"), optimizer, replicate_group=replicas)
-    for step in range(2):
-        model.set_requires_gradient_sync(step == 1)
+    for step in range(passes):
+        model.set_requires_gradient_sync(step == passes - 1)
         backward(model, rank, step)
     gradients = [one.grad.full_tensor() for one in model.parameters()]
     session.step()
     return gradients
 
 
-def test_gradients_accumulate_and_are_averages_before_the_step(run_grid):
+@pytest.mark.parametrize(("passes", "uses"), [(2, 1), (1, 2)])
+def test_gradients_accumulate_and_are_averages_before_the_step(run_grid, passes, uses):
     torch.manual_seed(0)
     model = Model()
-    for step in range(2):
+    model.uses = uses
+    for step in range(passes):
         _backward_all(model, step)
-    for gradients in run_grid(accumulate):
+    for gradients in run_grid(accumulate, passes, uses):
         for ours, theirs in zip(gradients, model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
 
@@ -275,6 +309,27 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(run_grid):
     resumed, whole = run_grid(resume, 2), run_grid(resume, -1)
     for ours, theirs in zip(resumed, whole, strict=True):
         assert all(map(torch.equal, ours, theirs))
+
+
+def save(rank: int) -> Any:
+    model, optimizer, replicas = build()
+    session = attach(model, Config(method="signsgd"), optimizer, replicate_group=replicas)
+    backward(model, rank, 0)
+    session.step()
+    return session.gather_state_dict()
+
+
+def test_another_number_of_replicas_starts_with_the_mean_residual_of_its_part(run_grid):
+    states = run_grid(save)[0]["states"]
+    loaded = state_of_rank(states, 5, world_size=6, shards=2)
+    layer = "first.weight"
+    ours, *saved = (
+        one["engine"]["residuals"][layer].flatten() for one in (loaded, states[1], states[3])
+    )
+    torch.testing.assert_close(ours, sum(saved) / 2)
+    assert loaded["controller"] == states[0]["controller"]
+    with pytest.raises(StateError, match="a model in 2 shards, and it is in 4 now"):
+        state_of_rank(states, 5, world_size=6, shards=4)
 
 
 def override(rank: int) -> list[str]:
@@ -309,7 +364,11 @@ def with_ignored() -> nn.Module:
     return model
 
 
-MODELS = {"not sharded": Model, "native": native, "ignored": with_ignored}
+def with_ddp() -> nn.Module:
+    return nn.parallel.DistributedDataParallel(Model())
+
+
+MODELS = {"not sharded": Model, "DDP": with_ddp, "native": native, "ignored": with_ignored}
 GROUPS = {"no group": lambda: None, "wrong group": lambda: grid()["shard"].get_group()}
 CONFIGS = {"local steps": Config(method="none", local_steps=LocalSteps(low=2, high=2))}
 
@@ -329,7 +388,8 @@ def refuse(rank: int, mistake: str) -> str:
     ("mistake", "told"),
     [
         ("no group", 'mesh["replicate"].get_group()'),
-        ("not sharded", "a module that is not sharded; call fully_shard() on it first"),
+        ("not sharded", "DistributedDataParallel first, or shard it by fully_shard()"),
+        ("DDP", "a module that is not sharded; call fully_shard() on it first"),
         ("native", 'call fully_shard(module, mesh=mesh["shard"])'),
         ("wrong group", "no grid of 2 replicas of 2 shards: this worker has the same part"),
         ("ignored", "the layers first.bias train and are not sharded"),
@@ -347,6 +407,11 @@ def train_wrongly(rank: int, mistake: str) -> str:
     inputs, _ = batch(rank, 0)
 
     def run() -> None:
+        if mistake == "part used twice":
+            model.uses = 2
+            model.set_requires_gradient_sync(False)
+            model(inputs).sum().backward()
+            model.set_requires_gradient_sync(True)
         if mistake == "no pass":
             session.step()
         outputs = model.blocks[0](torch.ones(1, 33)) if mistake == "unused" else model(inputs)
@@ -364,6 +429,7 @@ def train_wrongly(rank: int, mistake: str) -> str:
     [
         ("no pass", "no gradients were exchanged since the last step; call backward() first"),
         ("twice", "gradients were exchanged twice for one step; call session.step() after each"),
+        ("part used twice", "got a gradient twice in one backward pass"),
         ("unused", "the layers blocks.1.0.bias, blocks.1.0.weight, first.bias"),
     ],
 )

@@ -37,13 +37,15 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
 """
 
 
-def torchrun(*script: str, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    *script: str, folder: Path = HERE, workers: int = 2
+) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
-        "--nproc-per-node=2",
+        f"--nproc-per-node={workers}",
         *script,
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
@@ -67,12 +69,22 @@ def test_the_script_in_the_book_saves_bytes_and_the_calls_beside_it_run_in_it(tm
     calls = ["saved_workers = world_size", override, save, gather, "print('called')", end]
     (tmp_path / "train.py").write_text(script.replace(end, "\n".join(calls)))
     said = torchrun("train.py", folder=tmp_path).stdout
-    sent, dense = (
-        int(n.replace(",", "")) for n in re.search(r"sent (\S+) bytes, dense (\S+)", said).groups()
-    )
+    sent, dense = read_bytes(said)
     assert sent < dense / 4
     assert "critical" in said
     assert said.count("called") == 2
+
+
+def test_the_script_of_the_book_with_a_sharded_model_saves_bytes(tmp_path):
+    (script,) = blocks_of("sharded.md", "python")
+    (tmp_path / "train.py").write_text(script)
+    said = torchrun("train.py", folder=tmp_path, workers=4).stdout
+    assert read_bytes(said)[0] < read_bytes(said)[1] / 4
+
+
+def read_bytes(said: str) -> list[int]:
+    found = re.search(r"sent (\S+) bytes, dense (\S+)", said)
+    return [int(number.replace(",", "")) for number in found.groups()]
 
 
 def run_as_launched(rank: int, port: int, file: str, arguments: list[str]) -> str:

@@ -188,7 +188,7 @@ def _replicated_by_fsdp(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("wrap", "sentence"),
     [
-        (_sharded, "that FSDP shards, which is not supported"),
+        (_sharded, "that FSDP2 shards, and no group of the workers that hold the same part"),
         (_replicated_by_fsdp, "replicate.. is not supported; wrap the model in DistributedData"),
         (replicate_by_ddp, "replicate.. is not supported; wrap the model in DistributedData"),
     ],

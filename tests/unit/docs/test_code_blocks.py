@@ -28,6 +28,7 @@ from tests.unit.service.conftest import Accordion
 
 RUN_ELSEWHERE = {
     "start/torchrun": "tests/distributed/test_torchrun.py",
+    "start/sharded": "tests/distributed/test_torchrun.py",
     "start/own_script": "tests/distributed/test_torchrun.py",
     "start/ray_train": "tests/e2e/test_wheel.py",
     "guides/team": "tests/unit/service/test_walk_through.py",

@@ -4,6 +4,7 @@
     ├── TaskRaised        the task's own code raised; carries the place of the error
     │   └── TaskNotReady  it was not loaded within the job's limit
     ├── LossNotFinite     too many steps were skipped in a row: loss or gradient was not finite
+    │   └── RoundsNotFinite  too many rounds of local steps were undone in a row
     ├── CheckpointError   a saved state does not fit this job
     ├── StorageError      the storage of the checkpoints cannot serve this job
     │   └── StorageNotShared  the node does not see what the other nodes see
@@ -62,16 +63,17 @@ class TaskNotReady(TaskRaised):
 
 
 class LossNotFinite(WorkerError):
-    """`skipped` steps in a row could not be taken, or rounds of local steps had to be undone, the
-    last of them up to `step` in `epoch`; `unit` names what they are.
+    """`skipped` steps in a row could not be taken on any worker, the last of them `step` in
+    `epoch`.
     """
 
-    def __init__(self, step: int, epoch: int, skipped: int, unit: str = "steps") -> None:
-        super().__init__(step, epoch, skipped, unit)
+    unit = "steps"
+
+    def __init__(self, step: int, epoch: int, skipped: int) -> None:
+        super().__init__(step, epoch, skipped)
         self.step = step
         self.epoch = epoch
         self.skipped = skipped
-        self.unit = unit
 
     def __str__(self) -> str:
         return (
@@ -79,6 +81,12 @@ class LossNotFinite(WorkerError):
             f" {self.step} (epoch {self.epoch}); lower training.optimizer.lr or set"
             " training.clip_norm"
         )
+
+
+class RoundsNotFinite(LossNotFinite):
+    """Rounds of local steps were undone in a row, as steps are skipped."""
+
+    unit = "rounds of local steps"
 
 
 class ProcessLost(WorkerError):
@@ -166,6 +174,7 @@ __all__ = [
     "PeerUnfit",
     "ProcessCrashed",
     "ProcessLost",
+    "RoundsNotFinite",
     "StorageError",
     "StorageNotShared",
     "TaskNotReady",

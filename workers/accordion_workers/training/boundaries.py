@@ -11,7 +11,7 @@ from typing import Literal
 
 from accordion.compress.step_signals import Signal
 from accordion.session.session import StepResult
-from accordion_workers.common.errors import LossNotFinite, PeerUnfit, TaskRaised
+from accordion_workers.common.errors import LossNotFinite, PeerUnfit, RoundsNotFinite, TaskRaised
 from accordion_workers.records.contract import Position
 from accordion_workers.training.balancing import OWN_WORK, balance_workers
 from accordion_workers.training.checkpointing import (
@@ -247,7 +247,7 @@ def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:
     """
     place = (state.session.steps - 1, state.position.epoch)
     if (undone := state.session.rounds.undone_in_a_row) >= MAX_SKIPPED_IN_A_ROW:
-        raise LossNotFinite(*place, undone, "rounds of local steps")
+        raise RoundsNotFinite(*place, undone)
     if not taken and state.scaler is not None and state.scaler.get_scale() > MIN_LOSS_SCALE:
         return
     state.skipped_in_a_row = 0 if taken else state.skipped_in_a_row + 1
