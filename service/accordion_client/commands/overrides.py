@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from http import HTTPStatus
 from json import loads
@@ -33,6 +34,7 @@ LEVEL_HELP = (
 )
 BATCH_HELP = "global batch, instead of --level: low, high or samples per step"
 LOCAL_STEPS_HELP = "local steps between two exchanges, instead of --level: low, high or a number"
+_WHOLE = re.compile(r"\d{1,18}")
 _complete_regime = complete_words("low", "high")
 
 
@@ -215,7 +217,7 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     Raises:
         SettingsError: an option has no value, or is given twice.
     """
-    if text.isdecimal():
+    if _WHOLE.fullmatch(text):
         return int(text)
     if text.startswith("{"):
         return _parse_options(text)
@@ -266,7 +268,7 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
         "target": target,
         "level": parse_level(level),
         **others,
-        "apply_at": int(start) if start.isdecimal() else start,
+        "apply_at": int(start) if _WHOLE.fullmatch(start) else start,
     }
     try:
         return OverrideRequest.model_validate(fields)

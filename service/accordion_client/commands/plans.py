@@ -70,7 +70,11 @@ def plan(
     measure_s: Annotated[
         float,
         typer.Option(
-            "--measure", metavar="SECONDS", min=0.0, help="how long to measure steps (default 5)"
+            "--measure",
+            metavar="SECONDS",
+            min=0.0,
+            max=60.0,
+            help="how long to measure steps (default 5)",
         ),
     ] = 5.0,
     cluster: Annotated[

@@ -224,6 +224,7 @@ def test_a_batch_prints_what_was_done_before_a_request_failed(
     [
         (("resize", "a-job", "1"), "MIN and MAX are 'a-job 1'"),
         (("resize", "a-job", "0", "1"), "at least 1, as in 'accordion resize JOB 1 4'"),
+        (("resize", "a-job", "1", "9" * 5000), "give two whole numbers, at least 1, as in"),
         (("resize", "1", "2"), "give either JOB or --label"),
         (("change", "--with-label", "a:b", "--name", "n"), "--name is for one job"),
         (("change", "--priority", "1"), "give either JOB or --with-label"),

@@ -208,6 +208,7 @@ def test_an_option_of_a_level_is_given_once() -> None:
         ("rank=2", {"rank": 2}),
         ('{"rank": 2}', {"rank": 2}),
         ("method=topk,density=0.1", {"method": "topk", "density": 0.1}),
+        ("9" * 5000, "9" * 5000),  # no level, as the service says
     ],
 )
 def test_level_is_a_name_an_index_or_options(text: str, level: object) -> None:
