@@ -1,4 +1,4 @@
-"""Worker processes on the hosts of a lab, one each, and the links between them."""
+"""Worker processes on the hosts of a lab, and the links between them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ STEP_WORKER = "tests.bench.step_worker"
 class WorkerHosts:
     """Workers that take the same commands at the same time, up while the `with` block runs.
 
-    `program` is the module that each worker runs, with its rank and the address of the group.
+    `program` is the module that each of the `number` workers runs, with its rank and the address of
+    the group; those of neighboring ranks share a host.
     """
 
-    def __init__(self, number: int = 2, *, delay_ms: int = 0, program: str = STEP_WORKER) -> None:
-        self._number, self._program = number, program
-        self._lab = Lab(number, delay_ms=delay_ms)
+    def __init__(
+        self,
+        number: int = 2,
+        *,
+        per_host: int = 1,
+        delay_ms: int = 0,
+        program: str = STEP_WORKER,
+    ) -> None:
+        self._hosts = [rank // per_host + 1 for rank in range(number)]
+        self._program = program
+        self._lab = Lab(self._hosts[-1], delay_ms=delay_ms)
         self._workers: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> WorkerHosts:
         self._lab.__enter__()
         address = f"tcp://{NET}.1:{random.randint(20_000, 50_000)}"
-        self._workers = [_start(self._program, rank, address) for rank in range(self._number)]
+        self._workers = [
+            _start([self._program, str(rank), address], host=host)
+            for rank, host in enumerate(self._hosts)
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,7 +51,7 @@ class WorkerHosts:
 
     def shape(self, rate: int) -> None:
         """Give all links `rate` Mbit/s each way; 0 takes the limit away."""
-        for host in range(1, self._number + 1):
+        for host in set(self._hosts):
             subprocess.run([SCRIPT, "rate", str(host), str(rate)], check=True, capture_output=True)
 
     def ask(self, do: str, **arguments: Any) -> list[Any]:
@@ -55,15 +67,14 @@ class WorkerHosts:
         return [_answer(worker) for worker in self._workers]
 
 
-def _start(program: str, rank: int, address: str) -> subprocess.Popen[str]:
+def _start(module: list[str], *, host: int) -> subprocess.Popen[str]:
     env = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "eth0",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    arguments = [sys.executable, "-m", program, str(rank), address]
-    command = [str(SCRIPT), "exec", str(rank + 1), *arguments]
+    command = [str(SCRIPT), "exec", str(host), sys.executable, "-m", *module]
     return subprocess.Popen(
         command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
