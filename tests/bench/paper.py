@@ -79,7 +79,17 @@ ALL = {
                 "training.micro_batch": "256",
             },
             "batch 128 and 1024, two_level, rank 4 and 1": {**RANKS, **TWO_LEVEL, **BATCH},
-            "batch 128 and 1024, rank 4": {**_fixed("low"), **BATCH},
+            "batch 128 and 1024, two_level, rank 8 and 4": {
+                **TWO_LEVEL,
+                **BATCH,
+                "compression": "{method: powersgd, low: {rank: 8}, high: {rank: 4}}",
+            },
+            "batch 128 and 1024, rank 4": {
+                **TWO_LEVEL,
+                **BATCH,
+                "compression": "{method: powersgd, low: {rank: 4}, high: {rank: 4}}",
+            },
+            "batch 128, rank 4": _fixed("low"),
         },
         published={
             "batch 128": "94.5 % (ResNet-18, 300 epochs of CIFAR-10, batch 512)",
