@@ -74,8 +74,10 @@ def add_legend(axes: Axes) -> None:
 
 
 def choose_group(recipe: Recipe, contestant: str) -> str:
-    """Return the key of `COLORS` for a contestant."""
-    changes = recipe.contestants[contestant]
+    """Return the key of `COLORS` for a contestant; one that is no longer in the recipe had a start
+    that ended by itself, and local steps after it.
+    """
+    changes = recipe.contestants.get(contestant, {})
     if "none" in changes.get("compression", ""):
         return "uncompressed"
     return "every step" if changes.get("local_steps") == "null" else "local steps"

@@ -77,6 +77,7 @@ def test_the_picture_names_and_the_table_shows_every_row(tmp_path):
         ("QSGD 4 bits, every step", "every step"),
         ("by_rate, rank 3 and 1", "every step"),
         ("4 local steps, 32 after the drop, 4 bits", "local steps"),
+        ("automatic start, 15 local steps and more, 4 bits", "local steps"),
     ],
 )
 def test_contestants_are_grouped_by_how_they_exchange(contestant, expected):
