@@ -207,9 +207,11 @@ class DdpSource:
             check_join(module)
         # Signals of a round, whose exchange may run beside local steps, are not those of gradients.
         exchanged = None if self.is_local else self.exchanges.signals
-        if exchanged is not None and not self._pass_skipped_step(exchanged):
+        is_second = exchanged is not None and not self._pass_skipped_step(exchanged)
+        if is_second or (self.is_local and self._has_local_gradients):
+            done = "computed" if self.is_local else "exchanged"
             raise HookError(
-                f"gradients were exchanged twice for one step; call {self._step_call} after each"
+                f"gradients were {done} twice for one step; call {self._step_call} after each"
                 " backward(), and run all other forward and backward passes, whose gradients are"
                 " accumulated or discarded, under no_sync()"
             )

@@ -383,3 +383,17 @@ def test_a_local_step_without_gradients_is_refused_without_advice_that_is_refuse
     for refused in run_group(WORKERS, step_twice):
         assert "use each layer in every step" in refused
         assert "find_unused_parameters" not in refused
+
+
+def pass_twice(rank: int) -> str:
+    loop = Loop(rank, "session")
+    inputs = torch.ones(5, 6)
+    loop.ddp(inputs).sum().backward()
+    with pytest.raises(HookError) as caught:
+        loop.ddp(inputs).sum().backward()
+    return str(caught.value)
+
+
+def test_two_backward_passes_of_a_local_step_are_refused_as_in_other_steps(run_group):
+    for told in run_group(WORKERS, pass_twice):
+        assert told.startswith("gradients were computed twice for one step; call session.step()")
