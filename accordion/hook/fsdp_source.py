@@ -23,7 +23,8 @@ from accordion.compress.layer_stacks import Bucket, Layer
 from accordion.config import format_layers
 from accordion.hook.ddp_buckets import as_real
 from accordion.hook.exchange_scheduler import ExchangeScheduler
-from accordion.hook.sharded_module import sharded_parameters, units_of
+from accordion.hook.module_checks import device_of
+from accordion.hook.sharded_module import runs_backward, sharded_parameters, units_of
 
 
 class FsdpSource:
@@ -32,31 +33,41 @@ class FsdpSource:
     Args:
         module: the sharded module.
         engine: compresses the gradients.
-        exchanges: exchanges them.
+        create_exchanges: creates the scheduler of exchanges, as of `DdpSource`.
         loss_scale: returns the scale of the loss, 1 without a scaler; called once per step.
         step_call: call of the loop that ends a step, for messages.
         pass_skipped_step: as of `DdpSource`.
+
+    Raises:
+        HookError: the module has a session already.
     """
 
     def __init__(
         self,
         module: nn.Module,
         engine: Engine,
-        exchanges: ExchangeScheduler,
         *,
+        create_exchanges: Callable[[], ExchangeScheduler],
         loss_scale: Callable[[], float],
         step_call: str,
         pass_skipped_step: Callable[[Tensor], bool],
     ) -> None:
-        self.exchanges = exchanges
-        self._engine, self._loss_scale = engine, loss_scale
-        self._step_call, self._pass_skipped_step = step_call, pass_skipped_step
         self._parameters = {
             name: one for name, one in sharded_parameters(module).items() if one.requires_grad
         }
+        if any(map(_is_observed, self._parameters.values())):
+            raise HookError(
+                "the module passed to attach() has a session already; attach() once, or to a new"
+                " module"
+            )
+        self.exchanges = create_exchanges()
+        self._module, self._engine, self._loss_scale = module, engine, loss_scale
+        self._step_call, self._pass_skipped_step = step_call, pass_skipped_step
         self._units = {name: unit for unit in units_of(module) for name in unit}
-        self._passes = False
-        """Whether a backward pass is running that exchanges gradients."""
+        self._end: weakref.ref[Callable[[], None]] | None = None
+        """Call that ends the running pass, which torch drops if the pass fails."""
+        self._was_nested = False
+        """Whether a pass has ended within the one to exchange, as in a reentrant checkpoint."""
         self._missing: set[str] = set()
         """Layers whose gradients it has not completed."""
         self._held: Bucket | None = None
@@ -67,7 +78,7 @@ class FsdpSource:
         handles = [
             one.register_post_accumulate_grad_hook(partial(observe, name)) for name, one in layers
         ]
-        self.remove = weakref.finalize(self, _remove_handles, handles)
+        self.remove = partial(_remove_handles, handles)
         """Detaches from the module, so that another session can attach."""
 
     @property
@@ -92,6 +103,12 @@ class FsdpSource:
             Exception: an exchange failed during the backward pass.
         """
         signals = self.exchanges.take_signals()
+        if signals is None and self._missing:
+            raise HookError(
+                f"the layers {format_layers(sorted(self._missing))} got no gradient in the last"
+                " backward pass; after an error in one, call reset_iter_state() on the model, and"
+                " backward() again"
+            )
         if signals is None:
             raise HookError(
                 "no gradients were exchanged since the last step; call backward() first, the last"
@@ -110,7 +127,9 @@ class FsdpSource:
             HookError: the step's gradients, or the layer's in this pass, were exchanged already.
             Exception: without overlap, the errors of the exchange.
         """
-        if not self._passes:
+        if self._was_nested and name in self._missing:
+            self._queue_end()
+        elif self._end is None or self._end() is None:
             self._begin_pass()
         if name not in self._missing:
             raise HookError(
@@ -132,22 +151,30 @@ class FsdpSource:
                 f"gradients were exchanged twice for one step; call {self._step_call} after each"
                 " backward(), and accumulate gradients after set_requires_gradient_sync(False)"
             )
-        self._passes, self._missing = True, set(self._parameters)
+        self._missing, self._held, self._futures = set(self._parameters), None, []
         self._engine.loss_scale = self._loss_scale()
         self.exchanges.begin_pass()
+        self._queue_end()
+
+    def _queue_end(self) -> None:
+        end, self._was_nested = partial(self._end_pass), False
+        self._end = weakref.ref(end)
         # As FSDP and DDP end a backward pass; torch has no public name for it.
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._end_pass)
+        engine.queue_callback(end)
 
     def _end_pass(self) -> None:
-        """Exchange what is left, and wait for the averages."""
-        self._passes = False
+        """Exchange what is left, and wait for the averages; do nothing if gradients follow."""
+        self._end = None
+        self._was_nested = bool(self._missing) and runs_backward(self._module)
+        if self._was_nested:
+            return
         if self._missing:
-            self._held, self._futures = None, []
             raise HookError(
                 f"the layers {format_layers(sorted(self._missing))} got no gradient; with FSDP2,"
-                " every layer that trains needs one on every worker in every step: freeze it by"
-                " requires_grad_(False), or call set_reduce_scatter_unused_params(True)"
+                " every layer that trains at attach() needs one on every worker in every step:"
+                " freeze it before attach(), or call set_reduce_scatter_unused_params(True) where"
+                " others of its call of fully_shard() are used"
             )
         self._hand_over_held(is_last=True)
         futures, self._futures = self._futures, []
@@ -157,6 +184,8 @@ class FsdpSource:
 
     def _hand_over_held(self, *, is_last: bool) -> None:
         held, self._held = self._held, None
+        if held is None and is_last:  # this worker holds no value of the model
+            held = Bucket(buffer=torch.empty(0, device=device_of(self._module)), layers=())
         if held is not None:
             future = self.exchanges.hand_over(held, ready_s=time.perf_counter(), is_last=is_last)
             self._futures.append(future)
@@ -185,8 +214,18 @@ def _span(parts: Sequence[Tensor]) -> Tensor:
 
 def _observe_gradient(source: weakref.ref[FsdpSource], name: str, parameter: Tensor) -> None:  # noqa: ARG001
     followed = source()
-    if followed is not None:
-        followed.observe_gradient(name)
+    if followed is None:
+        raise HookError(
+            "the session of this module is gone, so its gradients cannot be exchanged; keep what"
+            " attach() returned for as long as the module is trained"
+        )
+    followed.observe_gradient(name)
+
+
+def _is_observed(parameter: Any) -> bool:
+    # torch has no public name for these hooks.
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(getattr(hook, "func", None) is _observe_gradient for hook in hooks.values())
 
 
 def _remove_handles(handles: Iterable[Any]) -> None:

@@ -61,6 +61,14 @@ def units_of(module: nn.Module) -> list[tuple[str, ...]]:
     return [tuple(names) for names in units.values()]
 
 
+def runs_backward(module: nn.Module) -> bool:
+    """Return whether a backward pass runs in which FSDP2 has not completed all gradients."""
+    parts: list[Any] = [part for part in module.modules() if has_class_of(part, _FSDP2)]
+    # torch has no public name for this state.
+    shared = [part._get_fsdp_state()._state_ctx for part in parts]
+    return any(one.post_backward_final_callback_queued for one in shared)
+
+
 def shard_group(module: nn.Module) -> dist.ProcessGroup:
     """Return the group of workers that hold the parameters together."""
     one = next(iter(sharded_parameters(module).values()))
@@ -74,13 +82,19 @@ def check_sharded(
     """Check that a sharded module and the group of its replicas fit each other.
 
     Raises:
-        HookError: they do not; the message says what to change.
+        HookError: they do not on some worker; raised on all, and the message says what to change.
     """
     if replicate_group is None and not is_sharded(module):
         return
-    for condition, sentence in _mistakes(module, config, replicate_group):
-        if condition:
-            raise HookError(sentence)
+    mistakes = _mistakes(module, config, replicate_group)
+    own = next((sentence for condition, sentence in mistakes if condition), None)
+    told: list[str | None] = [own]
+    if is_sharded(module):
+        told = [None] * dist.get_world_size()
+        dist.all_gather_object(told, own)
+    for rank, sentence in enumerate(told):
+        if sentence is not None:
+            raise HookError(own or f"rank {rank}: {sentence}")
 
 
 def _mistakes(
@@ -102,7 +116,8 @@ def _mistakes(
     yield (
         bool(whole),
         f"the layers {format_layers(whole)} train and are not sharded, so their gradients would not"
-        " be averaged; call fully_shard() on the whole model, without ignored_params",
+        " be averaged; call fully_shard() on the whole model, without ignored_params, and if a"
+        " forward pass left parts unsharded, call reshard() on them or attach() before it",
     )
     meshes = {one.device_mesh for one in held.values()}
     yield (
@@ -113,6 +128,11 @@ def _mistakes(
     yield (
         config.local_steps is not None,
         "local_steps is not supported with FSDP2 yet; leave it out of Config",
+    )
+    is_member = isinstance(replicate_group, dist.ProcessGroup)
+    yield (
+        not is_member,
+        f"attach() got a replicate_group to which this worker does not belong; {_WAY_OUT}",
     )
     if replicate_group is not None:
         yield from _mistakes_of_groups(shard_group(module), replicate_group)

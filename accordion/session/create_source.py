@@ -83,12 +83,14 @@ def create_source(
         "loss_scale": steps.read_scale,
         "step_call": steps.step_call,
         "pass_skipped_step": pass_skipped_step,
+        "create_exchanges": create_exchanges,
     }
     if isinstance(module, DistributedDataParallel):
-        return DdpSource(module, engine, create_exchanges=create_exchanges, **loop)
+        return DdpSource(module, engine, **loop)
+    source = FsdpSource(module, engine, **loop)
     shards = create_exchange_group(shard_group(module))
     engine.combine_signals = GroupNetwork(shards, device_of(module)).all_reduce_mean_
-    return FsdpSource(module, engine, create_exchanges(), **loop)
+    return source
 
 
 def _connect(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from accordion import Config, DetectorConfig, Window, attach
@@ -23,9 +22,22 @@ from accordion.base.messages import Decision, Override, Report
 from accordion.compressors import COMPRESSORS
 from accordion.session.saved_states import state_of_rank
 from tests.distributed.conftest import PRELOADED
+from tests.distributed.sharded_models import (
+    REPLICAS,
+    SHARDS,
+    CheckpointedModel,
+    FrozenEnds,
+    Model,
+    SingleRow,
+    backward,
+    backward_all,
+    batch,
+    build,
+    full,
+    grid,
+)
 from tests.process_end import end_with_session
 
-REPLICAS, SHARDS = 2, 2
 STEPS = 4
 
 RunGrid = Callable[..., list[Any]]
@@ -65,57 +77,6 @@ def _in_grid(rank: int, store: Path, function: Callable[..., Any], arguments: An
     return function(rank, *arguments)
 
 
-@cache
-def grid() -> Any:
-    return init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replicate", "shard"))
-
-
-class Model(nn.Module):
-    """Two blocks; the first bias has fewer values than there are shards."""
-
-    uses = 1
-    """How often each block is used in a forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(24, 33)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(33, 33), nn.Tanh()) for _ in range(2))
-        self.last = nn.Linear(33, 1)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = torch.relu(self.first(inputs))
-        for block in self.uses * list(self.blocks):
-            hidden = hidden + block(hidden)
-        return self.last(hidden)
-
-
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(100 * step + rank)
-    inputs = torch.randn(8, 24, generator=draw)
-    return inputs, inputs.sum(1, keepdim=True).sin()
-
-
-def build(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    torch.manual_seed(0)
-    model = Model()
-    mesh = grid()
-    for part in (*model.blocks, model):
-        fully_shard(part, mesh=mesh["shard"], **options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return model, optimizer, mesh["replicate"].get_group()
-
-
-def backward(model: nn.Module, rank: int, step: int) -> float:
-    inputs, targets = batch(rank, step)
-    loss = nn.functional.mse_loss(model(inputs), targets)
-    loss.backward()
-    return float(loss.detach())
-
-
-def full(model: nn.Module) -> list[torch.Tensor]:
-    return [one.full_tensor().detach().clone() for one in model.parameters()]
-
-
 def train(rank: int, config: Config, options: Any = None) -> dict[str, Any]:
     options = dict(options or {})
     overlap = options.pop("overlap", True)
@@ -153,18 +114,10 @@ def train_alone() -> list[torch.Tensor]:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(STEPS):
-        _backward_all(model, step)
+        backward_all(model, step)
         optimizer.step()
         optimizer.zero_grad()
     return [one.detach() for one in model.parameters()]
-
-
-def _backward_all(model: nn.Module, step: int) -> None:
-    """Leave in an unsharded model the gradient of what all workers take in a step."""
-    for rank in range(REPLICAS * SHARDS):
-        inputs, targets = batch(rank, step)
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        (loss / (REPLICAS * SHARDS)).backward()
 
 
 @pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}, {"overlap": False}])
@@ -251,7 +204,7 @@ def test_the_statistic_is_the_norm_of_whole_layers(run_grid):
     torch.manual_seed(0)
     model = Model()
     for step in range(STEPS):
-        _backward_all(model, step)
+        backward_all(model, step)
     norms = {
         name: float(one.grad.norm()) / STEPS
         for name, one in model.named_parameters()
@@ -282,10 +235,63 @@ def test_gradients_accumulate_and_are_averages_before_the_step(run_grid, passes,
     model = Model()
     model.uses = uses
     for step in range(passes):
-        _backward_all(model, step)
+        backward_all(model, step)
     for gradients in run_grid(accumulate, passes, uses):
         for ours, theirs in zip(gradients, model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def observe(rank: int, kind: Any) -> list[torch.Tensor]:
+    """Return the gradients of a step."""
+    model, optimizer, replicas = build(kind)
+    session = attach(model, Config(method="none"), optimizer, replicate_group=replicas)
+    backward(model, rank, 0)
+    gradients = [one.grad.full_tensor() for one in model.parameters() if one.requires_grad]
+    session.step()
+    return gradients
+
+
+@pytest.mark.parametrize("kind", [CheckpointedModel, FrozenEnds, SingleRow])
+def test_gradients_are_averages_in_unusual_models(run_grid, kind):
+    torch.manual_seed(0)
+    model = kind()
+    backward_all(model, 0)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    for gradients in run_grid(observe, kind):
+        for ours, theirs in zip(gradients, trained, strict=True):
+            torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def fail_once(rank: int, resets: bool) -> list[torch.Tensor] | str:
+    """Return the parameters after a step that follows a failed backward pass, or its error."""
+    model, optimizer, replicas = build()
+    session = attach(model, Config(method="powersgd"), optimizer, replicate_group=replicas)
+    backward(model, rank, 0)
+    session.step()
+    hidden = model.first.register_forward_hook(lambda *arguments: _fail_in_backward(arguments[2]))
+    with pytest.raises(ZeroDivisionError):
+        backward(model, rank, 1)
+    hidden.remove()
+    optimizer.zero_grad()
+    if resets:
+        model.reset_iter_state()
+    backward(model, rank, 1)
+    try:
+        session.step()
+    except HookError as error:
+        return str(error)
+    return full(model)
+
+
+def _fail_in_backward(outputs: torch.Tensor) -> torch.Tensor:
+    outputs.register_hook(lambda _: 1 / 0)
+    return outputs
+
+
+def test_training_goes_on_after_an_error_in_a_backward_pass(run_grid):
+    first, *others = run_grid(fail_once, True)
+    assert all(all(map(torch.equal, first, other)) for other in others)
+    assert all("call reset_iter_state()" in told for told in run_grid(fail_once, False))
 
 
 def resume(rank: int, stop: int) -> list[torch.Tensor]:
@@ -364,12 +370,36 @@ def with_ignored() -> nn.Module:
     return model
 
 
+def forwarded() -> nn.Module:
+    model, _, _ = build()
+    with torch.no_grad():
+        model(torch.ones(1, 24))
+    return model
+
+
 def with_ddp() -> nn.Module:
     return nn.parallel.DistributedDataParallel(Model())
 
 
-MODELS = {"not sharded": Model, "DDP": with_ddp, "native": native, "ignored": with_ignored}
-GROUPS = {"no group": lambda: None, "wrong group": lambda: grid()["shard"].get_group()}
+MODELS = {
+    "not sharded": Model,
+    "DDP": with_ddp,
+    "native": native,
+    "ignored": with_ignored,
+    "forwarded": forwarded,
+}
+
+
+def group_of_some() -> Any:
+    """Return a group as `dist.new_group([0, 2])` does, to which the other workers do not belong."""
+    return dist.GroupMember.NON_GROUP_MEMBER if dist.get_rank() % SHARDS else build()[2]
+
+
+GROUPS = {
+    "no group": lambda: None,
+    "wrong group": lambda: grid()["shard"].get_group(),
+    "group of some": group_of_some,
+}
 CONFIGS = {"local steps": Config(method="none", local_steps=LocalSteps(low=2, high=2))}
 
 
@@ -379,8 +409,10 @@ def refuse(rank: int, mistake: str) -> str:
     model = MODELS[mistake]() if mistake in MODELS else model
     group = GROUPS[mistake]() if mistake in GROUPS else replicas
     config = CONFIGS.get(mistake, Config(method="none"))
+    sessions = [attach(model, config, replicate_group=group)] if mistake == "attached" else []
     with pytest.raises(HookError) as caught:
         attach(model, config, optimizer, replicate_group=group)
+    del sessions
     return str(caught.value)
 
 
@@ -392,7 +424,10 @@ def refuse(rank: int, mistake: str) -> str:
         ("DDP", "a module that is not sharded; call fully_shard() on it first"),
         ("native", 'call fully_shard(module, mesh=mesh["shard"])'),
         ("wrong group", "no grid of 2 replicas of 2 shards: this worker has the same part"),
+        ("group of some", "to which this worker does not belong"),
         ("ignored", "the layers first.bias train and are not sharded"),
+        ("forwarded", "call reshard() on them or attach() before it"),
+        ("attached", "has a session already; attach() once"),
         ("local steps", "local_steps is not supported with FSDP2 yet"),
     ],
 )
@@ -407,6 +442,10 @@ def train_wrongly(rank: int, mistake: str) -> str:
     inputs, _ = batch(rank, 0)
 
     def run() -> None:
+        if mistake == "gone":
+            nonlocal session
+            session = None
+            gc.collect()
         if mistake == "part used twice":
             model.uses = 2
             model.set_requires_gradient_sync(False)
@@ -430,6 +469,7 @@ def train_wrongly(rank: int, mistake: str) -> str:
         ("no pass", "no gradients were exchanged since the last step; call backward() first"),
         ("twice", "gradients were exchanged twice for one step; call session.step() after each"),
         ("part used twice", "got a gradient twice in one backward pass"),
+        ("gone", "the session of this module is gone"),
         ("unused", "the layers blocks.1.0.bias, blocks.1.0.weight, first.bias"),
     ],
 )
