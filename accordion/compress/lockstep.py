@@ -18,6 +18,8 @@ from accordion.base.errors import HookError
 from accordion.base.link_model import WHOLE_BUCKET
 from accordion.compress.exchange import GroupNetwork
 
+JOIN_S = 0.2
+"""Seconds between two looks of the main thread whether a signal has arrived."""
 _T = TypeVar("_T")
 
 
@@ -66,7 +68,9 @@ class LockstepGroup:
             thread.start()
         self._turns[0].release()
         for thread in threads:
-            thread.join()
+            # A signal may reach another thread; this one handles it between two waits.
+            while thread.is_alive():
+                thread.join(JOIN_S)
         if errors:
             raise errors[0]
         return [results[rank] for rank in range(self.world_size)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -16,6 +16,8 @@ from accordion_workers.common.plain_text import clean_for_terminal
 from accordion_workers.simulation.simulated_runs import SimulatedRun, SimulatedStatus, end_run
 from accordion_workers.simulation.simulation_process import SimulationProcess
 
+WAIT_S = 0.2
+"""Seconds between two looks whether somebody has pressed Ctrl-C."""
 LOG_FILE = "output.log"
 """File of a run with what its task printed."""
 
@@ -60,6 +62,9 @@ class Simulations:
             futures = [pool.submit(self._run_seed, one) for one in self._runs]
             while True:
                 try:
+                    # Ctrl-C may reach another thread; this one hears it between two waits.
+                    while wait(futures, timeout=WAIT_S).not_done:
+                        pass
                     ended = [future.result() for future in futures]
                 except KeyboardInterrupt:
                     self._interrupt()
