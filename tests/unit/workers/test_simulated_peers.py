@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -45,3 +47,17 @@ def test_what_a_worker_does_to_its_own_object_after_a_gathering_no_other_one_see
         return found
 
     assert group.run(work) == [[[0], [1], [2]]] * 3
+
+
+def test_a_signal_that_reaches_a_worker_is_handled_while_the_workers_run():
+    heard = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
+
+    def work(rank: int) -> bool:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        return heard.wait(timeout=60)
+
+    try:
+        assert LockstepGroup(1).run(work) == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
