@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 3
 # How many run those with Ray or a browser, of which each starts many processes: Ray gives up a node after 30 s.
 LIVE_PROCESSES ?= 3
+# Tests of faults start several nodes each.
+ELASTIC_PROCESSES ?= 2
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=
@@ -103,7 +105,7 @@ test: lint
 
 test-elastic: $(TEST_STAMP)
 	@rm -rf $(CRASHES)
-	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(PYTEST_ARGS) || \
+	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(ELASTIC_PROCESSES) tests/elastic $(PYTEST_ARGS) || \
 	  { status=$$?; $(NONE_FAILED) || { $(CRASHED) exit 1; }; }
 
 test-gpu: $(TEST_STAMP)

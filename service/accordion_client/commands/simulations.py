@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -60,17 +60,20 @@ class Simulations:
         """Run all to their ends; Ctrl-C lets them save and end, a second one kills them."""
         with ThreadPoolExecutor(self._num_processes) as pool:
             futures = [pool.submit(self._run_seed, one) for one in self._runs]
-            while True:
-                try:
-                    # Ctrl-C may reach another thread; this one hears it between two waits.
-                    while wait(futures, timeout=WAIT_S).not_done:
-                        pass
-                    ended = [future.result() for future in futures]
-                except KeyboardInterrupt:
-                    self._interrupt()
-                else:
-                    _show_line("")
-                    return ended
+            while self._is_any_running(futures):
+                pass
+            _show_line("")
+            return [future.result() for future in futures]
+
+    def _is_any_running(self, futures: Sequence[Future[SeedRun]]) -> bool:
+        """Wait for a moment; return whether a run has not ended. Between two waits this thread hears
+        a Ctrl-C that the system gave to another one.
+        """
+        try:
+            return bool(wait(futures, timeout=WAIT_S).not_done)
+        except KeyboardInterrupt:
+            self._interrupt()
+            return True
 
     def _interrupt(self) -> None:
         is_second, self._is_stopped = self._is_stopped, True
