@@ -185,7 +185,10 @@ class FsdpSource:
     def _hand_over_held(self, *, is_last: bool) -> None:
         held, self._held = self._held, None
         if held is None and is_last:  # this worker holds no value of the model
-            held = Bucket(buffer=torch.empty(0, device=device_of(self._module)), layers=())
+            held = Bucket(
+                buffer=torch.empty(0, dtype=torch.float32, device=device_of(self._module)),
+                layers=(),
+            )
         if held is not None:
             future = self.exchanges.hand_over(held, ready_s=time.perf_counter(), is_last=is_last)
             self._futures.append(future)

@@ -66,8 +66,8 @@ class Simulations:
             return [future.result() for future in futures]
 
     def _is_any_running(self, futures: Sequence[Future[SeedRun]]) -> bool:
-        """Wait for a moment; return whether a run has not ended. Between two waits this thread hears
-        a Ctrl-C that the system gave to another one.
+        """Wait for a moment; return whether a run has not ended. Between two waits this thread
+        hears a Ctrl-C that the system gave to another one.
         """
         try:
             return bool(wait(futures, timeout=WAIT_S).not_done)
