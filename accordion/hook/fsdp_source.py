@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from accordion.compress.layer_stacks import Bucket, Layer
 from accordion.config import format_layers
 from accordion.hook.ddp_buckets import as_real
 from accordion.hook.exchange_scheduler import ExchangeScheduler
+from accordion.hook.gradient_hooks import hook_gradients, is_hooked, refuse_second_session
 from accordion.hook.module_checks import device_of
 from accordion.hook.sharded_module import runs_backward, sharded_parameters, units_of
 
@@ -55,11 +56,7 @@ class FsdpSource:
         self._parameters = {
             name: one for name, one in sharded_parameters(module).items() if one.requires_grad
         }
-        if any(map(_is_observed, self._parameters.values())):
-            raise HookError(
-                "the module passed to attach() has a session already; attach() once, or to a new"
-                " module"
-            )
+        refuse_second_session(is_attached=any(map(is_hooked, self._parameters.values())))
         self.exchanges = create_exchanges()
         self._module, self._engine, self._loss_scale = module, engine, loss_scale
         self._step_call, self._pass_skipped_step = step_call, pass_skipped_step
@@ -74,11 +71,7 @@ class FsdpSource:
         """Newest complete bucket, which may be the last one of its pass."""
         self._futures: list[torch.futures.Future[Tensor]] = []
         observe = partial(_observe_gradient, weakref.ref(self))
-        layers: Iterable[tuple[str, Any]] = self._parameters.items()  # torch types no such method
-        handles = [
-            one.register_post_accumulate_grad_hook(partial(observe, name)) for name, one in layers
-        ]
-        self.remove = partial(_remove_handles, handles)
+        self.remove = hook_gradients(self._parameters, observe)
         """Detaches from the module, so that another session can attach."""
 
     @property
@@ -215,7 +208,7 @@ def _span(parts: Sequence[Tensor]) -> Tensor:
     return parts[0].as_strided((end - start,), (1,), start)
 
 
-def _observe_gradient(source: weakref.ref[FsdpSource], name: str, parameter: Tensor) -> None:  # noqa: ARG001
+def _observe_gradient(source: weakref.ref[FsdpSource], name: str, _: Tensor) -> None:
     followed = source()
     if followed is None:
         raise HookError(
@@ -223,14 +216,3 @@ def _observe_gradient(source: weakref.ref[FsdpSource], name: str, parameter: Ten
             " attach() returned for as long as the module is trained"
         )
     followed.observe_gradient(name)
-
-
-def _is_observed(parameter: Any) -> bool:
-    # torch has no public name for these hooks.
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return any(getattr(hook, "func", None) is _observe_gradient for hook in hooks.values())
-
-
-def _remove_handles(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()

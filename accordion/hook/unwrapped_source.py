@@ -8,9 +8,8 @@ that were saved in a larger group are added once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from accordion.compress.compression_engine import Engine
 from accordion.compress.layer_stacks import Layer
 from accordion.compress.step_signals import Signal
 from accordion.hook.ddp_buckets import as_real
+from accordion.hook.gradient_hooks import hook_gradients, is_hooked, refuse_second_session
 from accordion.hook.layers import named_layers
 from accordion.hook.module_checks import has_peers
 
@@ -50,18 +50,10 @@ class UnwrappedSource:
         self._loss_scale = loss_scale
         self._unscale = unscale
         self._layers = {name: p for name, p in named_layers(module).items() if p.requires_grad}
-        if all(map(_is_observed, self._layers.values())):
-            raise HookError(
-                "the module passed to attach() has a session already; attach() once, or to a new"
-                " module"
-            )
+        refuse_second_session(is_attached=all(map(is_hooked, self._layers.values())))
         self._accumulated: set[str] = set()
         observe = partial(_observe_gradient, weakref.ref(self))
-        layers: Iterable[tuple[str, Any]] = self._layers.items()  # torch does not type the method
-        handles = [
-            p.register_post_accumulate_grad_hook(partial(observe, name)) for name, p in layers
-        ]
-        self.remove = weakref.finalize(self, _remove_handles, handles)
+        self.remove = weakref.finalize(self, hook_gradients(self._layers, observe))
         """Detaches from the module, so that another session can attach."""
 
     @property
@@ -120,17 +112,6 @@ def _observe_gradient(source: weakref.ref[UnwrappedSource], name: str, parameter
     followed = source()
     if followed is not None:
         followed.observe_gradient(name, parameter)
-
-
-def _is_observed(parameter: Any) -> bool:
-    # torch has no public name for these hooks.
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return any(getattr(hook, "func", None) is _observe_gradient for hook in hooks.values())
-
-
-def _remove_handles(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def _make_layer(name: str, parameter: Tensor) -> Layer:

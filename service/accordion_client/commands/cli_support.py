@@ -58,6 +58,8 @@ _ID_LENGTH = 36
 _PIPE_WIDTH = 100_000
 """Width of tables if standard output is not a terminal: no row is that long, so each is one line.
 """
+_MOST_DIGITS = 18
+"""Python refuses to read more than 4,300."""
 
 
 def connect_client(url: str) -> Client:
@@ -102,6 +104,13 @@ def find_job_id(client: Client, reference: str) -> str:
         AmbiguousJob: none matches, or several that have not ended.
     """
     return reference if len(reference) == _ID_LENGTH else find_to_read(client, reference).id
+
+
+def parse_whole(text: str) -> int | None:
+    """Return the whole number that a text is, from 0 on; None for another text, or one of more
+    digits than any number of ours has.
+    """
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def create_console() -> Console:

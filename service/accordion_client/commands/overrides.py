@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from http import HTTPStatus
 from json import loads
@@ -16,6 +15,7 @@ from accordion_client.commands.cli_support import (
     JsonOption,
     UrlOption,
     connect_client,
+    parse_whole,
     print_json,
 )
 from accordion_client.commands.completion import (
@@ -34,7 +34,6 @@ LEVEL_HELP = (
 )
 BATCH_HELP = "global batch, instead of --level: low, high or samples per step"
 LOCAL_STEPS_HELP = "local steps between two exchanges, instead of --level: low, high or a number"
-_WHOLE = re.compile(r"\d{1,18}")
 _complete_regime = complete_words("low", "high")
 
 
@@ -217,8 +216,8 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     Raises:
         SettingsError: an option has no value, or is given twice.
     """
-    if _WHOLE.fullmatch(text):
-        return int(text)
+    if (number := parse_whole(text)) is not None:
+        return number
     if text.startswith("{"):
         return _parse_options(text)
     if "=" not in text:
@@ -264,11 +263,12 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
     from accordion_service.schemas.overrides import OverrideRequest
 
     start = others["apply_at"]
+    number = parse_whole(start)
     fields = {
         "target": target,
         "level": parse_level(level),
         **others,
-        "apply_at": int(start) if _WHOLE.fullmatch(start) else start,
+        "apply_at": start if number is None else number,
     }
     try:
         return OverrideRequest.model_validate(fields)

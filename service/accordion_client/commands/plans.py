@@ -17,6 +17,7 @@ from accordion_client.commands.cli_support import (
     UrlOption,
     connect_client,
     create_console,
+    parse_whole,
     print_json,
 )
 from accordion_client.commands.local_specs import build_environment, check_spec, name_option
@@ -35,7 +36,6 @@ _LINK = re.compile(
     r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])bit(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
     re.IGNORECASE,
 )
-_WORKERS = re.compile(r"\d{1,4}")
 POLL_S = 0.5
 """Seconds between two requests for the status of a plan."""
 MAX_WORKERS = 1024
@@ -136,7 +136,7 @@ def parse_workers(text: str) -> int:
     """
     from accordion_service.errors import SettingsError
 
-    number = int(text) if _WORKERS.fullmatch(text.strip()) else 0
+    number = parse_whole(text.strip()) or 0
     if not 2 <= number <= MAX_WORKERS:
         raise SettingsError(
             f"--workers is {text!r}; give a whole number from 2 to {MAX_WORKERS}: one worker"

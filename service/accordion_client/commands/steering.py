@@ -4,7 +4,6 @@ stop and continue them; `archive` and `unarchive`, for those that have ended.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +25,7 @@ from accordion_client.commands.cli_support import (
     JsonOption,
     UrlOption,
     connect_client,
+    parse_whole,
     print_json,
     print_line,
 )
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from accordion_client import Client
     from accordion_service.schemas.jobs import JobView
 
-_FROM_1_ON = re.compile(r"0*[1-9]\d{0,17}")
 _OptionalJobs = Annotated[
     list[str] | None,
     typer.Argument(
@@ -91,7 +90,7 @@ def _parse_limits(places: list[str]) -> list[str]:
         BadParameter: they are not.
     """
     limits = places[-2:]
-    if len(limits) < 2 or not all(_FROM_1_ON.fullmatch(text) for text in limits):
+    if len(limits) < 2 or not all(parse_whole(text) for text in limits):
         raise typer.BadParameter(
             f"MIN and MAX are {' '.join(limits)!r}; give two whole numbers, at least 1, as in"
             " 'accordion resize JOB 1 4'"
