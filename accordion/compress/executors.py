@@ -216,8 +216,10 @@ def _as_exception(error: BaseException) -> Exception:
     return ended
 
 
-def _drop_tracebacks(error: Exception) -> Exception:
-    """Return the error without tracebacks, whose frames hold the hook and keep the thread alive."""
+def drop_tracebacks(error: Exception) -> Exception:
+    """Return the error without tracebacks, whose frames hold what they worked with: the hook, which
+    keeps its thread alive, and process groups, whose sockets stay open.
+    """
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None
@@ -236,7 +238,7 @@ def _run_jobs(
             try:
                 exchange()
             except BaseException as error:  # noqa: BLE001 -- `raise_failure` raises it
-                failures.put(_drop_tracebacks(_as_exception(error)))
+                failures.put(drop_tracebacks(_as_exception(error)))
                 failed = True
         _set_results(pending)
         del job, exchange, pending

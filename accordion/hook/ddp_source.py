@@ -8,7 +8,7 @@ first step, so layers are identified by name and never by position.
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -71,6 +71,7 @@ class DdpSource:
             id(parameter): name for name, parameter in named_layers(module.module).items()
         }
         self._reduced = reduced_layers(module)
+        self._broadcasts_buffers = module.broadcast_buffers
         self._module = weakref.ref(module)
         engine.feedback.keeps_old = module.find_unused_parameters and not module.static_graph
         self._handed_over: set[str] = set()
@@ -105,6 +106,16 @@ class DdpSource:
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that a step exchanges, uncompressed."""
         return sum(parameter.nbytes for parameter in self._reduced.values())
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Exchanged parameters by name, in the order of the model."""
+        return {name: one for name, one in self._reduced.items() if one.requires_grad}
+
+    def keep_own_buffers(self, *, keeps: bool) -> None:
+        """Implements `LocalGradientSource`."""
+        if (module := self._module()) is not None:
+            module.broadcast_buffers = self._broadcasts_buffers and not keeps
 
     def remove(self) -> None:
         """Do nothing, because a DDP module keeps its hook for good."""

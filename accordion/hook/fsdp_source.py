@@ -25,7 +25,12 @@ from accordion.hook.ddp_buckets import as_real
 from accordion.hook.exchange_scheduler import ExchangeScheduler
 from accordion.hook.gradient_hooks import hook_gradients, is_hooked, refuse_second_session
 from accordion.hook.module_checks import device_of
-from accordion.hook.sharded_module import runs_backward, sharded_parameters, units_of
+from accordion.hook.sharded_module import (
+    local_part,
+    runs_backward,
+    sharded_parameters,
+    units_of,
+)
 
 
 class FsdpSource:
@@ -53,10 +58,11 @@ class FsdpSource:
         step_call: str,
         pass_skipped_step: Callable[[Tensor], bool],
     ) -> None:
-        self._parameters = {
+        self.parameters = {
             name: one for name, one in sharded_parameters(module).items() if one.requires_grad
         }
-        refuse_second_session(is_attached=any(map(is_hooked, self._parameters.values())))
+        """Exchanged parameters by name, in the order of the model: DTensors."""
+        refuse_second_session(is_attached=any(map(is_hooked, self.parameters.values())))
         self.exchanges = create_exchanges()
         self._module, self._engine, self._loss_scale = module, engine, loss_scale
         self._step_call, self._pass_skipped_step = step_call, pass_skipped_step
@@ -70,20 +76,25 @@ class FsdpSource:
         self._held: Bucket | None = None
         """Newest complete bucket, which may be the last one of its pass."""
         self._futures: list[torch.futures.Future[Tensor]] = []
+        self.is_local = False
+        """Whether each replica keeps its own gradients, which are not exchanged then."""
+        self._has_local_gradients = False
         observe = partial(_observe_gradient, weakref.ref(self))
-        self.remove = hook_gradients(self._parameters, observe)
+        self.remove = hook_gradients(self.parameters, observe)
         """Detaches from the module, so that another session can attach."""
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients were exchanged since the last step boundary."""
+        """Whether gradients were exchanged since the last step boundary, or kept."""
+        if self.is_local:
+            return self._has_local_gradients
         self.exchanges.raise_failure()
         return self.exchanges.signals is not None
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that a step exchanges, uncompressed."""
-        return sum(one.to_local().nbytes for one in self._parameters.values())
+        return sum(local_part(one).nbytes for one in self.parameters.values())
 
     def exchange_gradients(self) -> None:
         """Do nothing: the backward pass exchanges them."""
@@ -96,18 +107,34 @@ class FsdpSource:
             Exception: an exchange failed during the backward pass.
         """
         signals = self.exchanges.take_signals()
-        if signals is None and self._missing:
-            raise HookError(
+        if signals is None:
+            raise self._explain_no_gradients("exchanged")
+        return signals
+
+    def take_local_gradients(self) -> None:
+        """Begin the next step of this replica alone.
+
+        Raises:
+            HookError: there are no gradients since the last call.
+        """
+        if not self._has_local_gradients:
+            raise self._explain_no_gradients("computed")
+        self._has_local_gradients = False
+
+    def _explain_no_gradients(self, done: str) -> HookError:
+        if self._missing:
+            return HookError(
                 f"the layers {format_layers(sorted(self._missing))} got no gradient in the last"
                 " backward pass; after an error in one, call reset_iter_state() on the model, and"
                 " backward() again"
             )
-        if signals is None:
-            raise HookError(
-                "no gradients were exchanged since the last step; call backward() first, the last"
-                " time of each step after set_requires_gradient_sync(True)"
-            )
-        return signals
+        return HookError(
+            f"no gradients were {done} since the last step; call backward() first, the last time of"
+            " each step after set_requires_gradient_sync(True)"
+        )
+
+    def keep_own_buffers(self, *, keeps: bool) -> None:
+        """Do nothing: FSDP2 shares no buffers."""
 
     def unused_layers(self) -> list[str]:
         """Return no layers: every one has a gradient."""
@@ -132,21 +159,25 @@ class FsdpSource:
             )
         self._missing.remove(name)
         unit = self._units[name]
-        if self._missing.isdisjoint(unit):
+        if self._missing.isdisjoint(unit) and not self.is_local:
             for bucket in self._make_buckets(unit):
                 self._hand_over_held(is_last=False)
                 self._held = bucket
 
     def _begin_pass(self) -> None:
-        exchanged = self.exchanges.signals
-        if exchanged is not None and not self._pass_skipped_step(exchanged):
+        # Signals of a round, whose exchange may run beside local steps, are not those of gradients.
+        exchanged = None if self.is_local else self.exchanges.signals
+        is_second = exchanged is not None and not self._pass_skipped_step(exchanged)
+        if is_second or (self.is_local and self._has_local_gradients):
+            done = "computed" if self.is_local else "exchanged"
             raise HookError(
-                f"gradients were exchanged twice for one step; call {self._step_call} after each"
+                f"gradients were {done} twice for one step; call {self._step_call} after each"
                 " backward(), and accumulate gradients after set_requires_gradient_sync(False)"
             )
-        self._missing, self._held, self._futures = set(self._parameters), None, []
-        self._engine.loss_scale = self._loss_scale()
-        self.exchanges.begin_pass()
+        self._missing, self._held, self._futures = set(self.parameters), None, []
+        if not self.is_local:
+            self._engine.loss_scale = self._loss_scale()
+            self.exchanges.begin_pass()
         self._queue_end()
 
     def _queue_end(self) -> None:
@@ -169,6 +200,9 @@ class FsdpSource:
                 " freeze it before attach(), or call set_reduce_scatter_unused_params(True) where"
                 " others of its call of fully_shard() are used"
             )
+        if self.is_local:
+            self._has_local_gradients = True
+            return
         self._hand_over_held(is_last=True)
         futures, self._futures = self._futures, []
         for future in futures:
@@ -198,7 +232,7 @@ class FsdpSource:
         return [Bucket(buffer=_span([one.gradient]), layers=(one,)) for one in layers]
 
     def _local_gradient(self, name: str) -> Tensor:
-        return as_real(self._parameters[name].grad.to_local().detach())
+        return as_real(local_part(self.parameters[name].grad).detach())
 
 
 def _span(parts: Sequence[Tensor]) -> Tensor:

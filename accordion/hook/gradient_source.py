@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -57,3 +57,28 @@ class GradientSource(Protocol):
         Raises:
             HookError: other parameters are exchanged than were trainable at `attach`.
         """
+
+
+class LocalGradientSource(GradientSource, Protocol):
+    """Source of a module that can also train by local steps, between which nothing is exchanged."""
+
+    is_local: bool
+    """Whether each replica keeps its own gradients, which are not exchanged then."""
+
+    @property
+    def exchanges(self) -> ExchangeScheduler:
+        """Exchanges the gradients."""
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Exchanged parameters by name, in the order of the model; FSDP2's are DTensors."""
+
+    def take_local_gradients(self) -> None:
+        """Begin the next step of this replica alone.
+
+        Raises:
+            HookError: there are no gradients since the last call.
+        """
+
+    def keep_own_buffers(self, *, keeps: bool) -> None:
+        """Keep a forward pass from sharing buffers such as those of batch norm, or stop to."""

@@ -34,7 +34,8 @@ class ParameterChanges:
     """Source of buckets that hold by how much each parameter changed on this worker.
 
     Args:
-        parameters: trainable parameters by name, in the order of the model, equal on all workers.
+        parameters: trainable parameters by name, in the order of the model, as far as this worker
+            holds them; equal on all replicas.
         exchanges: averages the changes over the workers.
         nesterov: whether the mean change is a gradient for SGD with Nesterov momentum; otherwise it
             is added to the parameters.
@@ -185,6 +186,7 @@ class _ChangedBucket:
         layers = (
             Layer(name=name, gradient=part)
             for name, (_, part) in zip(self._parameters, self._parts(self._changes), strict=True)
+            if part.numel()  # a worker may hold no value of a small sharded layer
         )
         return Bucket(buffer=self._changes, layers=tuple(layers))
 

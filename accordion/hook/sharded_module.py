@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from accordion.base.errors import HookError
-from accordion.config import Config, format_layers
+from accordion.config import format_layers
 from accordion.hook.layers import named_layers
 
 _WAY_OUT = (
@@ -44,6 +44,12 @@ def sharded_parameters(module: nn.Module) -> dict[str, Any]:
     """Return the parameters that FSDP2 shards, which are DTensors, by name."""
     layers = named_layers(module).items()
     return {name: one for name, one in layers if hasattr(one, "device_mesh")}
+
+
+def local_part(tensor: Any) -> Tensor:
+    """Return what this worker holds of a tensor: its part if FSDP2 shards it, else all of it."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    return part
 
 
 def units_of(module: nn.Module) -> list[tuple[str, ...]]:
@@ -76,9 +82,7 @@ def shard_group(module: nn.Module) -> dist.ProcessGroup:
     return group
 
 
-def check_sharded(
-    module: nn.Module, config: Config, replicate_group: dist.ProcessGroup | None
-) -> None:
+def check_sharded(module: nn.Module, replicate_group: dist.ProcessGroup | None) -> None:
     """Check that a sharded module and the group of its replicas fit each other.
 
     Raises:
@@ -86,7 +90,7 @@ def check_sharded(
     """
     if replicate_group is None and not is_sharded(module):
         return
-    mistakes = _mistakes(module, config, replicate_group)
+    mistakes = _mistakes(module, replicate_group)
     own = next((sentence for condition, sentence in mistakes if condition), None)
     told: list[str | None] = [own]
     if is_sharded(module):
@@ -98,7 +102,7 @@ def check_sharded(
 
 
 def _mistakes(
-    module: nn.Module, config: Config, replicate_group: dist.ProcessGroup | None
+    module: nn.Module, replicate_group: dist.ProcessGroup | None
 ) -> Iterator[tuple[bool, str]]:
     yield (
         not is_sharded(module),
@@ -125,10 +129,6 @@ def _mistakes(
         f"attach() got a model sharded over {_describe(meshes)}, where FSDP2 itself averages"
         f" gradients between replicas; {_WAY_OUT}",
     )
-    yield (
-        config.local_steps is not None,
-        "local_steps is not supported with FSDP2 yet; leave it out of Config",
-    )
     is_member = isinstance(replicate_group, dist.ProcessGroup)
     yield (
         not is_member,
@@ -141,11 +141,6 @@ def _mistakes(
 def _mistakes_of_groups(
     shards: dist.ProcessGroup, replicas: dist.ProcessGroup
 ) -> Iterator[tuple[bool, str]]:
-    yield (
-        replicas.size() < 2,
-        "attach() got a replicate_group of one worker, which has nobody to exchange gradients with;"
-        " train without attach(), or with more replicas",
-    )
     ranks, same = range(dist.get_world_size()), dist.get_process_group_ranks(replicas)
     rows = [list(ranks[start : start + shards.size()]) for start in ranks[:: shards.size()]]
     yield (

@@ -17,11 +17,6 @@ class SimulatedDataParallel(nn.Module):
     `exchange_gradients` of the session's source does.
     """
 
-    broadcast_buffers = False
-    """Whether forward passes would broadcast rank 0's buffers; the attribute that
-    DistributedDataParallel has.
-    """
-
     def __init__(self, module: nn.Module, network: LockstepNetwork) -> None:
         super().__init__()
         self.module = module

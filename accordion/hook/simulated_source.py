@@ -45,23 +45,24 @@ class SimulatedSource:
     ) -> None:
         self.exchanges = exchanges
         self._engine, self._loss_scale = engine, loss_scale
-        self._parameters = {
+        self.parameters = {
             name: one for name, one in named_layers(module.module).items() if one.requires_grad
         }
-        self._buckets = [_GradientBucket(part) for part in _divide(self._parameters)]
+        """Exchanged parameters by name, in the order of the model."""
+        self._buckets = [_GradientBucket(part) for part in _divide(self.parameters)]
         self.is_local = False
         """Whether each worker keeps its own gradients, which are not exchanged then."""
 
     @property
     def has_gradients(self) -> bool:
         """Whether gradients were exchanged since the last step boundary, or kept."""
-        kept = (one.grad is not None for one in self._parameters.values())
+        kept = (one.grad is not None for one in self.parameters.values())
         return any(kept) if self.is_local else self.exchanges.signals is not None
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that a step exchanges, uncompressed."""
-        return sum(parameter.nbytes for parameter in self._parameters.values())
+        return sum(parameter.nbytes for parameter in self.parameters.values())
 
     def remove(self) -> None:
         """Do nothing: no hook holds the module."""
@@ -103,6 +104,9 @@ class SimulatedSource:
         """
         if not self.has_gradients:
             raise HookError("there was no backward pass since the last step")
+
+    def keep_own_buffers(self, *, keeps: bool) -> None:
+        """Do nothing: no forward pass shares buffers."""
 
     def unused_layers(self) -> list[str]:
         """Return no layers: every parameter has a gradient."""

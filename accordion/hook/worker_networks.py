@@ -13,7 +13,12 @@ from accordion.base.messages import LayerInfo
 from accordion.compress.compression_engine import Engine
 from accordion.compress.exchange import GroupNetwork
 from accordion.hook.module_checks import device_of
-from accordion.hook.sharded_module import is_sharded, shard_group, sharded_parameters
+from accordion.hook.sharded_module import (
+    is_sharded,
+    local_part,
+    shard_group,
+    sharded_parameters,
+)
 from accordion.hook.simulated_module import SimulatedDataParallel
 
 
@@ -64,7 +69,7 @@ def create_engine(
     """Return the engine of a worker, for what it holds of the module's layers."""
     held = sharded_parameters(module) if is_sharded(module) else {}
     local = [
-        replace(one, shape=tuple(held[one.name].to_local().shape)) if one.name in held else one
+        replace(one, shape=tuple(local_part(held[one.name]).shape)) if one.name in held else one
         for one in layers
     ]
     replicas = networks.replicas

@@ -77,6 +77,7 @@ class Coordinator:
         self._fastest_s: tuple[float, ...] = ()
         """Seconds by rank in the faster one of the last two probes of neighbors."""
         self.world_size = networks.everyone.world_size
+        self.num_replicas = networks.replicas.world_size
         self.num_shards = networks.num_shards
 
     def warn_of_wait(self, call: str) -> AbstractContextManager[None]:
@@ -109,7 +110,9 @@ class Coordinator:
             HookError: they do not; raised on all workers.
         """
         sizes = repr([(tuple(one.shape), one.dtype) for one in tensors])
-        if len(set(self.gather_texts(hashlib.sha256(sizes.encode()).hexdigest()))) > 1:
+        digests = self.gather_texts(hashlib.sha256(sizes.encode()).hexdigest())
+        shards = self.num_shards
+        if digests[:shards] * (len(digests) // shards) != digests:
             raise HookError(
                 "the workers' optimizers hold different state, which cannot be averaged after local"
                 " steps; every layer needs a gradient on every worker"
@@ -122,6 +125,16 @@ class Coordinator:
             parts = torch.split(packed, [one.numel() for one in same])
             for one, part in zip(same, parts, strict=True):
                 one.copy_(part.view(one.shape))
+
+    def is_any_shard(self, holds: bool) -> bool:
+        """Return whether something holds for one of the workers that hold the parameters together,
+        of which this is one.
+        """
+        if self._networks.shards is None:
+            return holds
+        share = torch.tensor([float(holds)], dtype=torch.float32, device=self._device)
+        self._networks.shards.all_reduce_mean_(share)
+        return bool(share)
 
     def require_equal_states(self, loaded: Mapping[str, Any]) -> None:
         """Check that all workers loaded states of the same step.

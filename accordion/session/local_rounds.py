@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from accordion.base.errors import HookError, StateError
@@ -18,12 +17,10 @@ from accordion.base.local_steps import LocalSteps
 from accordion.compress.compression_engine import Engine
 from accordion.compress.step_signals import Signal, raised_signals
 from accordion.config import Config
-from accordion.hook.ddp_source import DdpSource
-from accordion.hook.gradient_source import GradientSource
-from accordion.hook.layers import named_layers, reduced_layers
+from accordion.hook.gradient_source import GradientSource, LocalGradientSource
 from accordion.hook.parameter_changes import ParameterChanges
-from accordion.hook.simulated_module import ParallelModule
-from accordion.hook.simulated_source import SimulatedSource
+from accordion.hook.sharded_module import local_part
+from accordion.hook.simulated_module import SimulatedDataParallel
 from accordion.hook.trained_layers import parameters_of
 from accordion.policies import POLICIES
 from accordion.session.coordination import Coordinator
@@ -87,8 +84,8 @@ class Rounds:
         self.decided = length
 
     def begin_step(self) -> frozenset[Signal]:
-        """Begin a step; return the signals of all workers, or of a local step `NOT_FINITE` if this
-        worker's gradients are not.
+        """Begin a step; return the signals of all workers, or of a local step `NOT_FINITE` if the
+        gradients of this replica are not.
 
         Raises:
             HookError: there are no gradients since the last step.
@@ -165,15 +162,14 @@ class LocalRounds(Rounds):
     """Rounds of a session with local steps.
 
     All workers have the same parameters before a round and after it. In between, each worker steps
-    along its own gradients, with its own optimizer state and its own buffers. A worker without
-    peers takes no rounds: its steps are everybody's.
+    along its own gradients, with its own optimizer state and its own buffers; where FSDP2 shards
+    the model, each replica does. One without others takes no rounds: its steps are everybody's.
 
     With `overlap`, the exchange of a round runs beside the first steps of the next one, and their
     parameters meet again only where a round's end is waited for.
 
     Args:
-        module: the module, wrapped in DistributedDataParallel or simulated.
-        source: its gradients.
+        source: gradients of the module.
         engine: compresses the changes of a round.
         coordinator: averages the optimizers' state.
         requests: what this worker raises.
@@ -184,8 +180,7 @@ class LocalRounds(Rounds):
 
     def __init__(
         self,
-        module: ParallelModule,
-        source: DdpSource | SimulatedSource,
+        source: LocalGradientSource,
         engine: Engine,
         *,
         coordinator: Coordinator,
@@ -195,21 +190,19 @@ class LocalRounds(Rounds):
         overlap: int,
     ) -> None:
         super().__init__(source, engine, requests, rank=coordinator.rank)
-        self._module, self._source = module, source
+        self._source = source
         self._coordinator, self._optimizers = coordinator, optimizers
-        exchanged = named_layers(module.module)
-        if isinstance(module, DistributedDataParallel):
-            exchanged = reduced_layers(module)
-        self._parameters = {name: one for name, one in exchanged.items() if one.requires_grad}
+        self._parameters = source.parameters
+        self._held = {name: local_part(one).detach() for name, one in self._parameters.items()}
+        """What this worker holds of the parameters."""
         self._changes = ParameterChanges(
-            self._parameters, source.exchanges, nesterov=nesterov, overlaps=overlap > 0
+            self._held, source.exchanges, nesterov=nesterov, overlaps=overlap > 0
         )
         self._overlap = overlap
         self._is_exchanging = False
         """Whether the exchange of the round before the running one has not ended."""
         self._seen: frozenset[Signal] = frozenset()
         """Signals that an exchange brought where nobody acted on them."""
-        self._broadcasts_buffers = module.broadcast_buffers
         self._broken: list[str] = []
         """Layers whose gradient is not finite in this local step."""
         self._times = RoundTimes()
@@ -243,18 +236,21 @@ class LocalRounds(Rounds):
         self._source.take_local_gradients()
         if self.begins:
             self._changes.begin()
-            self._module.broadcast_buffers = False
+            self._source.keep_own_buffers(keeps=True)
         self.steps += 1
         self._times.pass_local_step()
         gradients = {
-            name: one.grad for name, one in self._parameters.items() if one.grad is not None
+            name: local_part(one.grad)
+            for name, one in self._parameters.items()
+            if one.grad is not None
         }
         norms = torch._foreach_norm(list(gradients.values()))
         are_finite = torch.stack([norm.float() for norm in norms]).isfinite().tolist()
         self._broken = [
             name for name, finite in zip(gradients, are_finite, strict=True) if not finite
         ]
-        return frozenset({Signal.NOT_FINITE}) if self._broken else frozenset()
+        is_broken = self._coordinator.is_any_shard(bool(self._broken))
+        return frozenset({Signal.NOT_FINITE}) if is_broken else frozenset()
 
     def keep_step(self, *, taken: bool) -> None:
         """Implements `Rounds`."""
@@ -262,7 +258,9 @@ class LocalRounds(Rounds):
             super().keep_step(taken=taken)
             return
         self._skipped.observe(
-            lambda number: skipped_locally_sentence(number, self._broken, rank=self._rank),
+            lambda number: skipped_locally_sentence(
+                number, self._broken, rank=self._rank, num_shards=self._coordinator.num_shards
+            ),
             taken=taken,
         )
 
@@ -331,12 +329,12 @@ class LocalRounds(Rounds):
             self._count_dense_equivalent(self.steps)
             self.steps = 0
         if not self.steps:
-            self._module.broadcast_buffers = self._broadcasts_buffers
+            self._source.keep_own_buffers(keeps=False)
         return announced
 
     def _count_dense_equivalent(self, steps: int) -> None:
         """Count local steps; not during an exchange, which counts too."""
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._held.items():
             self._engine.ledger.count_dense_equivalent(name, parameter.numel(), steps=steps)
 
     def settle(self) -> None:
@@ -371,7 +369,7 @@ class LocalRounds(Rounds):
             self._changes.end_exchange()
             self._engine.rollback_step()
         self.steps, self._is_exchanging = 0, False
-        self._module.broadcast_buffers = self._broadcasts_buffers
+        self._source.keep_own_buffers(keeps=False)
         self._changes.load_momentum(saved)
 
 
@@ -409,11 +407,10 @@ def create_rounds(
     if local is not None:
         _check(module, steps)
         _check_overlap(module, local)
-    if local is None or coordinator.world_size == 1 or not isinstance(module, ParallelModule):
+    if local is None or coordinator.num_replicas == 1 or source.exchanges is None:
         return Rounds(source, engine, requests, rank=coordinator.rank)
     _check_measurable(source, config)
     rounds = LocalRounds(
-        module,
         source,
         engine,
         coordinator=coordinator,
@@ -422,8 +419,9 @@ def create_rounds(
         nesterov=local.outer == "nesterov",
         overlap=local.overlap,
     )
-    # Not the user's module inside: a hook would be saved with it, and TorchScript refuses it.
-    module.register_forward_pre_hook(_ForwardCheck(rounds))
+    # Not a module inside a wrapper: a hook would be saved with it, and TorchScript refuses it.
+    # The check comes before FSDP2's hook, which gathers parameters.
+    module.register_forward_pre_hook(_ForwardCheck(rounds), prepend=True)
     return rounds
 
 
@@ -449,14 +447,14 @@ def _check(module: nn.Module, steps: OptimizerSteps) -> None:
 
 def _check_overlap(module: nn.Module, local: LocalSteps) -> None:
     on_gpu = any(parameter.is_cuda for parameter in module.parameters())
-    if local.overlap and on_gpu and isinstance(module, DistributedDataParallel):
+    if local.overlap and on_gpu and not isinstance(module, SimulatedDataParallel):
         raise HookError(
             f"local_steps has overlap={local.overlap}, which was never tried on GPUs; leave it out,"
             " so that workers wait at the end of a round"
         )
 
 
-def _check_measurable(source: DdpSource | SimulatedSource, config: Config) -> None:
+def _check_measurable(source: LocalGradientSource, config: Config) -> None:
     if POLICIES[config.policy].uses_costs and not source.exchanges.can_plan:
         raise HookError(
             f"policy {config.policy} chooses the length of rounds of local steps by measured times,"
@@ -496,4 +494,4 @@ def _optimizer_state(
     values = (state[key] for state in states for key in sorted(state, key=str))
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point():
-            yield value
+            yield local_part(value)

@@ -54,7 +54,7 @@ class MeasuredExchanges:
         self._planner: ExchangePlanner | None = None
         self._level_costs: dict[str, list[LevelCost]] | None = None
         self._buckets: list[tuple[Layer, ...]] = []
-        """Layers of the running step's buckets, if there is a planner."""
+        """Layers of the running step's buckets, as long as levels are to be measured with them."""
         self._last_buckets: list[tuple[Layer, ...]] = []
         """Layers of the last step's buckets."""
         exchanges = self._exchanges
@@ -158,13 +158,15 @@ class MeasuredExchanges:
             self._level_costs = measure_levels(
                 self._last_buckets, self._plans, world_size=link.world_size
             )
+            self._last_buckets = []  # it would hold a step's gradients
         names = (name for name, plan in self._plans.items() if plan == in_force)
         return planner.predict_waits(self._level_costs, in_force=next(names, None))
 
     def _add_exchange(self, planner: ExchangePlanner, exchange: Exchange) -> None:
-        self._buckets += [bucket.layers for bucket in exchange.buckets]
-        if exchange.is_last:
-            self._last_buckets, self._buckets = self._buckets, []
+        if self._plans and self._level_costs is None:
+            self._buckets += [bucket.layers for bucket in exchange.buckets]
+            if exchange.is_last:
+                self._last_buckets, self._buckets = self._buckets, []
         planner.add_exchange(
             exchange.ready_s,
             [bucket.buffer.numel() for bucket in exchange.buckets],

@@ -100,7 +100,7 @@ def attach(
     """
     module = inner_module(module)
     check_attachable(module, config, decider)
-    check_sharded(module, config, replicate_group)
+    check_sharded(module, replicate_group)
     if step == "optimizer":
         config = config.for_unchanged_loop()
     steps = OptimizerSteps(step, module=module, optimizer=optimizer, scaler=scaler)
@@ -194,7 +194,7 @@ class Session:
         self._measured.probe_link()
         self._watcher = None
         if self.rank == 0 and decider is None:
-            self._watcher = watch_run(self, config, world_size=self.world_size, epochs=epochs)
+            self._watcher = watch_run(self, config, networks, epochs=epochs)
 
     @property
     def ledger(self) -> Ledger:

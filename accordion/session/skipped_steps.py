@@ -69,12 +69,17 @@ def skipped_sentence(
     return f"rank {rank}: {in_a_row} {what}, since {where}; parameters do not change. {advice}"
 
 
-def skipped_locally_sentence(in_a_row: int, layers: Sequence[str], *, rank: int) -> str:
-    """Return the warning of a worker about local steps that only it skipped, because gradients of
-    these layers were not finite.
+def skipped_locally_sentence(
+    in_a_row: int, layers: Sequence[str], *, rank: int, num_shards: int
+) -> str | None:
+    """Return the warning of a worker about local steps that only it skipped, with those that hold
+    the model together, because its gradients of these layers were not finite; None without any.
     """
+    if not layers:
+        return None
+    who = "this worker alone" if num_shards == 1 else f"the {num_shards} workers of this replica"
     return (
-        f"rank {rank}: {in_a_row} local steps in a row were skipped by this worker alone, since its"
+        f"rank {rank}: {in_a_row} local steps in a row were skipped by {who}, since its"
         f" gradients of {format_layers(layers)} are not finite, or have a norm that is not; its"
         f" parameters change at the end of rounds only. {_ADVICE}, or data of this worker alone"
     )

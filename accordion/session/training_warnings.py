@@ -12,6 +12,7 @@ from functools import partial
 from accordion.base.messages import Decision, Level
 from accordion.compress.ledger import Ledger
 from accordion.config import Config
+from accordion.hook.worker_networks import WorkerNetworks
 from accordion.policies import POLICIES
 
 STEPS_WITHOUT_EPOCH = 1000
@@ -108,13 +109,19 @@ class RunWatcher:
 
 
 def watch_run(
-    session: object, config: Config, *, world_size: int, epochs: int | None
+    session: object, config: Config, networks: WorkerNetworks, *, epochs: int | None
 ) -> RunWatcher:
     """Return the watcher of a session's run, which ends with the session if its length is unknown.
 
     It watches for what does not behave as configured.
     """
-    watcher = RunWatcher(config, world_size=world_size, epochs=epochs)
+    if networks.replicas.world_size == 1 < networks.num_shards:
+        _warn(
+            "attach() got a replicate_group of one worker, which has nobody to exchange gradients"
+            f" with: all {networks.num_shards} workers hold one model together; nothing is"
+            " compressed until there are more replicas"
+        )
+    watcher = RunWatcher(config, world_size=networks.replicas.world_size, epochs=epochs)
     if epochs is None:
         weakref.finalize(session, watcher.end_run)
     return watcher

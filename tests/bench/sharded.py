@@ -21,11 +21,27 @@ from tests.bench.timing import Spread
 
 RESULTS = Path(__file__).with_name("results")
 PROGRAM = "tests.bench.sharded_worker"
+ROUNDS_OF_16 = {"ours, 4 bits, rounds of 16": 16}
 STEPS: Mapping[int, Mapping[str, int]] = {
-    100: {"torch": 1, "torch, fp16": 1, "ours, none": 1, "ours, rank 4": 4, "ours, 4 bits": 3},
-    0: {"torch": 4, "torch, fp16": 4, "ours, none": 4, "ours, rank 4": 4, "ours, 4 bits": 4},
+    10: {"torch": 1, "torch, fp16": 1, "ours, rank 4": 2, "ours, 4 bits": 1, **ROUNDS_OF_16},
+    100: {
+        "torch": 1,
+        "torch, fp16": 1,
+        "ours, none": 1,
+        "ours, rank 4": 4,
+        "ours, 4 bits": 3,
+        **ROUNDS_OF_16,
+    },
+    0: {
+        "torch": 4,
+        "torch, fp16": 4,
+        "ours, none": 4,
+        "ours, rank 4": 4,
+        "ours, 4 bits": 4,
+        **ROUNDS_OF_16,
+    },
 }
-"""Steps of each contestant in a round, by link."""
+"""Steps of each contestant in a round, by link; 16 in a row hold one exchange of local steps."""
 ROUNDS = 7
 
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from accordion import Config, attach
+from accordion import Config, LocalSteps, attach
 
 WORKERS, SHARDS = 4, 2
 WIDTH, LAYERS, TOKENS, BATCH, WORDS = 256, 4, 64, 4, 512
@@ -35,6 +35,12 @@ OURS: Mapping[str, Config] = {
     "ours, none": Config(method="none"),
     "ours, rank 4": Config(method="powersgd", low={"rank": 4}, high={"rank": 4}),
     "ours, 4 bits": Config(method="qsgd", low={"bits": 4}, high={"bits": 4}),
+    "ours, 4 bits, rounds of 16": Config(
+        method="qsgd",
+        low={"bits": 4},
+        high={"bits": 4},
+        local_steps=LocalSteps(low=16, high=16),
+    ),
 }
 TORCH: Mapping[str, Mapping[str, Any]] = {"torch": {}, "torch, fp16": {"mp_policy": HALF}}
 """FSDP2 with a mesh of two dimensions, whose gradients it averages itself."""

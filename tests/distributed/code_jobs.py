@@ -126,12 +126,14 @@ def run_without_us(rank: int, file: str, arguments: list[str]) -> str:
     return said.getvalue()
 
 
-def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankProgress]:
+def how_it_ended(
+    rank: int, order: Launch, generation: int = 1
+) -> tuple[BaseException | None, RankProgress]:
     """What the script raised on this rank, and how far it was; peers are awaited for a few seconds
     only.
     """
     distributed_c10d._set_pg_timeout(timedelta(seconds=5), distributed_c10d._get_default_group())
-    place = context(rank, order, RecordingLink())
+    place = context(rank, order, RecordingLink(), generation)
     with process_of_its_own():
         try:
             note_destroyed_groups()

@@ -25,6 +25,7 @@ PEER_TIMEOUT = timedelta(seconds=60)
 """After this long a process whose peer failed gives up."""
 
 RunGroup = Callable[..., list[Any]]
+RunGrid = Callable[..., list[Any]]
 
 
 def _in_group(
@@ -94,3 +95,37 @@ def run_group() -> Iterator[RunGroup]:
         processes = _Processes(folder)
         yield processes.run
         processes.end()
+
+
+@pytest.fixture(scope="module")
+def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
+    """`run_grid(function, *arguments)` runs `function(rank, *arguments)` in four processes.
+
+    Their process group lives as long as they do: DTensor remembers meshes by their ranks, and a
+    second group of the same ranks would meet those of the first.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    pools = [
+        ProcessPoolExecutor(1, mp_context=context, initializer=end_with_session)
+        for _ in range(MOST_PROCESSES)
+    ]
+    store = tmp_path_factory.mktemp("grid") / "store"
+
+    def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        given = enumerate(pools)
+        futures = [pool.submit(_in_grid, rank, store, function, arguments) for rank, pool in given]
+        return [future.result(timeout=120) for future in futures]
+
+    yield run
+    for pool in pools:
+        pool.shutdown()
+
+
+def _in_grid(rank: int, store: Path, function: Callable[..., Any], arguments: Any) -> Any:
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=MOST_PROCESSES
+        )
+    return function(rank, *arguments)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from accordion import Config, DetectorConfig, Window, attach
+from accordion import Config, DetectorConfig, LocalSteps, Window, attach
 from accordion.base.errors import HookError, StateError
-from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Decision, Override, Report
 from accordion.compressors import COMPRESSORS
 from accordion.session.saved_states import state_of_rank
-from tests.distributed.conftest import PRELOADED
 from tests.distributed.sharded_models import (
-    REPLICAS,
     SHARDS,
     CheckpointedModel,
     FrozenEnds,
@@ -36,45 +29,8 @@ from tests.distributed.sharded_models import (
     full,
     grid,
 )
-from tests.process_end import end_with_session
 
 STEPS = 4
-
-RunGrid = Callable[..., list[Any]]
-
-
-@pytest.fixture(scope="module")
-def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
-    """`run_grid(function, *arguments)` runs `function(rank, *arguments)` in four processes.
-
-    Their process group lives as long as they do: DTensor remembers meshes by their ranks, and a
-    second group of the same ranks would meet those of the first.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    pools = [
-        ProcessPoolExecutor(1, mp_context=context, initializer=end_with_session)
-        for _ in range(REPLICAS * SHARDS)
-    ]
-    store = tmp_path_factory.mktemp("grid") / "store"
-
-    def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        given = enumerate(pools)
-        futures = [pool.submit(_in_grid, rank, store, function, arguments) for rank, pool in given]
-        return [future.result(timeout=120) for future in futures]
-
-    yield run
-    for pool in pools:
-        pool.shutdown()
-
-
-def _in_grid(rank: int, store: Path, function: Callable[..., Any], arguments: Any) -> Any:
-    if not dist.is_initialized():
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=REPLICAS * SHARDS
-        )
-    return function(rank, *arguments)
 
 
 def train(rank: int, config: Config, options: Any = None) -> dict[str, Any]:
@@ -400,7 +356,6 @@ GROUPS = {
     "wrong group": lambda: grid()["shard"].get_group(),
     "group of some": group_of_some,
 }
-CONFIGS = {"local steps": Config(method="none", local_steps=LocalSteps(low=2, high=2))}
 
 
 def refuse(rank: int, mistake: str) -> str:
@@ -408,7 +363,7 @@ def refuse(rank: int, mistake: str) -> str:
     model, optimizer, replicas = build()
     model = MODELS[mistake]() if mistake in MODELS else model
     group = GROUPS[mistake]() if mistake in GROUPS else replicas
-    config = CONFIGS.get(mistake, Config(method="none"))
+    config = Config(method="none")
     sessions = [attach(model, config, replicate_group=group)] if mistake == "attached" else []
     with pytest.raises(HookError) as caught:
         attach(model, config, optimizer, replicate_group=group)
@@ -428,7 +383,6 @@ def refuse(rank: int, mistake: str) -> str:
         ("ignored", "the layers first.bias train and are not sharded"),
         ("forwarded", "call reshard() on them or attach() before it"),
         ("attached", "has a session already; attach() once"),
-        ("local steps", "local_steps is not supported with FSDP2 yet"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_way_out(run_grid, mistake, told):
@@ -475,3 +429,59 @@ def train_wrongly(rank: int, mistake: str) -> str:
 )
 def test_a_step_without_the_gradients_of_all_layers_once_is_refused(run_grid, mistake, told):
     assert all(told in sentence for sentence in run_grid(train_wrongly, mistake))
+
+
+class Wide(nn.Module):
+    """Model whose exchanges take little beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(16))
+        self.last = nn.Linear(512, 1, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.pad(inputs, (0, 488))
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.last(hidden)
+
+
+def hold(rank: int, config: Config | None) -> float:
+    """Return the bytes of tensors after two steps, in those of the worker's part of the model."""
+    model, optimizer, replicas = build(Wide)
+    before = _bytes_of_tensors()
+    part = sum(one.to_local().nbytes for one in model.parameters())
+    session = None
+    if config is not None:
+        session = attach(model, config, optimizer, replicate_group=replicas)
+    for step in range(2):
+        backward(model, rank, step)
+        (optimizer if session is None else session).step()
+        optimizer.zero_grad()
+    return (_bytes_of_tensors() - before) / part
+
+
+def _bytes_of_tensors() -> int:
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}
+    return sum(one.nbytes() for one in storages.values())
+
+
+LOCAL = {"low": {"bits": 4}, "high": {"bits": 4}, "local_steps": LocalSteps(low=2, high=2)}
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (Config(method="none"), 0.0),
+        (Config(method="powersgd"), 1.0),
+        (Config(method="topk"), 1.8),
+        (Config(method="qsgd", **LOCAL), 2.5),
+    ],
+    ids=lambda value: value.method if isinstance(value, Config) else str(value),
+)
+def test_a_session_holds_as_much_as_the_book_says_of_a_workers_part(run_grid, config, parts):
+    plain, ours = run_grid(hold, None), run_grid(hold, config)
+    for theirs, own in zip(plain, ours, strict=True):
+        assert parts <= own - theirs <= parts + 0.45

@@ -82,6 +82,20 @@ def test_the_script_of_the_book_with_a_sharded_model_saves_bytes(tmp_path):
     assert read_bytes(said)[0] < read_bytes(said)[1] / 4
 
 
+def test_the_example_of_a_sharded_script_learns_without_a_job(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(page.read_text() for page in sorted(BOOK.glob("*.md"))))
+    monkeypatch.setenv("ACCORDION_DATA_TEXT", str(text))
+    script = HERE.parents[1] / "deploy" / "jobs" / "lm-fsdp2" / "code" / "train.py"
+    options = ["--epochs", "2", "--characters", "20000", "--length", "16", "--width", "32"]
+    said = torchrun(str(script), *options, folder=tmp_path, workers=4).stdout
+    first, second = map(float, re.findall(r"epoch \d: loss (\S+)", said))
+    assert second < first
+    (shown,) = blocks_of("sharded.md", "py")
+    written = [line.strip() for line in script.read_text().splitlines()]
+    assert all(line.strip() in written for line in shown.splitlines())
+
+
 def read_bytes(said: str) -> list[int]:
     found = re.search(r"sent (\S+) bytes, dense (\S+)", said)
     return [int(number.replace(",", "")) for number in found.groups()]

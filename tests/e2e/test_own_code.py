@@ -14,6 +14,8 @@ import yaml
 from safetensors.torch import load_file
 
 from accordion_client.commands.pack import pack_folder
+from accordion_client.sdk.errors import Refused
+from tests.conftest import Require
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -141,3 +143,25 @@ def test_a_task_that_is_not_there_ends_the_job_at_once_and_says_why(up: Up) -> N
     assert (job.status, job.reason) == ("FAILED", "TASK_RAISED")
     assert "module 'spirals' has no class 'Spiral'; it has Spirals" in job.message
     assert len(up.client.attempts(job.id).items) == 1
+
+
+def test_the_example_of_a_sharded_script_trains_saves_and_is_resized(
+    up: Up, require: Require
+) -> None:
+    text = require.data("tinyshakespeare") / "input.txt"
+    options = ("--set", f"data.text={text}", "--set", "training.epochs=6")
+    job_id = submit(up, "lm-fsdp2", *options)
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 2)
+    with pytest.raises(Refused, match=r"workers\.max is 3, and 2 workers hold one"):
+        up.client.resize(job_id, 2, 3)
+    up.client.resize(job_id, 2, 2)
+    job = ended(up, job_id)
+    assert job.status == "SUCCEEDED", job.message
+    epochs = up.client.epochs(job_id).items
+    assert [epochs[0].world_size, epochs[-1].world_size] == [4, 2]
+    assert epochs[-1].metrics["loss"] < epochs[0].metrics["loss"]
+    file = up.home / f"{job_id}.safetensors"
+    out, err = accordion(up.home, "download", job_id, "--to", str(file)).communicate(timeout=WAIT_S)
+    assert "from checkpoint g" in out, err
+    tensors = load_file(file)
+    assert tensors["blocks.0.linear1.weight"].shape == (256, 64)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ray.train import Checkpoint
 from torch import nn
 from torch.amp import GradScaler
+from torch.distributed import ProcessGroup
 
 import accordion
 from accordion.config import Config
@@ -49,6 +50,7 @@ def attach(
     global_batch: int = 0,
     checkpoint: Checkpoint | Literal["newest"] | None = "newest",
     overlap: bool = True,
+    replicate_group: ProcessGroup | None = None,
     register: bool = True,
     name: str | None = None,
     installation: str | None = None,
@@ -70,19 +72,23 @@ def attach(
     With local steps, `save_state` and a report that ends an epoch end the round that is running; on
     every rank, call `session.finish_round()` before an evaluation.
 
+    A model that FSDP2 shards needs no `prepare_model`, and `replicate_group` as in
+    `accordion.attach`.
+
     A function that trains several models gives each of its sessions a `name`, which their files in
     checkpoints have too.
 
     Raises:
-        AttachError: the model is not prepared or is sharded, a setting does not fit an unchanged
-            loop, another session has the name, some rank did not call this within `timeout_s`, or
-            the run starts for the first time and there are several services.
+        AttachError: the model is not prepared, or sharded without `replicate_group`, a setting
+            does not fit an unchanged loop, another session has the name, some rank did not call
+            this within `timeout_s`, or the run starts for the first time and there are several
+            services.
         HookError: as `accordion.attach`.
         StateError: the checkpoint's state is of another model.
     """
     check_not_refused()
     run, config = current_run(), (config or Config()).for_unchanged_loop()
-    check_model(model, world_size=run.world_size)
+    check_model(model, world_size=run.world_size, has_replicas=replicate_group is not None)
     check_config(config, steps_per_epoch, global_batch=global_batch)
     label = make_label(name or run.name)
     check_name(make_file_name(label), run.attached)
@@ -100,6 +106,7 @@ def attach(
         decider=guest.keep_measurements if guest is not None else None,
         global_batch=global_batch,
         overlap=overlap,
+        replicate_group=replicate_group,
     )
     run.attached.add(make_file_name(label))
     session.name = "" if label == make_label(run.name) else make_file_name(label)

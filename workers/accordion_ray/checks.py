@@ -12,20 +12,30 @@ from accordion.config import Config
 from accordion_ray.errors import AttachError
 
 
-def check_model(model: object, *, world_size: int) -> None:
-    """Check that `prepare_model` has wrapped the model for data-parallel training.
+def check_model(model: object, *, world_size: int, has_replicas: bool = False) -> None:
+    """Check that `prepare_model` has wrapped the model for data-parallel training, or FSDP2 has
+    sharded it.
 
-    A single worker's model is not wrapped by `prepare_model` and need not be.
+    A single worker's model is not wrapped by `prepare_model` and need not be. `has_replicas` tells
+    that `attach` got the group of a sharded model's replicas, which `accordion.attach` checks.
 
     Raises:
-        AttachError: the model is sharded, or is not wrapped although there are other workers.
+        AttachError: FSDP1 shards the model, or FSDP2 does and its replicas are not known, or it is
+            not wrapped although there are other workers.
     """
-    sharded = FSDPModule | FullyShardedDataParallel
-    if isinstance(model, nn.Module) and any(isinstance(part, sharded) for part in model.modules()):
+    parts = tuple(model.modules()) if isinstance(model, nn.Module) else ()
+    if any(isinstance(part, FullyShardedDataParallel) for part in parts):
         raise AttachError(
-            "attach() got a model that FSDP shards; its gradients are scattered over the workers, "
-            "where they cannot be compressed. Call prepare_model(model) without "
-            'parallel_strategy="fsdp", or train without Accordion'
+            "attach() got a model that FSDP1 shards, whose gradients cannot be compressed. Call "
+            'prepare_model(model) without parallel_strategy="fsdp", or shard it by FSDP2'
+        )
+    if any(isinstance(part, FSDPModule) for part in parts):
+        if has_replicas:
+            return
+        raise AttachError(
+            "attach() got a model that FSDP2 shards, and no group of its replicas, between which "
+            "gradients are compressed; make a mesh with a dimension for them, and give attach() "
+            'replicate_group=mesh["replicate"].get_group()'
         )
     inner = getattr(model, "_orig_mod", model)  # accordion.attach refuses a compiled model itself
     if world_size > 1 and not isinstance(inner, DistributedDataParallel):

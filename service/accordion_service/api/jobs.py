@@ -345,6 +345,7 @@ def _build_pending(reader: QueueReader, now: float, caller: Caller, *, spec: Job
             memory=group.memory or 0.0,
             custom=sort_custom(group.resources),
             selector=read_selector(group.node_labels),
+            step=spec.num_shards,
         ),
         priority=spec.priority,
         rank=reader.compute_rank(spec.priority, now),

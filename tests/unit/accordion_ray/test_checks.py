@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -39,13 +38,18 @@ def test_a_prepared_model_is_taken(group: None) -> None:
     check_model(DistributedDataParallel(nn.Linear(2, 2)), world_size=2)
 
 
-@pytest.mark.parametrize(
-    "shard", [fully_shard, partial(FullyShardedDataParallel, device_id=torch.device("cpu"))]
-)
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_sharded_model_is_refused(group: None, shard, world_size: int) -> None:
-    with pytest.raises(AttachError, match=r"FSDP shards.*without parallel_strategy="):
-        check_model(shard(nn.Linear(2, 2)), world_size=world_size)
+def test_a_model_of_fsdp1_is_refused(group: None, world_size: int) -> None:
+    sharded = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+    with pytest.raises(AttachError, match=r"FSDP1 shards.*without parallel_strategy="):
+        check_model(sharded, world_size=world_size, has_replicas=True)
+
+
+def test_a_model_of_fsdp2_needs_the_group_of_its_replicas(group: None) -> None:
+    sharded = fully_shard(nn.Linear(2, 2))
+    with pytest.raises(AttachError, match=r"FSDP2 shards.*replicate_group=mesh"):
+        check_model(sharded, world_size=2)
+    check_model(sharded, world_size=2, has_replicas=True)
 
 
 def test_batch_levels_are_refused() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from accordion_service.domain.capacity import allocation as allocation_module
 from accordion_service.domain.capacity.allocation import build_allocated_job, plan_allocations
 from accordion_service.domain.capacity.bin_packing import count_fitting, fits_beside, num_unplaced
-from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
 from accordion_service.domain.capacity.resources import (
     ResourceRequest,
     Resources,
@@ -53,6 +53,40 @@ def grants(
 
 def job(name: str, min_workers: int, max_workers: int, granted: int) -> AllocatedJob:
     return AllocatedJob(id=name, request=asked(min_workers, max_workers), allocated_workers=granted)
+
+
+@st.composite
+def in_steps(draw: st.DrawFn) -> ResourceRequest:
+    """What a job asks for whose workers hold one model together."""
+    request, step = draw(ASKED), draw(st.integers(1, 3))
+    return replace(request, min=step * request.min, max=step * request.max, step=step)
+
+
+@given(
+    st.lists(st.tuples(in_steps(), st.integers(1, 8)), max_size=5),
+    st.lists(in_steps(), max_size=2),
+    NODES,
+)
+def test_jobs_hold_whole_replicas_of_workers(
+    holding: list[tuple[ResourceRequest, int]],
+    waiting: list[ResourceRequest],
+    nodes: list[Resources],
+) -> None:
+    jobs = [
+        AllocatedJob(id=f"r{n}", request=one, allocated_workers=one.step * granted)
+        for n, (one, granted) in enumerate(holding)
+    ]
+    pending = [PendingJob(id=f"p{n}", request=one, priority=n) for n, one in enumerate(waiting)]
+    planned = after(jobs, pending, nodes)
+    assert all(job.allocated_workers % job.request.step == 0 for job in planned)
+    admitted = plan_queue(pending, nodes, planned)
+    assert all(admitted[one.id].workers % one.request.step == 0 for one in pending)
+
+
+def test_a_job_in_steps_grows_by_what_makes_a_replica() -> None:
+    sharded = replace(job("a", 2, 8, 2), request=replace(asked(2, 8), step=2))
+    assert grants(sharded, nodes=[Resources(cpus=5, gpus=0)]) == [4]
+    assert grants(replace(sharded, allocated_workers=6), nodes=[Resources(cpus=5, gpus=0)]) == [4]
 
 
 @given(HOLDING, WAITING, NODES)

@@ -14,6 +14,7 @@ from accordion_workers.training.sampler import micro_batches
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
 DIGITS = {"task": {"name": "digits-mlp"}}
+SCRIPT = {"task": {"name": "script"}, "code": "0" * 64}
 
 
 def refusal(**parts) -> str:
@@ -98,6 +99,20 @@ def test_what_is_not_a_whole_number_is_refused(value):
         (
             {"workers": {"min": 3, "max": 2}},
             "workers.min is 3, above workers.max 2; lower min or raise max",
+        ),
+        (
+            {"parallelism": {"shard": 2}},
+            "parallelism.shard is 2 and the task is digits-mlp, whose workers hold the whole model",
+        ),
+        (
+            {**SCRIPT, "workers": {"min": 1, "max": 2}, "parallelism": {"shard": 2}},
+            "workers.min is 1, and 2 workers hold one model together (parallelism.shard); give a"
+            " multiple of 2, such as 2",
+        ),
+        (
+            {**SCRIPT, "workers": {"min": 3, "max": 4}, "parallelism": {"shard": 3}},
+            "workers.max is 4, and 3 workers hold one model together (parallelism.shard); give a"
+            " multiple of 3, such as 3 or 6",
         ),
         (
             {"workers": {"resources": {"GPU": 1}}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given
@@ -112,6 +113,44 @@ def test_a_group_leaving_a_drained_node_takes_ready_workers_and_waits_for_no_oth
     assert planned(some, ONE_TO_THREE, (0, 1), now=5.0).group == (0, 2)
 
 
+def on(node: str, *numbers: int) -> list[Process]:
+    return [Process(number=number, ready_since=0.0, node=node) for number in numbers]
+
+
+def sharded(
+    processes: list[Process], target: int, group: tuple[int, ...] = (), **more: object
+) -> ScalingPlan:
+    return planned(processes, Size(min=2, target=target), group, num_shards=2, **more)
+
+
+def test_a_replica_is_of_one_node_wherever_a_node_has_enough() -> None:
+    assert sharded([*on("a", 0, 2), *on("b", 1, 3)], 4).group == (0, 2, 1, 3)
+    assert sharded([*on("b", 1, 3), *on("a", 0, 2)], 4).group == (0, 2, 1, 3)
+    assert sharded([*on("a", 0, 1, 2), *on("b", 3)], 4).group == (0, 1, 2, 3)
+    assert sharded([*on("a", 0), *on("b", 1, 2), *on("c", 3)], 4).group == (1, 2, 0, 3)
+
+
+def test_a_lost_process_costs_its_replica_and_no_other() -> None:
+    left = [*on("a", 0), *on("b", 2, 3), *on("c", 4, 5)]
+    todo = sharded(left, 6, (0, 1, 2, 3, 4, 5), training=False)
+    assert (todo.group, todo.num_to_start, todo.to_stop) == ((2, 3, 4, 5), 1, ())
+    todo = sharded([*left, *on("a", 6)], 6, (2, 3, 4, 5), now=JOIN_PATIENCE_S)
+    assert todo.group == (2, 3, 4, 5, 0, 6)
+
+
+def test_a_process_without_a_replica_joins_nothing_and_no_surplus_is_started() -> None:
+    todo = sharded([*on("a", 0, 1), *on("b", 2)], 4, (0, 1), now=99.0)
+    assert (todo.group, todo.num_to_start) == ((0, 1), 1)
+    todo = sharded([*on("a", 0, 1)], 3, (0, 1), now=99.0)
+    assert (todo.group, todo.num_to_start, todo.to_stop) == ((0, 1), 0, ())
+    assert sharded(on("a", 0, 1), 3).group == (0, 1)
+
+
+def test_a_smaller_size_removes_the_last_replica() -> None:
+    todo = sharded([*on("a", 0, 1), *on("b", 2, 3)], 2, (2, 3, 0, 1))
+    assert todo.group == (2, 3)
+
+
 def test_a_group_about_to_be_too_small_waits_for_a_process_then_saves_and_stops() -> None:
     some = [*ready(0), leaving(1), *starting(2)]
     assert planned(some, TWO, (0, 1), now=LEAVE_PATIENCE_S - 1).group == (0, 1)
@@ -136,11 +175,16 @@ def test_the_patience_of_a_group_starts_at_the_first_notice_for_one_of_its_proce
 
 PROCESSES = st.builds(
     lambda states: [
-        Process(number=number, ready_since=ready_at, leaving_since=leaving_at)
-        for number, (ready_at, leaving_at) in enumerate(states)
+        Process(number=number, ready_since=ready_at, leaving_since=leaving_at, node=node)
+        for number, (ready_at, leaving_at, node) in enumerate(states)
     ],
     st.lists(
-        st.tuples(st.sampled_from([None, 0.0, 3.0]), st.sampled_from([None, None, 1.0])), max_size=7
+        st.tuples(
+            st.sampled_from([None, 0.0, 3.0]),
+            st.sampled_from([None, None, 1.0]),
+            st.sampled_from(["a", "b", "c"]),
+        ),
+        max_size=7,
     ),
 )
 SIZES = st.tuples(st.integers(1, 4), st.integers(0, 4)).map(
@@ -158,10 +202,21 @@ def situations(draw: st.DrawFn) -> ScalingInput:
         )
     )
     now = draw(st.floats(3.0, 30.0))
-    training = bool(group) and draw(st.booleans())
+    shards, size = draw(st.integers(1, 3)), draw(SIZES)
+    group = group[: len(group) - len(group) % shards]
+    surplus = draw(st.integers(0, shards - 1))
     return ScalingInput(
-        processes=processes, size=draw(SIZES), group=tuple(group), training=training, now=now
+        processes=processes,
+        size=Size(min=shards * size.min, target=shards * size.target + surplus),
+        group=tuple(group),
+        training=bool(group) and draw(st.booleans()),
+        now=now,
+        num_shards=shards,
     )
+
+
+def replicas(group: Sequence[int], shards: int) -> list[tuple[int, ...]]:
+    return [tuple(group[start : start + shards]) for start in range(0, len(group), shards)]
 
 
 @given(situations())
@@ -177,12 +232,15 @@ def test_whatever_happens_the_plan_is_sound(seen: ScalingInput) -> None:
         for one in seen.processes
         if one.leaving_since is None and one.number not in todo.to_stop
     ]
-    assert len(staying) + todo.num_to_start >= seen.size.target
-    assert not (todo.num_to_start and len(staying) > seen.size.target)
+    shards, target = seen.num_shards, seen.size.target // seen.num_shards * seen.num_shards
+    assert len(staying) + todo.num_to_start >= target
+    assert not (todo.num_to_start and len(staying) > target)
     if todo.group and todo.group != tuple(seen.group):
         assert seen.size.min <= len(todo.group) <= seen.size.target
-        survivors = [number for number in seen.group if number in todo.group]
-        assert list(todo.group[: len(survivors)]) == survivors
+        assert len(todo.group) % shards == 0
+        before, after = replicas(seen.group, shards), replicas(todo.group, shards)
+        survivors = [one for one in before if set(one) <= set(todo.group)]
+        assert after[: len(survivors)] == survivors
 
 
 @given(situations())
@@ -202,7 +260,7 @@ def test_following_a_plan_comes_to_rest(seen: ScalingInput) -> None:
         seen = replace(
             seen, processes=kept, group=todo.group, training=bool(todo.group), now=seen.now + 60.0
         )
-    assert len(seen.group) == seen.size.target
+    assert len(seen.group) == seen.size.target // seen.num_shards * seen.num_shards
     assert plan_scaling(seen) == ScalingPlan(num_to_start=0, to_stop=(), group=tuple(seen.group))
 
 

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from accordion_workers.spec.job import JobSpec, TrainingSpec
+from accordion_workers.spec.job import JobSpec
+from accordion_workers.spec.training import TrainingSpec
 from accordion_workers.training.schedule import (
     BatchChange,
     BatchScaling,

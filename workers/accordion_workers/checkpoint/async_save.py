@@ -289,6 +289,13 @@ def rank_file_name(rank: int) -> str:
     return f"rank-{rank}.pt"
 
 
+def shard_file_name(part: int) -> str:
+    """Return the name of the file in a checkpoint that holds a part of a sharded model, and of its
+    optimizer.
+    """
+    return f"shard-{part}.pt"
+
+
 __all__ = [
     "COLLECT_TIMEOUT_S",
     "SHARED_FILE",
@@ -298,4 +305,5 @@ __all__ = [
     "SaveStatus",
     "Snapshot",
     "rank_file_name",
+    "shard_file_name",
 ]

@@ -54,6 +54,8 @@ class Manifest(BaseModel):
     epoch: int = Field(ge=0)
     step: int = Field(ge=0)
     world_size: int = Field(ge=1)
+    num_shards: int = Field(default=1, ge=1)
+    """Workers that held one model together."""
     objective: float | None = None
     """Value of the objective's metric after the epoch that ends here; None within an epoch."""
     files: tuple[FileChecksum, ...] = ()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accordion_workers.checkpoint.async_save import SHARED_FILE
+import torch
+
+from accordion_workers.checkpoint.async_save import SHARED_FILE, shard_file_name
 from accordion_workers.checkpoint.checkpoint_files import Manifest, read_manifest, read_part
 from accordion_workers.checkpoint.storage import Storage
 from accordion_workers.common.errors import CheckpointError
@@ -35,10 +37,27 @@ def read_model(
             continue
         try:
             manifest = read_manifest(storage, name, job_id)
-            return manifest, read_part(storage, manifest, SHARED_FILE)["model"]
+            return manifest, _read_model(storage, manifest)
         except CheckpointError:
             reason = f"{name} is incomplete or damaged"
     raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
+
+
+def _read_model(storage: Storage, manifest: Manifest) -> Mapping[str, Any]:
+    """Return the model of a checkpoint; that of a sharded one is put together of its parts."""
+    shared = read_part(storage, manifest, SHARED_FILE)
+    if manifest.num_shards == 1:
+        model: Mapping[str, Any] = shared["model"]
+        return model
+    names = map(shard_file_name, range(manifest.num_shards))
+    parts = [read_part(storage, manifest, name)["model"] for name in names]
+    dimensions = shared["sharded_dimensions"]
+    return {
+        name: torch.cat([part[name] for part in parts], dimensions[name])
+        if name in dimensions
+        else value
+        for name, value in parts[0].items()
+    }
 
 
 __all__ = ["read_model"]

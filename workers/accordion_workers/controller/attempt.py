@@ -232,6 +232,7 @@ class Attempt:
             group=self._last_members,
             training=self._group is not None,
             now=self.clock(),
+            num_shards=self.launch.spec.num_shards,
         )
 
     def _start_group(self, plan: ScalingPlan, size: Size) -> EndRecord | None:
@@ -450,7 +451,7 @@ class Attempt:
 
     def _describe_recovery(self, failure: FailureRecord) -> str:
         """Describe how the attempt continues after a failure."""
-        if self.launch.spec.local_steps and self._last_members and failure.cause != "job":
+        if self.launch.spec.remembers_rounds and self._last_members and failure.cause != "job":
             return "the job continues from the newest round of its survivors, or from a checkpoint"
         if self.host.saved_step():
             return "the job continues from its newest checkpoint"
@@ -471,8 +472,7 @@ class Attempt:
         self, cause: Literal["resize", "recovery"], world_size: int
     ) -> PreviousGroup:
         before = self.previous_group
-        known = (before.step, self.now()) if before is not None else (0, self.now())
-        step, stepped_at = self.pool.last_step() or known
+        step, stepped_at = self.pool.last_step() or (before.step if before else 0, self.now())
         return PreviousGroup(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
     def _end_stopped(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from accordion_workers.records.contract import Size
@@ -49,6 +49,8 @@ class ScalingInput:
     """The group that trains, or trained last, in rank order."""
     training: bool
     now: float
+    num_shards: int = 1
+    """Processes that hold one model together: a group has whole replicas of as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +69,13 @@ def plan_scaling(seen: ScalingInput) -> ScalingPlan:
 
     Survivors keep their order, so rank 0 rarely moves; new processes follow by number.
     """
+    target = seen.size.target - seen.size.target % seen.num_shards
     staying = [process for process in seen.processes if process.leaving_since is None]
     least_useful = sorted(staying, key=lambda process: _usefulness_of(process, seen.group))
-    kept = least_useful[max(0, len(staying) - seen.size.target) :]
+    kept = least_useful[max(0, len(staying) - target) :]
     useless = {process.number for process in seen.processes} - {process.number for process in kept}
     return ScalingPlan(
-        num_to_start=max(0, seen.size.target - len(kept)),
+        num_to_start=max(0, target - len(kept)),
         to_stop=tuple(sorted(useless - set(seen.group if seen.training else ()))),
         group=_update_group(seen, kept) if seen.training else _form_group(seen, kept),
     )
@@ -97,11 +100,11 @@ def _usefulness_of(process: Process, group: Sequence[int]) -> tuple[bool, bool, 
 
 
 def _form_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
-    ready = _order_ready(kept, seen.group)
+    ready = _order_ready(kept, seen)
     if len(ready) < seen.size.min:
         return ()
     survived = not set(ready).isdisjoint(seen.group)
-    if survived or len(ready) == seen.size.target:
+    if survived or len(ready) + seen.num_shards > seen.size.target:
         return ready
     newest = max(process.ready_since or 0.0 for process in kept)
     patience_s = JOIN_PATIENCE_S if seen.group else FIRST_PATIENCE_S
@@ -109,7 +112,7 @@ def _form_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
 
 
 def _update_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
-    ready, group = _order_ready(kept, seen.group), tuple(seen.group)
+    ready, group = _order_ready(kept, seen), tuple(seen.group)
     leaving = [
         one.leaving_since
         for one in seen.processes
@@ -125,7 +128,26 @@ def _update_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...
     return ready if len(ready) == len(kept) or seen.now - newest >= JOIN_PATIENCE_S else group
 
 
-def _order_ready(kept: Sequence[Process], group: Sequence[int]) -> tuple[int, ...]:
-    numbers = {process.number for process in kept if process.ready_since is not None}
-    survivors = [number for number in group if number in numbers]
-    return (*survivors, *sorted(numbers - set(survivors)))
+def _order_ready(kept: Sequence[Process], seen: ScalingInput) -> tuple[int, ...]:
+    node_of = {process.number: process.node for process in kept if process.ready_since is not None}
+    survivors = [number for number in seen.group if number in node_of]
+    ready = (*survivors, *sorted(node_of.keys() - set(survivors)))
+    if seen.num_shards == 1:
+        return ready
+    return _form_replicas(ready, node_of, seen)
+
+
+def _form_replicas(
+    ready: Sequence[int], node_of: Mapping[int, str | None], seen: ScalingInput
+) -> tuple[int, ...]:
+    """Return whole replicas of these processes: those of the group that lost none, then of
+    processes on one node, then of those that are left. Fewer than a replica remain idle.
+    """
+    size, group = seen.num_shards, tuple(seen.group)
+    before = [group[start : start + size] for start in range(0, len(group), size)]
+    members = [one for replica in before if set(replica) <= set(ready) for one in replica]
+    nodes = dict.fromkeys(node_of[one] for one in ready)
+    for found in [*({node} for node in nodes), set(nodes)]:
+        free = [one for one in ready if node_of[one] in found and one not in members]
+        members += free[: len(free) - len(free) % size]
+    return tuple(members)

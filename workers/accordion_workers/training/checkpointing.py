@@ -2,8 +2,9 @@
 ranks together.
 
 `shared.pt` is written by rank 0 and holds the state equal on all ranks; `rank-N.pt` holds what
-differs (`snapshot.py`). If the storage fails, saving is retried if training cannot continue without
-the checkpoint; otherwise the checkpoint is skipped and training continues.
+differs (`snapshot.py`), and `shard-N.pt` part N of a sharded model (`sharded_state.py`). If the
+storage fails, saving is retried if training cannot continue without the checkpoint; otherwise the
+checkpoint is skipped and training continues.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from accordion_workers.checkpoint.async_save import (
     SaveGroup,
     Snapshot,
     rank_file_name,
+    shard_file_name,
 )
 from accordion_workers.checkpoint.checkpoint_files import Manifest, checkpoint_name
 from accordion_workers.checkpoint.storage import Storage, open_storage
@@ -39,7 +41,13 @@ from accordion_workers.training.slow_work import (
     decide_on_rank_0,
     gather_objects,
 )
-from accordion_workers.training.snapshot import copy_to_cpu, load_state, rank_state, shared_state
+from accordion_workers.training.snapshot import (
+    copy_to_cpu,
+    load_state,
+    model_state,
+    rank_state,
+    shared_state,
+)
 from accordion_workers.training.switches import finish_round
 from accordion_workers.training.train_state import TrainState
 from accordion_workers.training.warm_start import load_initial_model
@@ -270,8 +278,12 @@ def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
     parts: dict[str, Mapping[str, Any]] = {
         rank_file_name(state.context.rank): copy_to_cpu(rank_state(state))
     }
-    if state.context.rank == 0:
-        parts[SHARED_FILE] = copy_to_cpu(shared_state(state))
+    rank, num_shards = state.context.rank, state.spec.num_shards
+    if num_shards > 1 and rank < num_shards:
+        parts[shard_file_name(rank)] = copy_to_cpu(model_state(state))
+    if rank == 0:
+        whole = model_state(state) if num_shards == 1 else {}
+        parts[SHARED_FILE] = copy_to_cpu({**shared_state(state), **whole})
     name = checkpoint_name(state.context.generation, state.position)
     manifest = Manifest(
         job_id=state.context.launch.job_id,
@@ -279,6 +291,7 @@ def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
         epoch=state.position.epoch,
         step=state.session.steps,
         world_size=state.context.world_size,
+        num_shards=num_shards,
         objective=None if state.position.samples else state.objective.newest,
     )
     objective = state.spec.objective

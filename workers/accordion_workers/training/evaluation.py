@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from accordion.hook.sharded_module import local_part
 from accordion_workers.data.nested import to_device
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.training.sampler import derive_seed, micro_batches, rank_shard
@@ -91,30 +93,46 @@ def geometric_metrics(task: object) -> tuple[str, ...]:
 
 
 def parameter_digest(model: nn.Module) -> str:
-    """Return a digest that is equal on two workers exactly if their parameters are equal bit for
-    bit.
+    """Return a digest that is equal on two workers exactly if their parameters, or their parts of
+    them, are equal bit for bit.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        held = local_part(parameter.detach()).cpu().contiguous()
+        digest.update(held.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def sync_drifted_parameters(state: TrainState, parts: Sequence[Summary]) -> bool:
-    """Broadcast rank 0's parameters if any rank's differ; return whether all were equal. All ranks
-    together.
+    """Broadcast the first replica's parameters if any rank's differ; return whether all were equal.
+    All ranks together.
     """
-    drifted = [rank for rank, part in enumerate(parts) if part.parameters != parts[0].parameters]
+    num_shards = state.spec.num_shards
+    first = parts[:num_shards]
+    drifted = [
+        rank
+        for rank, part in enumerate(parts)
+        if part.parameters != first[rank % num_shards].parameters
+    ]
     if not drifted:
         return True
     for parameter in state.model.parameters():
-        state.context.peers.broadcast_(parameter.detach())
+        _share_first(state, local_part(parameter.detach()))
+    whose = "rank 0's" if num_shards == 1 else f"those of ranks 0 to {num_shards - 1}"
     state.context.link.log(
-        f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch"
-        f" {state.position.epoch}: all continue with rank 0's; do the machines have different"
+        f"parameters of ranks {drifted} drifted from {whose} by the end of epoch"
+        f" {state.position.epoch}: all continue with {whose}; do the machines have different"
         " processors?"
     )
     return False
+
+
+def _share_first(state: TrainState, held: Tensor) -> None:
+    """Replace what this rank holds of a parameter by what the first rank with that part holds."""
+    if state.replicate_group is None:
+        state.context.peers.broadcast_(held)
+    elif held.numel():
+        dist.broadcast(held, group=state.replicate_group, group_src=0)
 
 
 def is_evaluation_due(spec: JobSpec, epoch: int, *, is_last: bool) -> bool:

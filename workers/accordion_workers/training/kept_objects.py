@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from accordion.session.optimizer_steps import Optimizers, as_sequence
 from accordion_workers.common.errors import CodeError
+from accordion_workers.training.sharded_state import load_optimizer
 from accordion_workers.training.snapshot import map_tensors
 
 _UNSUPPORTED = re.compile(r"GLOBAL ([\w.]+)")
@@ -88,9 +89,9 @@ class OptimizerWithExtras:
             raise CodeError(
                 f"the checkpoint keeps {saved} and session.attach() {here}; give it the same names"
             )
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         for name, other in self.others.items():
-            other.load_state_dict(state["others"][name])
+            load_optimizer(other, state["others"][name])
 
 
 def _check_loadable(name: str, state: Any) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accordion.base.errors import StateError
-from accordion_workers.checkpoint.async_save import SHARED_FILE, rank_file_name
+from accordion_workers.checkpoint.async_save import SHARED_FILE, rank_file_name, shard_file_name
 from accordion_workers.checkpoint.broadcast import broadcast_state
 from accordion_workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part
 from accordion_workers.checkpoint.lineage import Lineage, generation_of
@@ -25,6 +25,7 @@ from accordion_workers.common.errors import (
     PeerUnfit,
     StorageError,
     StorageNotShared,
+    TaskRaised,
 )
 from accordion_workers.hub.journal import SupersededError, is_superseded
 from accordion_workers.hub.journal_summary import read_milestones
@@ -86,19 +87,35 @@ def read_parts(state: TrainState, storage: Storage, manifest: Manifest) -> Parts
     """Read what this rank needs of a checkpoint; None on all ranks if any rank found it damaged.
 
     In a group of the same size as the saved one, each rank reads its own part. In a group of
-    another size, rank 0 reads all parts, one at a time, and broadcasts the merged state.
+    another size, rank 0 reads all parts, one at a time, and broadcasts the merged state. Of a
+    sharded model, each rank reads its part.
 
     Raises:
+        TaskRaised: other numbers of workers hold a model together now.
         StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
+    num_shards = state.spec.num_shards
+    if manifest.num_shards != num_shards:
+        raise TaskRaised(
+            None,
+            None,
+            f"checkpoint {manifest.name} is of a model in {manifest.num_shards} parts, and this run"
+            f" has parallelism.shard {num_shards}; give the number with which it was saved",
+        )
+    read_shard = partial(_read_shard, state, storage, manifest)
     try:
         if manifest.world_size == state.context.world_size:
-            return wait_for_storage(state, partial(_read_own_parts, state, storage, manifest))
-        return _broadcast_merged(state, storage, manifest)
+            read = partial(_read_own_parts, state, storage, manifest)
+            shared, own = wait_for_storage(state, read)
+        else:
+            shared, own = _broadcast_merged(state, storage, manifest)
+        if num_shards > 1:
+            shared = {**shared, **wait_for_storage(state, read_shard)}
     except CheckpointError as error:
         if state.context.rank == 0:
             state.context.link.log(str(error))
         return None
+    return shared, own
 
 
 def wait_for_storage(state: TrainState, work: Callable[[], _T]) -> _T:
@@ -273,29 +290,39 @@ def _read_own_parts(state: TrainState, storage: Storage, manifest: Manifest) -> 
     return shared, read_part(storage, manifest, rank_file_name(state.context.rank))
 
 
+def _read_shard(state: TrainState, storage: Storage, manifest: Manifest) -> dict[str, Any]:
+    return read_part(storage, manifest, shard_file_name(state.context.rank % manifest.num_shards))
+
+
 def _broadcast_merged(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
-    """Read all parts on rank 0 and return the merged state; rank 0 takes over the loss of the open
-    epoch.
+    """Read all parts on rank 0 and return the merged state of the workers with this one's part of
+    the model; the first of them takes over their loss of the open epoch.
     """
-    merged, is_first = MergedParts(manifest.world_size), state.context.rank == 0
-    found = wait_for_storage(
-        state, lambda: _read_merged(storage, manifest, merged) if is_first else None
-    )
-    shared, own = broadcast_state(found, state.context.peers, device=state.context.device)
-    return shared, own if is_first else {**own, "loss": {"total": 0.0, "samples": 0}}
+    rank, num_shards = state.context.rank, manifest.num_shards
+    kept: Parts = ({}, {})
+    for part in range(num_shards):
+        ranks = range(part, manifest.world_size, num_shards)
+        read = partial(_read_merged, storage, manifest, MergedParts(len(ranks)), ranks=ranks)
+        found = wait_for_storage(state, read if rank == 0 else lambda: None)
+        sent = broadcast_state(found, state.context.peers, device=state.context.device)
+        kept = sent if rank % num_shards == part else kept
+    shared, own = kept
+    return shared, own if rank < num_shards else {**own, "loss": {"total": 0.0, "samples": 0}}
 
 
-def _read_merged(storage: Storage, manifest: Manifest, merged: MergedParts) -> Parts:
-    """Read all parts, one at a time; a second call after an error continues where the first
-    stopped.
+def _read_merged(
+    storage: Storage, manifest: Manifest, merged: MergedParts, *, ranks: Sequence[int]
+) -> Parts:
+    """Read the parts of these ranks, one at a time; a second call after an error continues where
+    the first stopped.
 
     Raises:
         CheckpointError: a part is damaged, or does not fit the others.
         OSError: the storage cannot be reached.
     """
     shared = read_part(storage, manifest, SHARED_FILE)
-    while merged.count < manifest.world_size:
-        name = rank_file_name(merged.count)
+    while merged.count < len(ranks):
+        name = rank_file_name(ranks[merged.count])
         try:
             merged.add(read_part(storage, manifest, name))
         except StateError as error:

@@ -20,6 +20,7 @@ from accordion_workers.training.snapshot import (
     copy_to_cpu,
     load_state,
     map_tensors,
+    model_state,
     rank_state,
     shared_state,
 )
@@ -38,13 +39,17 @@ def remember_round(state: TrainState) -> None:
     Raises:
         RuntimeError: another worker is gone.
     """
-    memory = state.context.memory
+    memory = _memory_of(state)
     if memory is None or not state.session.rounds.begins:
         return
     _share_decided(state, memory)
     if memory.is_too_large:
         return
-    shared = {**shared_state(state), "controller": memory.decided["controller"]}
+    shared = {
+        **shared_state(state),
+        **model_state(state),
+        "controller": memory.decided["controller"],
+    }
     own = {
         **rank_state(state),
         "statistic": memory.decided["statistic"],
@@ -71,7 +76,7 @@ def recall_round(state: TrainState, lineage: Lineage, newest_checkpoint: str | N
     Raises:
         RuntimeError: another worker is gone.
     """
-    memory = state.context.memory
+    memory = _memory_of(state)
     if memory is None:
         return None
     remembered = memory.newest and (memory.newest.name, memory.newest.epoch)
@@ -97,6 +102,11 @@ def may_continue(
     name, epoch = remembered
     names = [name] if newest_checkpoint is None else [name, newest_checkpoint]
     return not lineage.missing_epochs(epoch) and lineage.survivors(names)[:1] == [name]
+
+
+def _memory_of(state: TrainState) -> RoundMemory | None:
+    """Return the memory of this process; None where rounds are not remembered."""
+    return state.context.memory if state.spec.remembers_rounds else None
 
 
 def _share_decided(state: TrainState, memory: RoundMemory) -> None:

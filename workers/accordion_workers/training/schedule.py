@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from accordion_workers.spec.job import JobSpec, TrainingSpec
+from accordion_workers.spec.job import JobSpec
+from accordion_workers.spec.training import TrainingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

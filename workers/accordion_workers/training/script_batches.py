@@ -112,6 +112,19 @@ class Batches:
             )
 
 
+def current_batch(state: TrainState, batches: Batches | None) -> tuple[range, int]:
+    """Return the batch that is trained on, and the number of this rank's samples in it.
+
+    Raises:
+        CodeError: the script did not read it from its batches.
+    """
+    if batches is not None:
+        return batches.current()
+    # A script's own loader is unknown: only its steps can be counted.
+    position = state.position.samples
+    return range(position, position + state.session.global_batch), 1
+
+
 class _BatchReader(Iterator[list[int]]):
     """Iterator that follows the last step whenever it is asked for more.
 
@@ -128,4 +141,4 @@ class _BatchReader(Iterator[list[int]]):
         return next(self._batches)
 
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "current_batch"]

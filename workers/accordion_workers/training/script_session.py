@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 
 from accordion.base.errors import HookError
 from accordion.compress.step_signals import Signal
@@ -44,16 +45,15 @@ from accordion_workers.training.boundaries import (
     start_training,
 )
 from accordion_workers.training.checkpointing import save_checkpoint
-from accordion_workers.training.clock import Clock
 from accordion_workers.training.context import WorkerContext
 from accordion_workers.training.data_paths import find_data
 from accordion_workers.training.evaluation import MetricSums, is_evaluation_due
 from accordion_workers.training.generators import read_generators, restore_generators
-from accordion_workers.training.kept_objects import OptimizerWithExtras, Stateful
+from accordion_workers.training.kept_objects import Stateful
 from accordion_workers.training.load_timing import time_loading
 from accordion_workers.training.resume import StopRequested
 from accordion_workers.training.sampler import loss_weight
-from accordion_workers.training.script_batches import Batches
+from accordion_workers.training.script_batches import Batches, current_batch
 from accordion_workers.training.script_checks import (
     check_backward,
     check_epoch_trained,
@@ -64,14 +64,16 @@ from accordion_workers.training.script_checks import (
     log_replaced_epochs,
     log_unread_epoch,
 )
-from accordion_workers.training.script_task import SampleCount, ScriptExit, ScriptTask
-from accordion_workers.training.train_state import TrainState, assemble_train_state
+from accordion_workers.training.script_mesh import ScriptMesh
+from accordion_workers.training.script_task import ScriptExit, ScriptParts
+from accordion_workers.training.train_state import TrainState
 
 
 class ScriptSession:
     """One worker's side of a training script; `session` is the one of this process."""
 
     def __init__(self) -> None:
+        self._mesh = ScriptMesh()
         self.reset()
 
     def reset(self) -> None:
@@ -79,6 +81,7 @@ class ScriptSession:
         self._context: WorkerContext | None = None
         self._state: TrainState | None = None
         self._batches: Batches | None = None
+        self._mesh.forget()
         self._epochs: int | None = None
         self.leaving: Outcome | None = None
         """How the script was told to end by SystemExit; it counts if the script catches that."""
@@ -117,6 +120,15 @@ class ScriptSession:
     def device(self) -> str:
         """Device of this worker: `cpu` or `cuda:N`."""
         return self._worker_context.device
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """Grid of workers, for `fully_shard(part, mesh=session.mesh["shard"])` on all of them.
+
+        Raises:
+            CodeError: the run has no `parallelism.shard`.
+        """
+        return self._mesh.of(self._worker_context)
 
     @property
     def step_and_epoch(self) -> tuple[int | None, int | None]:
@@ -214,7 +226,8 @@ class ScriptSession:
 
         Raises:
             CodeError: the number of training samples is not known, the session has a module
-                already, or a state in `kept` could not be loaded back.
+                already, it is sharded without `parallelism.shard` or the other way round, or a
+                state in `kept` could not be loaded back.
             HookError: `accordion.attach` refused the module.
         """
         self.follow_last_step()
@@ -229,13 +242,16 @@ class ScriptSession:
                 "session.attach() must know the number of training samples; call"
                 " session.batches(len(data)) before it, or give samples=len(data)"
             )
+        parts = ScriptParts(
+            module=module,
+            optimizer=optimizer,
+            scaler=scaler,
+            kept=kept,
+            replicate_group=self._mesh.replicate_group(self._worker_context, module),
+            samples=count,
+        )
         with self._service_errors():
-            parts = (ScriptTask(), SampleCount(count), SampleCount(0))
-            state = assemble_train_state(
-                self._worker_context, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
-            )
-            state.optimizer = OptimizerWithExtras.of(optimizer, kept)
-            self._state = state
+            state = self._state = parts.build_state(self._worker_context)
             try:
                 standalone.log_resume(state, start_training(state))
             except StopRequested:
@@ -250,9 +266,7 @@ class ScriptSession:
         return state.session
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Iterate over the remaining epochs, counted from 0; in a job, `training.epochs` of its
-        spec (20 by default) replaces `number`, and its log says so.
-        """
+        """Iterate over the remaining epochs, from 0; a job has `training.epochs`, not `number`."""
         state = self.state
         self._is_epoch_unread = False
         self._epochs = state.spec.training.epochs if self._in_job else number
@@ -298,7 +312,7 @@ class ScriptSession:
         state.context.control.enter_phase(
             "training", epoch=state.position.epoch, step=state.session.steps
         )
-        batch, own = self._current_batch()
+        batch, own = current_batch(state, self._batches)
         if self._has_read_on:
             raise explain_second_batch(state)
         if own:
@@ -332,7 +346,7 @@ class ScriptSession:
         state.phases.count_lap("compute")
         self._rate = float(state.optimizer.param_groups[0]["lr"])
         with self._service_errors():
-            batch, own = self._current_batch()
+            batch, own = current_batch(state, self._batches)
             if self._batches is not None:
                 self._batches.finish_current()
                 state.own_work.end_step(own, state.phases.seconds)
@@ -465,15 +479,6 @@ class ScriptSession:
     @property
     def _in_job(self) -> bool:
         return self._worker_context.launch.job_id != standalone.NO_JOB
-
-    def _current_batch(self) -> tuple[range, int]:
-        """Return the current batch and the number of this rank's samples in it."""
-        state = self.state
-        if self._batches is not None:
-            return self._batches.current()
-        # A script's own loader is unknown: only its steps can be counted.
-        position = state.position.samples
-        return range(position, position + state.session.global_batch), 1
 
     @contextmanager
     def _service_errors(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What stands in for the task of a job whose task is a script, and how the script is left."""
+"""What stands in for the task of a job whose task is a script, its state, and how it is left."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributed import ProcessGroup
+
+from accordion.session.optimizer_steps import Optimizers
+from accordion_workers.training.clock import Clock
+from accordion_workers.training.context import WorkerContext
+from accordion_workers.training.kept_objects import OptimizerWithExtras, Stateful
+from accordion_workers.training.train_state import TrainState, assemble_train_state
 
 if TYPE_CHECKING:
     from accordion_workers.training.boundaries import Outcome
@@ -56,3 +64,36 @@ class ScriptTask:
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Not available: the script has the metrics."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptParts:
+    """What a script trains, as it was given to `session.attach`."""
+
+    module: nn.Module
+    optimizer: Optimizers
+    scaler: GradScaler | None
+    kept: Mapping[str, Stateful]
+    replicate_group: ProcessGroup | None
+    """Workers with the same part of a sharded module; None if it is not."""
+    samples: int
+    """Number of training samples."""
+
+    def build_state(self, context: WorkerContext) -> TrainState:
+        """Build the state before the first step.
+
+        Raises:
+            HookError: `accordion.attach` refused the module.
+            CodeError: a state cannot be saved and loaded back.
+        """
+        state = assemble_train_state(
+            context,
+            Clock(),
+            (ScriptTask(), SampleCount(self.samples), SampleCount(0)),
+            ddp=self.module,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            replicate_group=self.replicate_group,
+        )
+        state.optimizer = OptimizerWithExtras.of(self.optimizer, self.kept)
+        return state

@@ -1,6 +1,7 @@
 """State held by a checkpoint: everything that the rest of the run depends on.
 
-The shared state is rank 0's and equal on all ranks; each rank's own state holds what differs.
+The shared state is rank 0's and equal on all ranks; each rank's own state holds what differs. Model
+and optimizer are shared too, or in parts where workers shard the model.
 Sample order, learning rate and the seeds of dropout are functions of the position, and records are
 in the journal, so none of them is saved here.
 """
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from accordion.hook.sharded_module import local_part
 from accordion.session.saved_states import MeanState
 from accordion_workers.records.contract import Bytes, Position
 from accordion_workers.training.data_checks import check_equal_to_saved, count_samples
 from accordion_workers.training.generators import read_generators, restore_generators
 from accordion_workers.training.objective import ObjectiveProgress
 from accordion_workers.training.schedule import BatchChange
+from accordion_workers.training.sharded_state import load_model, sharded_dimensions
 from accordion_workers.training.train_state import EpochBaseline, TrainState
 
 
@@ -30,7 +33,7 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
     Raises:
         TaskRaised: it was saved with another number of samples.
     """
-    state.model.load_state_dict(shared["model"])
+    load_model(state.model, shared["model"])
     state.optimizer.load_state_dict(shared["optimizer"])
     state.position = Position(**shared["position"])
     state.overrides = None
@@ -78,11 +81,14 @@ class MergedParts:
         return {**self._first, "session": self._session.result(), "loss": self._loss}
 
 
+def model_state(state: TrainState) -> dict[str, Any]:
+    """Collect what this rank holds of the model and its optimizer, without copying tensors."""
+    return {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()}
+
+
 def shared_state(state: TrainState) -> dict[str, Any]:
-    """Collect the state that is equal on all ranks, without copying tensors."""
+    """Collect the rest of the state that is equal on all ranks, without copying tensors."""
     return {
-        "model": state.model.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
         "controller": state.session.controller.state_dict(),
         "scaler": state.scaler.state_dict() if state.scaler is not None else None,
         "position": asdict(state.position),
@@ -90,6 +96,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "batch_change": asdict(state.batch_change),
         "objective": asdict(state.objective),
         "num_samples": count_samples(state),
+        "sharded_dimensions": sharded_dimensions(state.model),
     }
 
 
@@ -128,8 +135,10 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
 
 
 def copy_to_cpu(state: Any) -> Any:
-    """Copy a state with its tensors into CPU memory of its own."""
-    return map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+    """Copy a state with its tensors, as far as this worker holds them, into CPU memory of its
+    own.
+    """
+    return map_tensors(state, lambda tensor: local_part(tensor).detach().to("cpu", copy=True))
 
 
 def map_tensors(state: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -150,4 +159,12 @@ def map_tensors(state: Any, change: Callable[[Tensor], Any]) -> Any:
     return state
 
 
-__all__ = ["MergedParts", "copy_to_cpu", "load_state", "map_tensors", "rank_state", "shared_state"]
+__all__ = [
+    "MergedParts",
+    "copy_to_cpu",
+    "load_state",
+    "map_tensors",
+    "model_state",
+    "rank_state",
+    "shared_state",
+]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -26,7 +27,7 @@ from accordion_workers.common.errors import TaskRaised
 from accordion_workers.data import Data
 from accordion_workers.data.nested import to_device, to_float32
 from accordion_workers.records.contract import Bytes, JobSpec, Position
-from accordion_workers.spec.job import OptimizerSpec
+from accordion_workers.spec.training import OptimizerSpec
 from accordion_workers.tasks.base import Task
 from accordion_workers.training.balancing import Division, OwnWork, can_balance
 from accordion_workers.training.byte_budget import describe_rounds, resolve_budget
@@ -137,6 +138,8 @@ class TrainState:
     phases: Phases
     division: Division
     own_work: OwnWork = field(default_factory=OwnWork)
+    replicate_group: ProcessGroup | None = None
+    """Workers with this one's part of the model; None if each of them has all of it."""
     num_hosts: int = 1
     """Hosts whose workers were shown to see the storage of the checkpoints."""
     position: Position = field(default_factory=Position)
@@ -275,9 +278,10 @@ def assemble_train_state(
     ddp: nn.Module,
     optimizer: Optimizers,
     scaler: GradScaler | None = None,
+    replicate_group: ProcessGroup | None = None,
 ) -> TrainState:
     """Build the state before the first step from given parts: the task, its training data and its
-    held-out data.
+    held-out data. `replicate_group` is as in `accordion.attach`.
 
     Raises:
         HookError: `accordion.attach` refused the model.
@@ -291,7 +295,13 @@ def assemble_train_state(
     decider = ActorDecider(link=context.link)
     batch = spec.training.global_batch
     session = attach(
-        ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=decider, global_batch=batch
+        ddp,
+        spec.config(),
+        optimizer=optimizer,
+        scaler=scaler,
+        decider=decider,
+        global_batch=batch,
+        replicate_group=replicate_group,
     )
     decider.controller = session.controller
     decider.phases = Phases(
@@ -314,6 +324,7 @@ def assemble_train_state(
         epoch_loss=LossSum.zero(context.device),
         recent_loss=LossSum.zero(context.device),
         scaler=scaler,
+        replicate_group=replicate_group,
         progress_s=clock.elapsed(),
     )
 

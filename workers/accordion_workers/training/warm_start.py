@@ -12,6 +12,7 @@ from accordion_workers.checkpoint.storage import open_storage
 from accordion_workers.common.errors import CheckpointError, StorageError, TaskRaised
 from accordion_workers.records.contract import ModelSource
 from accordion_workers.training.resume import wait_for_storage
+from accordion_workers.training.sharded_state import load_whole_model
 from accordion_workers.training.train_state import TrainState
 
 _MAX_DIFFERENCES = 3
@@ -37,7 +38,7 @@ def load_initial_model(state: TrainState, source: ModelSource) -> None:
         ) from error
     name, model = broadcast_state(found, state.context.peers, device=state.context.device)
     try:
-        state.model.load_state_dict(model)
+        load_whole_model(state.model, model)
     except RuntimeError as error:
         raise TaskRaised(
             None,

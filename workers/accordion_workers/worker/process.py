@@ -275,9 +275,16 @@ class Worker:
         try:
             with clean_raised_errors():
                 return self._train_group(assignment)
+        except Exception as error:
+            if is_peer_loss(error):
+                from accordion.compress.executors import drop_tracebacks
+
+                drop_tracebacks(error)
+            raise
         finally:
             self._trainer = None
             # Peers wait for the group's sockets to close, which takes the last reference to them.
+            # Not all of them have one to the worker that was lost, if each holds a part of a model.
             self._store = None
             self._control.remove_listener()
             gc.collect()

@@ -308,9 +308,9 @@ class _Plan:
         if before.workers <= job.request.min:
             return
         best = self._num_unplaced_with(job, job.request.min)
-        enough, too_many = job.request.min, before.workers + 1
-        while too_many - enough > 1:
-            tried = (enough + too_many) // 2
+        enough, too_many = job.request.min, before.workers + job.request.step
+        while too_many - enough > job.request.step:
+            tried = enough + job.request.whole((too_many - enough) // 2)
             enough, too_many = (
                 (tried, too_many)
                 if self._num_unplaced_with(job, tried) <= best
@@ -324,7 +324,8 @@ class _Plan:
     def _give_back(self, job: AllocatedJob) -> None:
         """Return workers to the job whose removal no longer helps after a larger job shrank."""
         kept, num_unplaced_before = self.allocations[job.id], self._num_unplaced()
-        for workers in range(min(job.allocated_workers, job.request.max), kept.workers, -1):
+        most, step = min(job.allocated_workers, job.request.max), job.request.step
+        for workers in range(most, kept.workers, -step):
             if self._num_unplaced_with(job, workers) <= num_unplaced_before:
                 return
         self.allocations[job.id] = kept
@@ -344,7 +345,8 @@ class _Plan:
             if wanted > 0
             else 0
         )
-        for more in range(fitting, 0, -1):
+        fitting = job.request.whole(kept.workers + fitting) - kept.workers
+        for more in range(fitting, 0, -job.request.step):
             self.allocations[job.id] = Allocation(
                 workers=kept.workers + more, why="there is free capacity and no job waits for it"
             )
@@ -398,7 +400,8 @@ class _Plan:
         if taken.workers == before.workers:
             self.allocations[job.id] = before
             return
-        for workers in range(before.workers, max(taken.workers, job.request.min - 1), -1):
+        least, step = max(taken.workers, job.request.min - 1), job.request.step
+        for workers in range(before.workers, least, -step):
             kept = before if workers == before.workers else replace(taken, workers=workers)
             self.allocations[job.id] = kept
             if self._fits(head, self._foreign):

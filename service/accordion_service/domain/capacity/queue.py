@@ -240,12 +240,13 @@ class _QueuePlan:
         most = self._quotas.usage.count_startable(job.accounts, job.request)
         request = replace(job.request, max=most)
         if not self._blocked:
-            return count_placeable(request, self._nodes, [*self._taken, *self._foreign])
+            placeable = count_placeable(request, self._nodes, [*self._taken, *self._foreign])
+            return request.whole(placeable)
         if not self._all_placed:
             return 0
         can_be_paused = self._may_take_back and job.priority < self._lowest_ahead
         backfill = self._beside_others if can_be_paused else self._beside_all
-        return backfill.count_harmless(request, self._packing)
+        return request.whole(backfill.count_harmless(request, self._packing))
 
     def _admit(self, job: PendingJob, workers: int) -> None:
         self._taken += list_worker_resources(job.request, workers)

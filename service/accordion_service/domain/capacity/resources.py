@@ -33,6 +33,12 @@ class ResourceRequest:
     """What the labels of a worker's node must be."""
     avoid: frozenset[str] = frozenset()
     """IDs of the nodes on which its workers cannot start for now."""
+    step: int = 1
+    """Workers that hold one model together: a group has a multiple of it, as both limits are."""
+
+    def whole(self, workers: int) -> int:
+        """Return the most workers, of so many, that are a multiple of `step`."""
+        return workers - workers % self.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

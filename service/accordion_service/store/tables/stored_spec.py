@@ -107,7 +107,8 @@ def list_env_secrets(job: JobRow) -> list[str]:
 
 def resource_request(job: JobRow) -> ResourceRequest:
     """Resources that the job requests, with its current limits on workers."""
-    workers = stored_spec(job).get("workers")
+    spec = stored_spec(job)
+    workers = spec.get("workers")
     cpus, gpus = value_at(workers, "cpus", 1.0), value_at(workers, "gpus", 0.0)
     return ResourceRequest(
         min=job.min_workers,
@@ -117,4 +118,5 @@ def resource_request(job: JobRow) -> ResourceRequest:
         memory=max(0.0, value_at(workers, "memory", 0.0)),
         custom=sort_custom(entries_at(workers, "resources", 0.0)),
         selector=read_selector(entries_at(workers, "node_labels", "")),
+        step=max(1, int(value_at(spec.get("parallelism"), "shard", 1.0))),
     )

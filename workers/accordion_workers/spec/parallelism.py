@@ -1,0 +1,40 @@
+"""Part `parallelism` of a job's specification."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from accordion_workers.spec.types import Strict, Whole
+from accordion_workers.spec.workers import WorkersSpec
+from accordion_workers.tasks import SCRIPT
+
+
+class ParallelismSpec(Strict):
+    """How workers divide a model that does not fit one of them."""
+
+    shard: Whole = Field(ge=2, le=1024)
+    """Workers that hold one model together, with `fully_shard(module, mesh=session.mesh["shard"])`
+    in the script. They are of one node wherever a node has as many; gradients are compressed
+    between these replicas. `workers.min` and `workers.max` are multiples of it.
+    """
+
+    def check(self, task: str, workers: WorkersSpec) -> None:
+        """Check that the task and the numbers of workers fit.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if task != SCRIPT:
+            raise ValueError(
+                f"parallelism.shard is {self.shard} and the task is {task}, whose workers hold the"
+                " whole model each; leave parallelism out, or write a script that calls"
+                " fully_shard() (docs/start/sharded.md)"
+            )
+        for name, number in (("min", workers.min), ("max", workers.max)):
+            if rest := number % self.shard:
+                fewer, more = number - rest, number - rest + self.shard
+                near = f"{fewer} or {more}" if fewer else f"{more}"
+                raise ValueError(
+                    f"workers.{name} is {number}, and {self.shard} workers hold one model together"
+                    f" (parallelism.shard); give a multiple of {self.shard}, such as {near}"
+                )
