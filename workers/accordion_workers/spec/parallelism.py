@@ -6,7 +6,7 @@ from pydantic import Field
 
 from accordion_workers.spec.types import Strict, Whole
 from accordion_workers.spec.workers import WorkersSpec
-from accordion_workers.tasks import SCRIPT
+from accordion_workers.tasks import SCRIPT, STANDALONE
 
 
 class ParallelismSpec(Strict):
@@ -19,11 +19,14 @@ class ParallelismSpec(Strict):
     """
 
     def check(self, task: str, workers: WorkersSpec) -> None:
-        """Check that the task and the numbers of workers fit.
+        """Check that the task and the numbers of workers fit; those of a run outside of a job are
+        counted when it has them.
 
         Raises:
             ValueError: they do not.
         """
+        if task == STANDALONE:
+            return
         if task != SCRIPT:
             raise ValueError(
                 f"parallelism.shard is {self.shard} and the task is {task}, whose workers hold the"

@@ -171,5 +171,7 @@ SCRIPT_ROW = TaskRow(
 
 GUEST = "guest"
 """Task of a guest run, which users start themselves with Ray Train; it cannot be submitted."""
+STANDALONE = "session:Script"
+"""Placeholder for the task of a script outside of a job."""
 
-__all__ = ["GUEST", "SCRIPT", "SCRIPT_ROW", "TASKS", "TaskRow"]
+__all__ = ["GUEST", "SCRIPT", "SCRIPT_ROW", "STANDALONE", "TASKS", "TaskRow"]

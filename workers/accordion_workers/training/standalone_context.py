@@ -18,6 +18,7 @@ from accordion_workers.hub.journal import (
     newest_generation,
 )
 from accordion_workers.records.contract import JobSpec, Launch, Payload, Started
+from accordion_workers.tasks import STANDALONE
 from accordion_workers.training.clock import Clock
 from accordion_workers.training.context import NoLink, WorkerContext
 from accordion_workers.training.slow_work import decide_on_rank_0
@@ -146,7 +147,7 @@ def _build_spec(job: Mapping[str, Any]) -> JobSpec:
             " only; leave them out, and set variables such as ACCORDION_DATA_TRAIN to their paths"
         )
     return JobSpec.model_validate(
-        {"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job}
+        {"task": {"name": STANDALONE}, "workers": {"min": 1, "max": 1}, **job}
     )
 
 
