@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from accordion_client.commands.cli_support import connect_client, find_to_read
 from accordion_client.commands.compared_history import ComparedEpoch, ComparedHistory, keep_compared
 from accordion_client.commands.simulated_jobs import list_simulated
+from accordion_service.errors import SettingsError
 
 if TYPE_CHECKING:
     from accordion_client import Client
@@ -23,10 +24,21 @@ def read_histories(names: Sequence[str], url: str) -> list[list[ComparedHistory]
 
     Raises:
         AmbiguousJob: no job has the name, or several that have not ended.
-        SettingsError: a simulated run is damaged.
+        SettingsError: a simulated run is damaged, or a folder has none.
     """
+    from accordion_client import Unreachable
+
     simulated = {name: list_simulated(Path(name)) for name in names}
-    served = _read_jobs([name for name in names if not simulated[name]], url)
+    try:
+        served = _read_jobs([name for name in names if not simulated[name]], url)
+    except Unreachable as error:
+        empty = [name for name in names if not simulated[name] and Path(name).is_dir()]
+        if not empty:
+            raise
+        raise SettingsError(
+            f"{empty[0]} is a folder without simulated runs; give the --out of `accordion simulate`"
+            f" (as the name of a job, it needs a service: {error})"
+        ) from error
     return [simulated[name] or [served[name]] for name in names]
 
 

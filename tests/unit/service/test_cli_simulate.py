@@ -293,3 +293,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(accordion: Accordion, tmp_pat
     assert json.loads((out / "seed-0" / "run.json").read_text())["status"] == "STOPPED"
     view = accordion(*arguments, "--json").json()
     assert [row["epoch"] for row in view["epochs"]] == list(range(4))
+
+
+def test_a_folder_without_runs_is_named_where_no_service_responds(
+    accordion: Accordion, tmp_path: Path
+) -> None:
+    said = accordion("compare", str(tmp_path), "other", "--url", "http://127.0.0.1:9")
+    assert said.code != 0
+    assert f"{tmp_path} is a folder without simulated runs" in said.err
