@@ -50,6 +50,17 @@ class MissingFrameworkError(AccordionError, ImportError):
         super().__init__(sentence)
 
 
+def drop_tracebacks(error: Exception) -> Exception:
+    """Return the error without tracebacks, whose frames hold what they worked with: the hook, which
+    keeps its thread alive, and process groups, whose sockets stay open.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
 __all__ = [
     "AccordionError",
     "ConfigError",
@@ -58,4 +69,5 @@ __all__ = [
     "OverrideError",
     "ReportError",
     "StateError",
+    "drop_tracebacks",
 ]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.base.errors import HookError
+from accordion.base.errors import HookError, drop_tracebacks
 
 Future = torch.futures.Future
 PendingBuffer = tuple[Any, Tensor]
@@ -214,17 +214,6 @@ def _as_exception(error: BaseException) -> Exception:
     ended = HookError(f"{error!r} ended the exchange of gradients; restart this worker")
     ended.__cause__ = error
     return ended
-
-
-def drop_tracebacks(error: Exception) -> Exception:
-    """Return the error without tracebacks, whose frames hold what they worked with: the hook, which
-    keeps its thread alive, and process groups, whose sockets stay open.
-    """
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def _run_jobs(

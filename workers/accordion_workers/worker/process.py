@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accordion.base.errors import drop_tracebacks
 from accordion_workers.checkpoint.shared_storage import check_token
 from accordion_workers.common.error_kinds import (
     is_peer_loss,
@@ -277,8 +278,6 @@ class Worker:
                 return self._train_group(assignment)
         except Exception as error:
             if is_peer_loss(error):
-                from accordion.compress.executors import drop_tracebacks
-
                 drop_tracebacks(error)
             raise
         finally:
