@@ -119,6 +119,49 @@ def test_a_resumed_job_has_the_bits_of_an_uninterrupted_one(run_group, tmp_path,
     assert torch.equal(trained(resumed), trained(whole))
 
 
+AVERAGED = """
+average = nn.Linear(24, 33)
+fully_shard(average, mesh=session.mesh["shard"])
+nn.init.constant_(average.weight, 0.0)
+nn.init.constant_(average.bias, 0.0)
+def follow():
+    for one, other in zip(average.parameters(), model[0].parameters()):
+        one.data.lerp_(other.data, 0.5)
+    for one in average.parameters():
+        print(json.dumps(one.full_tensor().flatten().tolist()[:9]))
+"""
+
+
+def test_a_sharded_module_that_the_session_keeps_is_resumed(run_group, tmp_path):
+    text = SCRIPT.replace("=scheduler)", "=scheduler, average=average)")
+    text = text.replace("    scheduler.step()", "    scheduler.step()\n    follow()")
+    job = order(tmp_path / "a", SHARDED + AVERAGED, script=text)
+    run_group(4, run_own_script, job, STOP_IN_EPOCH_1)
+    resumed = run_group(4, run_own_script, job, None, 2)
+    whole = run_group(4, run_own_script, order(tmp_path / "b", SHARDED + AVERAGED, script=text))
+    assert resumed[3].said.splitlines()[-3:] == whole[3].said.splitlines()[-3:]
+
+
+VERSIONED = """
+class Versioned(nn.Linear):
+    _version = 7
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *others):
+        assert local_metadata.get("version") == 7, local_metadata
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+"""
+
+
+@pytest.mark.parametrize(("wrap", "shard"), [(SHARDED, 2), (WITH_DDP, None)])
+def test_a_module_is_resumed_with_the_version_that_it_was_saved_with(
+    run_group, tmp_path, wrap, shard
+):
+    text = SCRIPT.replace("session.init", VERSIONED + "session.init")
+    text = text.replace("nn.Linear(24", "Versioned(24")
+    job = order(tmp_path / "a", wrap, shard, script=text)
+    run_group(2, run_own_script, job, STOP_IN_EPOCH_1)
+    trained(run_group(2, run_own_script, job, None, 2))
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
 def test_a_job_goes_on_with_another_number_of_replicas(run_group, tmp_path, before, after):
     job = order(tmp_path / "a", compression={"method": "topk"})

@@ -188,7 +188,7 @@ def _set_workers(request: dict[str, Any]) -> dict[str, Any]:
     spec, section = request["spec"], request["spec"].get("workers", {})
     if not isinstance(section, dict):
         return dict(spec)
-    return {**spec, "workers": {**section, "min": 1, "max": request["workers"]}}
+    return {**spec, "workers": {**section, "min": request["workers"], "max": request["workers"]}}
 
 
 def _report_start(where: str) -> None:

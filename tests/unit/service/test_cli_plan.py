@@ -67,6 +67,16 @@ def test_plan_tells_the_rounds_and_the_bytes_of_a_budget(accordion: Accordion, s
     assert (refused.code, "or less, or fewer bits" in refused.err) == (2, True)
 
 
+def test_a_script_is_refused_as_one_whether_or_not_it_shards_its_model(
+    accordion: Accordion,
+) -> None:
+    job = Path(__file__).parents[3] / "deploy/jobs/lm-fsdp2/job.yaml"
+    link = ("--workers", "4", "--link", "100Mbit,8ms")
+    for shard in ("parallelism={shard: 2}", "parallelism=null"):
+        said = accordion("plan", job, *link, "--set", f"data.text={__file__}", "--set", shard)
+        assert "the model of a script is not known before it runs" in said.err
+
+
 def test_a_spec_that_cannot_be_planned_is_refused_in_one_sentence(
     accordion: Accordion, spec: Path
 ) -> None:

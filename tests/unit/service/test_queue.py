@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from accordion_service.domain.capacity.bin_packing import count_fitting, num_unplaced
 from accordion_service.domain.capacity.cluster_snapshot import read_cluster_snapshot
-from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, plan_queue
+from accordion_service.domain.capacity.queue import AllocatedJob, PendingJob, QueueRules, plan_queue
+from accordion_service.domain.capacity.quotas import Quota, QuotaTable
 from accordion_service.domain.capacity.resources import ResourceRequest, Resources
 from accordion_service.domain.jobs.statuses import Reason
 from accordion_workers.common.node_selectors import read_selector
@@ -291,3 +292,29 @@ def test_the_sentence_names_what_is_asked_what_there_is_and_the_way_out() -> Non
         == "needs 3 workers of 2 CPU and 1 GPU each, but the whole cluster (8 CPU, 2 GPU on 2"
         " nodes) holds at most 2; lower workers.min or what each worker takes, or add nodes"
     )
+
+
+def told_in_pairs(
+    least: int, *, cpus: float = 8, held: int = 0, quotas: dict[str, Quota] | None = None
+) -> str:
+    """What a job of at most four workers is told whose pairs of workers hold a model together."""
+    request = replace(asked(least, 4), step=2)
+    job = PendingJob(id="a", request=request, accounts=("user:ada",))
+    taken = [AllocatedJob(id="b", request=asked(held, held), allocated_workers=held)]
+    rules = QueueRules(quotas=QuotaTable(quotas=quotas or {}))
+    nodes = [Resources(cpus=cpus, gpus=0)]
+    return plan_queue([job], nodes, taken if held else [], rules=rules)["a"].message
+
+
+def test_a_job_in_pairs_is_told_of_a_quota_that_allows_no_pair_more() -> None:
+    three = {"user:ada": Quota(workers=3)}
+    started = told_in_pairs(2, quotas=three)
+    assert started.startswith("starts with 2 of at most 4 workers; the quota of user:ada")
+    assert "lower workers.min to 2, or" in told_in_pairs(4, quotas=three)
+
+
+def test_a_job_in_pairs_is_told_whether_fewer_pairs_would_fit() -> None:
+    assert "holds at most 3; lower workers.min or what" in told_in_pairs(4, cpus=3)
+    assert "holds at most 1; lower what each worker takes" in told_in_pairs(2, cpus=1)
+    assert "or at once with workers.min 2" in told_in_pairs(4, cpus=5, held=2)
+    assert "and no whole replica fits beside the jobs" in told_in_pairs(2, cpus=3, held=2)

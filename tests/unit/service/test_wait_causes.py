@@ -379,3 +379,35 @@ def test_a_job_takes_no_workers_that_an_equal_one_gives_up_for_lack_of_room() ->
     held = replace(other, placed=("c",) * 4)
     found = explain_queue([waiting("new", 2)], [node], [held], max_priority=9)["new"]
     assert found.remedies == ("priority 1: it then takes workers from job large",)
+
+
+def in_pairs(workers: int) -> ResourceRequest:
+    return replace(asked(workers), step=2)
+
+
+def test_remedies_of_a_job_in_pairs_are_numbers_of_workers_that_it_may_have() -> None:
+    nodes = [Resources(cpus=7, gpus=0, node="c", memory=8e9)]
+    held = [holds("other", asked(2), "c", "c")]
+    assert explain(in_pairs(6), held, nodes=nodes).remedies == ("a minimum of 4 workers",)
+    fewer = "a minimum of 6 workers: it then fits the cluster"
+    assert explain(in_pairs(8), nodes=nodes).remedies[0] == fewer
+    small = [replace(nodes[0], cpus=1)]
+    assert not any("a minimum of" in one for one in explain(in_pairs(2), nodes=small).remedies)
+
+
+def test_a_quota_is_no_reason_for_a_minimum_with_a_part_of_a_replica() -> None:
+    limits = QueueRules(quotas=QuotaTable(quotas={LABEL: Quota(workers=4)}))
+    held = [replace(holds("held", asked(), "c"), accounts=(LABEL,))]
+    job = PendingJob(id="new", request=in_pairs(4), accounts=(LABEL,))
+    causes = explain_queue([job], SIXTEEN, held, rules=limits, max_priority=0)
+    assert causes["new"].remedies == ("a higher quota of label team:x", "a minimum of 2 workers")
+
+
+def test_a_job_in_pairs_that_is_in_the_way_is_asked_for_a_whole_replica() -> None:
+    pairs = elastic("large", 14, 16)
+    pairs = replace(pairs, request=replace(pairs.request, step=2))
+    sentence = "a minimum of 2 workers of job large: it then takes workers from that job"
+    assert explain_important(4, pairs).remedies == (sentence,)
+    smallest = elastic("large", 2, 16)
+    smallest = replace(smallest, request=replace(smallest.request, max=2, step=2))
+    assert not any("minimum" in one for one in explain_important(16, smallest).remedies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,12 +53,10 @@ def _read_model(storage: Storage, manifest: Manifest) -> Mapping[str, Any]:
     names = map(shard_file_name, range(manifest.num_shards))
     parts = [read_part(storage, manifest, name)["model"] for name in names]
     dimensions = shared["sharded_dimensions"]
-    return {
-        name: torch.cat([part[name] for part in parts], dimensions[name])
-        if name in dimensions
-        else value
-        for name, value in parts[0].items()
-    }
+    whole: dict[str, Any] = copy.copy(parts[0])  # a copy keeps the versions of the model's modules
+    for name, dimension in dimensions.items():
+        whole[name] = torch.cat([part[name] for part in parts], dimension)
+    return whole
 
 
 __all__ = ["read_model"]

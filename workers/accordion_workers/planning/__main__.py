@@ -67,7 +67,7 @@ def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
     """Return the spec with this number of workers."""
     section = spec.get("workers", {})
     if isinstance(section, dict):
-        spec = {**spec, "workers": {**section, "min": 1, "max": workers}}
+        spec = {**spec, "workers": {**section, "min": workers, "max": workers}}
     return JobSpec.model_validate(spec)
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from accordion.session.optimizer_steps import Optimizers, as_sequence
 from accordion_workers.common.errors import CodeError
-from accordion_workers.training.sharded_state import load_optimizer
+from accordion_workers.training.sharded_state import load_kept
 from accordion_workers.training.snapshot import map_tensors
 
 _UNSUPPORTED = re.compile(r"GLOBAL ([\w.]+)")
@@ -89,9 +89,9 @@ class OptimizerWithExtras:
             raise CodeError(
                 f"the checkpoint keeps {saved} and session.attach() {here}; give it the same names"
             )
-        load_optimizer(self.optimizer, state["optimizer"])
+        load_kept(self.optimizer, state["optimizer"])
         for name, other in self.others.items():
-            load_optimizer(other, state["others"][name])
+            load_kept(other, state["others"][name])
 
 
 def _check_loadable(name: str, state: Any) -> None:

@@ -6,7 +6,9 @@ model goes through the same functions unchanged.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,8 +32,7 @@ def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     Raises:
         RuntimeError: it is of another model.
     """
-    present = model.state_dict()
-    model.load_state_dict({name: _like(present.get(name), value) for name, value in saved.items()})
+    model.load_state_dict(_like(model.state_dict(), saved))
 
 
 def load_whole_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -41,23 +42,26 @@ def load_whole_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
         RuntimeError: it is of another model.
     """
     present = model.state_dict()
-    model.load_state_dict(
-        {name: _cut_like(present.get(name), value) for name, value in saved.items()}
-    )
+    parts: Any = copy.copy(saved)
+    parts.update((name, _cut_like(present.get(name), value)) for name, value in saved.items())
+    model.load_state_dict(parts)
 
 
-def load_optimizer(optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """Load a saved state, of this worker's part of the parameters if they are sharded."""
-    if not isinstance(optimizer, Optimizer):
-        optimizer.load_state_dict(saved)
+def load_kept(kept: Any, saved: Any) -> None:
+    """Load the saved state of an optimizer, a module or another object, with this worker's parts of
+    what is sharded.
+    """
+    if not isinstance(kept, Optimizer):
+        kept.load_state_dict(_like(kept.state_dict(), saved))
         return
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    # Its state is empty before the first step, so its parameters tell what is sharded.
+    parameters = [one for group in kept.param_groups for one in group["params"]]
     states = {
         number: {key: _like(parameters[number], value) for key, value in state.items()}
         for number, state in saved["state"].items()
         if number < len(parameters)
     }
-    optimizer.load_state_dict({**saved, "state": {**saved["state"], **states}})
+    kept.load_state_dict({**saved, "state": {**saved["state"], **states}})
 
 
 def _is_sharded(value: Any) -> bool:
@@ -65,7 +69,14 @@ def _is_sharded(value: Any) -> bool:
 
 
 def _like(present: Any, saved: Any) -> Any:
-    """Return a part as a part of what is present, if it is one."""
+    """Return a state with parts as those of what is present, where that is sharded."""
+    if isinstance(present, dict) and isinstance(saved, dict):
+        # a copy keeps what is attached to it, such as the versions of a model's modules.
+        copied = copy.copy(saved)
+        copied.update((key, _like(present.get(key), value)) for key, value in saved.items())
+        return copied
+    if isinstance(present, list | tuple) and isinstance(saved, list | tuple):
+        return type(saved)(_like(*pair) for pair in zip_longest(present[: len(saved)], saved))
     if not _is_sharded(present) or not isinstance(saved, Tensor):
         return saved
     if saved.shape != local_part(present).shape:
@@ -95,8 +106,8 @@ def _cut_like(present: Any, whole: Any) -> Any:
 
 
 __all__ = [
+    "load_kept",
     "load_model",
-    "load_optimizer",
     "load_whole_model",
     "sharded_dimensions",
 ]

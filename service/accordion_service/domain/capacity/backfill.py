@@ -50,7 +50,7 @@ class Backfill:
         size = worker_resources(request)
         if size not in self._most_by_size:
             self._most_by_size[size] = self._count_harmless(size, packing)
-        return min(request.max, self._most_by_size[size])
+        return request.whole(min(request.max, self._most_by_size[size]))
 
     def _count_harmless(self, size: Resources, packing: Packing) -> int:
         most = packing.count_fitting(size)

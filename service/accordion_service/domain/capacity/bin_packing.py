@@ -152,12 +152,12 @@ def count_placeable(
     that is already counted.
     """
     present = Packing(taken, nodes)
-    count = min(request.max, present.count_fitting(worker_resources(request)))
+    count = request.whole(min(request.max, present.count_fitting(worker_resources(request))))
     while count:
         group = list_worker_resources(request, count)
         if num_unplaced([*taken, *group], nodes) <= present.num_unplaced:
             return count
-        count -= 1
+        count -= request.step
     return 0
 
 

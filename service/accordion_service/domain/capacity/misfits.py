@@ -21,7 +21,7 @@ def describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: 
     return (
         f"needs {describe_group(request)}, but the whole cluster ({describe_total(nodes)})"
         f"{_describe_nodes(request, matching, nodes)} holds at most {most};"
-        f" {_suggest_change(request, matching, most)}"
+        f" {_suggest_change(request, matching, request.whole(most))}"
     )
 
 
@@ -43,14 +43,23 @@ def list_misfit_remedies(
     if request.memory > _largest_memory(nodes):
         less = (f"a clone with workers.memory of {largest_gb} GB or less",) if largest_gb else ()
         return (*less, f"larger nodes{such}")
-    return (*describe_fewer(most), "a clone whose workers take less", f"more nodes{such}")
+    fewer = describe_fewer(request, most)
+    return (*fewer, "a clone whose workers take less", f"more nodes{such}")
 
 
-def describe_fewer(most: int) -> tuple[str, ...]:
-    """Return the remedy that a job asks for so many workers at least; none if not even one fits."""
+def describe_fewer(request: ResourceRequest, most: int) -> tuple[str, ...]:
+    """Return the remedy that a job asks for fewer workers at least, of which so many fit; none if
+    it cannot start with them.
+    """
+    most = request.whole(most)
     if not most:
         return ()
-    return (f"a minimum of {most} worker{'s' if most > 1 else ''}: it then fits the cluster",)
+    return (f"a minimum of {describe_workers(most)}: it then fits the cluster",)
+
+
+def describe_workers(number: int) -> str:
+    """Describe a number of workers, such as `1 worker`."""
+    return f"{number} worker{'s' if number > 1 else ''}"
 
 
 def describe_group(request: ResourceRequest) -> str:

@@ -240,13 +240,12 @@ class _QueuePlan:
         most = self._quotas.usage.count_startable(job.accounts, job.request)
         request = replace(job.request, max=most)
         if not self._blocked:
-            placeable = count_placeable(request, self._nodes, [*self._taken, *self._foreign])
-            return request.whole(placeable)
+            return count_placeable(request, self._nodes, [*self._taken, *self._foreign])
         if not self._all_placed:
             return 0
         can_be_paused = self._may_take_back and job.priority < self._lowest_ahead
         backfill = self._beside_others if can_be_paused else self._beside_all
-        return request.whole(backfill.count_harmless(request, self._packing))
+        return backfill.count_harmless(request, self._packing)
 
     def _admit(self, job: PendingJob, workers: int) -> None:
         self._taken += list_worker_resources(job.request, workers)
@@ -257,7 +256,7 @@ class _QueuePlan:
         """Describe the start of a job, and the quotas that keep it below its maximum."""
         most = f" of at most {job.request.max}" if workers < job.request.max else ""
         message = f"starts with {workers}{most} worker{'' if job.request.max == 1 else 's'}"
-        one_more = replace(job.request, min=min(workers + 1, job.request.max))
+        one_more = replace(job.request, min=min(workers + job.request.step, job.request.max))
         capping = self._quotas.usage.list_exhausted(job.accounts, one_more)
         if workers == job.request.max or not capping:
             return message
@@ -301,7 +300,8 @@ class _QueuePlan:
         foreign = f"other programs use {used}" if used else ""
         if foreign and count_placeable(request, self._nodes, self._taken) >= request.min:
             return f"needs {describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
-        fitting = {0: "none fits", 1: "only one fits"}.get(now, f"only {now} fit")
+        none = "none fits" if request.step == 1 else "no whole replica fits"
+        fitting = {0: none, 1: "only one fits"}.get(now, f"only {now} fit")
         message = (
             f"needs {describe_group(request)}, and {fitting} beside the jobs that run now"
             f" ({describe_total(self._nodes)} in all); it starts when one of them ends"

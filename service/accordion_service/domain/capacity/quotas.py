@@ -125,9 +125,8 @@ class QuotaUsage:
 
     def count_startable(self, accounts: Sequence[str], request: ResourceRequest) -> int:
         """Return with how many workers a job may start, at most its maximum."""
-        return min(
-            [request.max, *(self._count_startable(account, request) for account in accounts)]
-        )
+        allowed = [self._count_startable(account, request) for account in accounts]
+        return request.whole(min([request.max, *allowed]))
 
     def count_additional(self, accounts: Sequence[str], request: ResourceRequest) -> int:
         """Return how many more workers a job that runs may get, at most its maximum."""

@@ -15,7 +15,11 @@ from accordion_service.domain.capacity.bin_packing import (
     fits_beside,
 )
 from accordion_service.domain.capacity.holders import list_holders
-from accordion_service.domain.capacity.misfits import describe_fewer, list_misfit_remedies
+from accordion_service.domain.capacity.misfits import (
+    describe_fewer,
+    describe_workers,
+    list_misfit_remedies,
+)
 from accordion_service.domain.capacity.queue import (
     DEFAULT_RULES,
     AllocatedJob,
@@ -167,7 +171,7 @@ class _QueueView:
         remedies = [f"a higher quota of {' and of '.join(exhausted)}"]
         fewer = self._quotas.count_with_fewer(job)
         if fewer:
-            remedies.append(f"a minimum of {fewer} worker{'s' if fewer > 1 else ''}")
+            remedies.append(f"a minimum of {describe_workers(fewer)}")
         return WaitCause(waits_for=tuple(named), for_quota=True, remedies=tuple(remedies))
 
     def _list_quota_holders(self, accounts: Sequence[str]) -> list[str]:
@@ -187,7 +191,7 @@ class _QueueView:
         if losing:
             remedies = (f"no change: it is taking workers from {_name_losing(losing)}",)
             return WaitCause(waits_for=holders, remedies=remedies)
-        fewer = (f"a minimum of {now} worker{'s' if now > 1 else ''}",) if now else ()
+        fewer = (f"a minimum of {describe_workers(now)}",) if now else ()
         reopened = self._suggest_reopening(job.request, [*self._list_taken(), *self._foreign])
         smaller = self._suggest_smaller_minimum(job, holders)
         remedies = (*fewer, *reopened, *self._suggest_priority(job), *smaller)
@@ -205,10 +209,10 @@ class _QueueView:
         """
         most = count_fitting(worker_resources(job.request), self._nodes, ())
         if job.id in self._rules.awaiting_nodes:
-            return describe_fewer(most)
+            return describe_fewer(job.request, most)
         reopened = self._suggest_reopening(job.request, ())
         if reopened:
-            return (*describe_fewer(most), *reopened)
+            return (*describe_fewer(job.request, most), *reopened)
         return list_misfit_remedies(job.request, self._nodes, most)
 
     def _suggest_reopening(
@@ -264,15 +268,16 @@ class _QueueView:
         were smaller.
         """
         helping = (
-            f"a minimum of 1 worker of job {one.id}: it then takes workers from that job"
+            f"a minimum of {describe_workers(one.request.step)} of job {one.id}: it then takes"
+            " workers from that job"
             for one in islice(self._find_in_the_way(job, holders), _NAMED_JOBS)
             if self._list_losing(job, job.priority, shrunk=one)
         )
         return tuple(helping)
 
     def _find_in_the_way(self, job: PendingJob, holders: Sequence[str]) -> Iterator[AllocatedJob]:
-        """Find jobs of which each leaves enough room with one worker, if all others from which this
-        one may take workers have their minimum. Packing is much faster than a plan for each.
+        """Find jobs of which each leaves enough room with one replica, if all others from which
+        this one may take workers have their minimum. Packing is much faster than a plan for each.
         """
         giving = {one.id: one for one in self._allocated if job.may_take_from(one)}
         kept = {
@@ -282,8 +287,8 @@ class _QueueView:
             for one in self._allocated
         }
         for one in giving.values():
-            if one.request.min > 1 and one.id in holders:
-                smaller = kept | {one.id: kept[one.id][:1]}
+            if one.request.min > one.request.step and one.id in holders:
+                smaller = kept | {one.id: kept[one.id][: one.request.step]}
                 taken = [size for sizes in smaller.values() for size in sizes]
                 if fits_beside(job.request, self._nodes, [*taken, *self._foreign]):
                     yield one
@@ -292,11 +297,13 @@ class _QueueView:
         self, job: PendingJob, priority: int, *, shrunk: AllocatedJob | None = None
     ) -> list[str]:
         """List the jobs that would lose workers to a job with that priority, if one of them had a
-        minimum of one worker.
+        minimum of one replica.
         """
         raised = replace(job, priority=priority, rank=job.rank + priority - job.priority)
         allocated = [
-            replace(one, request=replace(one.request, min=1)) if one is shrunk else one
+            replace(one, request=replace(one.request, min=one.request.step))
+            if one is shrunk
+            else one
             for one in self._allocated
         ]
         return list_preempted(
