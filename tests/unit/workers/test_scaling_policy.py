@@ -149,6 +149,9 @@ def test_a_process_without_a_replica_joins_nothing_and_no_surplus_is_started() -
 def test_a_smaller_size_removes_the_last_replica() -> None:
     todo = sharded([*on("a", 0, 1), *on("b", 2, 3)], 2, (2, 3, 0, 1))
     assert todo.group == (2, 3)
+    left = [*on("a", 0), *on("b", 2, 3)]
+    todo = sharded(left, 2, (0, 1, 2, 3), training=False)
+    assert (todo.group, todo.to_stop) == ((2, 3), (0,))
 
 
 def test_a_group_about_to_be_too_small_waits_for_a_process_then_saves_and_stops() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from accordion_workers.records.contract import Size
@@ -71,7 +71,10 @@ def plan_scaling(seen: ScalingInput) -> ScalingPlan:
     """
     target = seen.size.target - seen.size.target % seen.num_shards
     staying = [process for process in seen.processes if process.leaving_since is None]
-    least_useful = sorted(staying, key=lambda process: _usefulness_of(process, seen.group))
+    whole = _list_whole_replicas(seen, {process.number for process in staying})
+    least_useful = sorted(
+        staying, key=lambda one: (one.number in whole, *_usefulness_of(one, seen.group))
+    )
     kept = least_useful[max(0, len(staying) - target) :]
     useless = {process.number for process in seen.processes} - {process.number for process in kept}
     return ScalingPlan(
@@ -143,11 +146,16 @@ def _form_replicas(
     """Return whole replicas of these processes: those of the group that lost none, then of
     processes on one node, then of those that are left. Fewer than a replica remain idle.
     """
-    size, group = seen.num_shards, tuple(seen.group)
-    before = [group[start : start + size] for start in range(0, len(group), size)]
-    members = [one for replica in before if set(replica) <= set(ready) for one in replica]
+    size, members = seen.num_shards, _list_whole_replicas(seen, set(ready))
     nodes = dict.fromkeys(node_of[one] for one in ready)
     for found in [*({node} for node in nodes), set(nodes)]:
         free = [one for one in ready if node_of[one] in found and one not in members]
         members += free[: len(free) - len(free) % size]
     return tuple(members)
+
+
+def _list_whole_replicas(seen: ScalingInput, alive: Collection[int]) -> list[int]:
+    """Return the members of the group's replicas that lost none, in rank order."""
+    size, group = seen.num_shards, tuple(seen.group)
+    before = [group[start : start + size] for start in range(0, len(group), size)]
+    return [one for replica in before if set(replica) <= set(alive) for one in replica]
