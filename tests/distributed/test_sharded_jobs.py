@@ -241,7 +241,17 @@ def test_a_part_that_drifts_is_replaced_by_that_of_the_first_replica(run_group, 
             "the run does not say how many workers hold one model together; give the job file",
         ),
         (SHARDED, None, "the run does not say how many workers hold one model together"),
-        ("fully_shard(model, mesh=session.mesh)", 2, "where FSDP2 itself averages gradients"),
+        *(
+            (
+                f"fully_shard(model, mesh={mesh})",
+                2,
+                f"got a model that is sharded over ranks {held}",
+            )
+            for mesh, held in (
+                ("session.mesh", "[[0, 1]], and in this run ranks [0, 1] hold one together"),
+                ('session.mesh["replicate"]', "["),
+            )
+        ),
         (SHARDED, 4, "parallelism.shard is 4 and the run has 2 workers; start a multiple of 4"),
     ],
 )
