@@ -11,6 +11,12 @@ from tests.api.world import World
 
 JOBS = "/api/v1/jobs"
 LONG = {"training": {"epochs": 40}}
+SHARDED = {
+    "task": {"name": "script", "options": {"file": "train.py"}},
+    "code": 64 * "0",
+    "workers": {"min": 2, "max": 4},
+    "parallelism": {"shard": 2},
+}
 STEERS = {"resize": {"min": 1, "max": 3}, "pause": None, "cancel": None}
 
 
@@ -114,6 +120,18 @@ def test_a_size_that_cannot_be_is_refused_with_its_place(
     [item] = answer.json()["errors"]
     assert item["pointer"] == pointer
     assert sentence in item["detail"]
+
+
+@pytest.mark.parametrize(("low", "high", "pointer"), [(3, 4, "/min"), (2, 3, "/max")])
+def test_a_size_of_half_a_replica_is_refused_with_its_place(
+    client: TestClient, world: World, low: int, high: int, pointer: str
+) -> None:
+    job_id = world.submit(**SHARDED)
+    answer = client.post(f"{JOBS}/{job_id}/resize", json={"min": low, "max": high})
+    assert answer.status_code == 422
+    [item] = answer.json()["errors"]
+    assert item["pointer"] == pointer
+    assert f"workers.{pointer[1:]} is 3, and 2 workers hold one model together" in item["detail"]
 
 
 def test_a_node_that_is_being_drained_is_shown_and_is_no_room(

@@ -225,6 +225,39 @@ def test_local_steps_are_those_of_a_whole_replica(run_group, tmp_path):
     assert epochs[0].bytes.payload < 0.7 * epochs[0].bytes.dense
 
 
+LOCAL = {"local_steps": {"low": 3, "high": 3}}
+"""Rounds of 3 steps; an epoch has 4."""
+EVALUATED = """
+    with torch.no_grad():
+        loss = nn.functional.mse_loss(model.eval()(data[:16][0]), data[:16][1])
+    model.train()
+    session.end_epoch(held_out=loss)
+"""
+
+
+@pytest.mark.parametrize(("wrap", "shard"), [(SHARDED, 2), (WITH_DDP, None)])
+def test_a_script_evaluates_after_an_epoch_that_ends_within_a_round(
+    run_group, tmp_path, wrap, shard
+):
+    text = SCRIPT.replace("    scheduler.step()", "    scheduler.step()" + EVALUATED)
+    results = run_group(4, run_own_script, order(tmp_path, wrap, shard, script=text, **LOCAL))
+    assert trained(results).isfinite().all()
+    assert [set(one.metrics) for one in results[0].link.of("epoch")] == [{"held_out"}] * 3
+
+
+def test_a_script_evaluates_within_an_epoch_once_it_ended_the_round(run_group, tmp_path):
+    check = """
+        if session.step_and_epoch[0] == 2:
+            session.finish_round()
+            with torch.no_grad():
+                model.eval()(data[:16][0])
+            model.train()
+"""
+    text = SCRIPT.replace("        session.step()", "        session.step()" + check)
+    results = run_group(4, run_own_script, order(tmp_path, script=text, **LOCAL))
+    assert trained(results).isfinite().all()
+
+
 DRIFT = """
 def drift():
     if session.rank == 3 and session.epoch == 1:
@@ -251,7 +284,17 @@ def test_a_part_that_drifts_is_replaced_by_that_of_the_first_replica(run_group, 
             "the run does not say how many workers hold one model together; give the job file",
         ),
         (SHARDED, None, "the run does not say how many workers hold one model together"),
-        ("fully_shard(model, mesh=session.mesh)", 2, "where FSDP2 itself averages gradients"),
+        *(
+            (
+                f"fully_shard(model, mesh={mesh})",
+                2,
+                f"got a model that is sharded over ranks {held}",
+            )
+            for mesh, held in (
+                ("session.mesh", "[[0, 1]], and in this run ranks [0, 1] hold one together"),
+                ('session.mesh["replicate"]', "["),
+            )
+        ),
         (SHARDED, 4, "parallelism.shard is 4 and the run has 2 workers; start a multiple of 4"),
     ],
 )

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from accordion.hook.sharded_module import is_sharded
+from accordion.hook.sharded_module import is_sharded, sharded_parameters
 from accordion_workers.common.errors import CodeError
 from accordion_workers.training.context import WorkerContext
 
@@ -49,7 +49,7 @@ class ScriptMesh:
 
         Raises:
             CodeError: the module is sharded and the run's workers do not hold one together, or the
-                other way round.
+                other way round, or others hold it together.
         """
         num_shards = context.launch.spec.num_shards
         if num_shards == 1 and not is_sharded(module):
@@ -60,7 +60,21 @@ class ScriptMesh:
                 ' sharded; call fully_shard(module, mesh=session.mesh["shard"]) before it, or leave'
                 " parallelism out"
             )
-        return self.of(context)["replicate"].get_group()
+        mesh = self.of(context)
+        _check_held_by(module, mesh["shard"])
+        return mesh["replicate"].get_group()
+
+
+def _check_held_by(module: nn.Module, shards: DeviceMesh) -> None:
+    ranks = shards.mesh.tolist()
+    for one in sharded_parameters(module).values():
+        if (found := one.device_mesh.mesh.tolist()) != ranks:
+            raise CodeError(
+                f"session.attach() got a model that is sharded over ranks {found}, and in this run"
+                f" ranks {ranks} hold one together (parallelism.shard is {len(ranks)}); call"
+                ' fully_shard(module, mesh=session.mesh["shard"]) for each part, and the session'
+                " averages gradients between the replicas"
+            )
 
 
 def _create_mesh(context: WorkerContext) -> DeviceMesh:

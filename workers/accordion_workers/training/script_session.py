@@ -33,6 +33,7 @@ from accordion.compress.step_signals import Signal
 from accordion.session.optimizer_steps import Optimizers
 from accordion.session.session import Session
 from accordion_workers.common.errors import CodeError
+from accordion_workers.training import script_checks as checks
 from accordion_workers.training import standalone_context as standalone
 from accordion_workers.training.boundaries import (
     FLUSH_TIMEOUT_S,
@@ -54,18 +55,9 @@ from accordion_workers.training.load_timing import time_loading
 from accordion_workers.training.resume import StopRequested
 from accordion_workers.training.sampler import loss_weight
 from accordion_workers.training.script_batches import Batches, current_batch
-from accordion_workers.training.script_checks import (
-    check_backward,
-    check_epoch_trained,
-    check_trained,
-    explain_second_batch,
-    log_extra_epochs,
-    log_missing_epochs,
-    log_replaced_epochs,
-    log_unread_epoch,
-)
 from accordion_workers.training.script_mesh import ScriptMesh
 from accordion_workers.training.script_task import ScriptExit, ScriptParts
+from accordion_workers.training.switches import finish_round
 from accordion_workers.training.train_state import TrainState
 
 
@@ -177,8 +169,7 @@ class ScriptSession:
         Without `storage` nothing is saved.
 
         Raises:
-            CodeError: `storage` is empty or a URL, or the session was used with other arguments
-                before.
+            CodeError: `storage` is empty or a URL, or other arguments were used before.
             StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():
@@ -271,7 +262,7 @@ class ScriptSession:
         self._is_epoch_unread = False
         self._epochs = state.spec.training.epochs if self._in_job else number
         if self._epochs != number:
-            log_replaced_epochs(state, number)
+            checks.log_replaced_epochs(state, number)
         standalone.log_if_done(state, self._epochs)
         while state.position.epoch < self._epochs and not state.ends_early:
             self.follow_last_step()
@@ -308,13 +299,13 @@ class ScriptSession:
         self._leave_if_trained()
         if self._is_epoch_unread:
             self._is_epoch_unread = False
-            log_unread_epoch(state)
+            checks.log_unread_epoch(state)
         state.context.control.enter_phase(
             "training", epoch=state.position.epoch, step=state.session.steps
         )
         batch, own = current_batch(state, self._batches)
         if self._has_read_on:
-            raise explain_second_batch(state)
+            raise checks.explain_second_batch(state)
         if own:
             state.add_loss(loss, own, again=self._has_backward)
         self._has_backward, self._thread, self._generators = True, threading.get_ident(), None
@@ -341,7 +332,7 @@ class ScriptSession:
         """
         state = self.state
         self.follow_last_step()
-        check_backward(state, has_run=self._has_backward)
+        checks.check_backward(state, has_run=self._has_backward)
         self._has_backward = self._has_read_on = False
         state.phases.count_lap("compute")
         self._rate = float(state.optimizer.param_groups[0]["lr"])
@@ -353,6 +344,9 @@ class ScriptSession:
             result = state.session.step()
             state.phases.count_lap("optimize")
             finish_step(state, batch, result)
+            if batch.start < len(state.data) <= batch.stop:
+                with state.phases("optimize"):
+                    finish_round(state)  # the script may evaluate before it ends the epoch
             self._announced = result.announced
             state.phases.start_step()
         self.failure = None
@@ -396,9 +390,9 @@ class ScriptSession:
         """
         state = self.state
         self._check_leaving()
-        check_trained(state)
+        checks.check_trained(state)
         self._leave_if_trained()
-        check_epoch_trained(state)
+        checks.check_epoch_trained(state)
         self._generators = None
         rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
@@ -422,6 +416,13 @@ class ScriptSession:
         # The epoch is over for the script, so a stop that its last step announced comes after it.
         self.follow_last_step()
 
+    def finish_round(self) -> None:
+        """End a round of local steps early, to evaluate within an epoch; on all workers."""
+        self.follow_last_step()
+        with self._service_errors():
+            finish_round(self.state)
+            self.state.phases.start_step()
+
     def checkpoint(self) -> None:
         """Save everything now, beside the checkpoints of the job; on all workers, after a step."""
         self.follow_last_step()
@@ -437,8 +438,8 @@ class ScriptSession:
         """
         state = self.state
         self._check_leaving()
-        check_trained(state)
-        log_missing_epochs(state)
+        checks.check_trained(state)
+        checks.log_missing_epochs(state)
         state.context.control.enter_phase(
             "finished", epoch=state.position.epoch, step=state.session.steps
         )
@@ -455,11 +456,10 @@ class ScriptSession:
 
     def _leave_if_trained(self) -> None:
         """End a script that goes on after the last epoch of its job; all is saved."""
-        state = self.state
-        if self._in_job and state.position.epoch >= state.spec.training.epochs:
-            log_extra_epochs(state)
+        if self._in_job and self.state.position.epoch >= self.state.spec.training.epochs:
+            checks.log_extra_epochs(self.state)
             self.close()
-            self._leave("ended early" if state.ends_early else "completed")
+            self._leave("ended early" if self.state.ends_early else "completed")
 
     def _check_leaving(self) -> None:
         if self.leaving is not None:

@@ -83,7 +83,7 @@ def main() -> None:
         model.eval()
         with torch.no_grad():
             loss = float(mean_loss(held_out))  # on all workers: each has a part of the model
-        session.end_epoch(loss=loss)
+        session.end_epoch(held_out_loss=loss)
         if session.rank == 0:
             print(f"epoch {epoch}: loss {loss:.3f}")
 

@@ -372,8 +372,12 @@ def _check_limits(job: JobRow, min_workers: int, max_workers: int) -> None:
         )
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
-        pointer = "/min" if item["loc"][-1:] == ("min",) else "/max"
-        raise Invalid(item["msg"].removeprefix("Value error, "), pointer) from None
+        sentence = item["msg"].removeprefix("Value error, ")
+        # Checks of the whole spec, such as that of parallelism, tell the number in their sentence.
+        is_min = item["loc"][-1:] == ("min",) or sentence.startswith(
+            f"workers.min is {min_workers}, and"
+        )
+        raise Invalid(sentence, "/min" if is_min else "/max") from None
 
 
 def _cancel_inactive(session: Session, job: JobRow, now: float, *, by: str) -> None:
