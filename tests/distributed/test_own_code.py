@@ -422,6 +422,30 @@ def test_a_storage_that_would_be_ignored_is_refused(run_group, tmp_path):
     assert "storage is empty" in empty
 
 
+def start_with_a_wrong_job(rank: int, parts: dict[str, Any]) -> str:
+    session.reset()
+    try:
+        with pytest.raises(CodeError) as refused:
+            session.init_process_group(job=parts)
+        return str(refused.value)
+    finally:
+        session.reset()
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"parallelism": {"shard": 1}}, "parallelism.shard: Input should be greater than or equal"),
+        ({"compression": {"method": "zip"}}, "compression: unknown compression method 'zip'"),
+        ({"epochs": 3}, "epochs: Extra inputs are not permitted"),
+    ],
+)
+def test_a_part_of_a_job_that_a_script_gives_wrongly_is_named(run_group, parts, told):
+    (sentence,) = run_group(1, start_with_a_wrong_job, parts)
+    assert sentence.startswith("job of session.init_process_group() is no part of a job file: ")
+    assert told in sentence
+
+
 def logged_without_us(rank: int, file: str) -> str:
     """Run a script outside of a job; return what is logged with Python's default settings."""
     shown = io.StringIO()

@@ -169,7 +169,7 @@ class ScriptSession:
         Without `storage` nothing is saved.
 
         Raises:
-            CodeError: `storage` is empty or a URL, or other arguments were used before.
+            CodeError: an argument is wrong, or others were used before.
             StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 
 from accordion_workers.common.errors import CodeError, StorageError
 from accordion_workers.hub.journal import (
@@ -139,16 +140,24 @@ def _build_spec(job: Mapping[str, Any]) -> JobSpec:
     """Return the spec of a run outside of a job.
 
     Raises:
-        CodeError: it names data, which only jobs fetch.
+        CodeError: it names data, which only jobs fetch, or is no part of a job file.
     """
     if job.get("data"):
         raise CodeError(
             f"job has data ({', '.join(job['data'])}), which are fetched for jobs of the service"
             " only; leave them out, and set variables such as ACCORDION_DATA_TRAIN to their paths"
         )
-    return JobSpec.model_validate(
-        {"task": {"name": STANDALONE}, "workers": {"min": 1, "max": 1}, **job}
-    )
+    try:
+        return JobSpec.model_validate(
+            {"task": {"name": STANDALONE}, "workers": {"min": 1, "max": 1}, **job}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "job"
+        raise CodeError(
+            f"job of session.init_process_group() is no part of a job file: {place}:"
+            f" {first['msg'].removeprefix('Value error, ')}"
+        ) from error
 
 
 def _storage_path(storage: str | Path | None) -> str:
