@@ -159,7 +159,7 @@ def test_the_example_of_a_sharded_script_trains_saves_and_is_resized(
     assert job.status == "SUCCEEDED", job.message
     epochs = up.client.epochs(job_id).items
     assert [epochs[0].world_size, epochs[-1].world_size] == [4, 2]
-    assert epochs[-1].metrics["loss"] < epochs[0].metrics["loss"]
+    assert epochs[-1].metrics["held_out_loss"] < epochs[0].metrics["held_out_loss"]
     file = up.home / f"{job_id}.safetensors"
     out, err = accordion(up.home, "download", job_id, "--to", str(file)).communicate(timeout=WAIT_S)
     assert "from checkpoint g" in out, err
