@@ -26,18 +26,18 @@ def read_histories(names: Sequence[str], url: str) -> list[list[ComparedHistory]
         AmbiguousJob: no job has the name, or several that have not ended.
         SettingsError: a simulated run is damaged, or a folder has none.
     """
-    from accordion_client import Unreachable
+    from accordion_client import ClientError
 
     simulated = {name: list_simulated(Path(name)) for name in names}
     try:
         served = _read_jobs([name for name in names if not simulated[name]], url)
-    except Unreachable as error:
+    except ClientError as error:
         empty = [name for name in names if not simulated[name] and Path(name).is_dir()]
         if not empty:
             raise
         raise SettingsError(
             f"{empty[0]} is a folder without simulated runs; give the --out of `accordion simulate`"
-            f" (as the name of a job, it needs a service: {error})"
+            f" (taken for a job: {error})"
         ) from error
     return [simulated[name] or [served[name]] for name in names]
 

@@ -65,6 +65,8 @@ def test_paused_job_stops_and_resumed_job_continues(
 def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, running: str) -> None:
     accordion("resize", running, 1, 3)
     accordion("override", running, "--level", "low", "--wait")
+    while "RESIZING" not in accordion("history", running).out:
+        pass  # a cancelled job is not resized any more; pytest's time limit ends it
     accordion("cancel", running)
     told = accordion("watch", running).out
     assert "1 to 3 workers allowed by admin" in told
