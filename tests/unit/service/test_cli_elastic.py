@@ -27,16 +27,21 @@ def until(service: Live, job_id: str, status: str) -> None:
         next(_ for _ in client.events(job_id) if client.job(job_id).status == status)
 
 
+def until_resized(service: Live, job_id: str) -> None:
+    """Follow the events of a job of two workers until another number of them trains."""
+    with Client(service.url) as client:
+        for event in client.events(job_id):
+            if getattr(event, "data", {}).get("previous_world_size") == 2:
+                break
+
+
 def test_resize_gives_a_running_job_other_workers(
     accordion: Accordion, running: str, service: Live
 ) -> None:
     said = accordion("resize", running, 1, 3)
     assert said.code == 0
     assert "1 to 3 allowed" in said.out
-    with Client(service.url) as client:
-        for event in client.events(running):
-            if getattr(event, "data", {}).get("previous_world_size") == 2:
-                break
+    until_resized(service, running)
     shown = accordion("show", running).out
     assert "3 train now, 3 allocated, 1 to 3 allowed" in shown
     assert "1 resize (allocation changed 1), 0 steps rolled back, 0.8 s lost" in shown
@@ -62,11 +67,12 @@ def test_paused_job_stops_and_resumed_job_continues(
     assert accordion("show", running, "--json").json()["job"]["attempt"] == 2
 
 
-def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, running: str) -> None:
+def test_watching_tells_of_workers_that_come_and_go(
+    accordion: Accordion, running: str, service: Live
+) -> None:
     accordion("resize", running, 1, 3)
     accordion("override", running, "--level", "low", "--wait")
-    while "RESIZING" not in accordion("history", running).out:
-        pass  # a cancelled job is not resized any more; pytest's time limit ends it
+    until_resized(service, running)  # a cancelled job is not
     accordion("cancel", running)
     told = accordion("watch", running).out
     assert "1 to 3 workers allowed by admin" in told
