@@ -32,6 +32,7 @@ from accordion_workers.records.contract import CheckpointRecord, StorageUse
 from accordion_workers.training.resume import find_checkpoint, read_parts
 from accordion_workers.training.round_memory import recall_round
 from accordion_workers.training.running_statistics import average_buffers, mark_buffers_equal
+from accordion_workers.training.sharded_state import sharded_dimensions
 from accordion_workers.training.slow_work import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
@@ -282,7 +283,9 @@ def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
     if num_shards > 1 and rank < num_shards:
         parts[shard_file_name(rank)] = copy_to_cpu(model_state(state))
     if rank == 0:
-        whole = model_state(state) if num_shards == 1 else {}
+        whole = model_state(state)
+        if num_shards > 1:
+            whole = {"sharded_dimensions": sharded_dimensions(state.model)}
         parts[SHARED_FILE] = copy_to_cpu({**shared_state(state), **whole})
     name = checkpoint_name(state.context.generation, state.position)
     manifest = Manifest(

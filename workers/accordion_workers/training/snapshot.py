@@ -23,7 +23,7 @@ from accordion_workers.training.data_checks import check_equal_to_saved, count_s
 from accordion_workers.training.generators import read_generators, restore_generators
 from accordion_workers.training.objective import ObjectiveProgress
 from accordion_workers.training.schedule import BatchChange
-from accordion_workers.training.sharded_state import load_model, sharded_dimensions
+from accordion_workers.training.sharded_state import load_model
 from accordion_workers.training.train_state import EpochBaseline, TrainState
 
 
@@ -96,7 +96,6 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "batch_change": asdict(state.batch_change),
         "objective": asdict(state.objective),
         "num_samples": count_samples(state),
-        "sharded_dimensions": sharded_dimensions(state.model),
     }
 
 

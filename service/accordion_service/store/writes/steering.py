@@ -365,19 +365,18 @@ def _check_limits(job: JobRow, min_workers: int, max_workers: int) -> None:
         Invalid: the spec rejects them; has its message.
         UnreadableSpec: this version rejects the stored spec.
     """
-    spec = spec_of(job).model_dump(mode="json")
+    before = spec_of(job)
+    spec = before.model_dump(mode="json")
     try:
         JobSpec.model_validate(
             {**spec, "workers": {**spec["workers"], "min": min_workers, "max": max_workers}}
         )
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
-        sentence = item["msg"].removeprefix("Value error, ")
-        # Checks of the whole spec, such as that of parallelism, tell the number in their sentence.
-        is_min = item["loc"][-1:] == ("min",) or sentence.startswith(
-            f"workers.min is {min_workers}, and"
-        )
-        raise Invalid(sentence, "/min" if is_min else "/max") from None
+        # The check of parallelism is one of the whole spec, and begins with the minimum.
+        is_min = item["loc"][-1:] == ("min",) or min_workers % before.num_shards
+        pointer = "/min" if is_min else "/max"
+        raise Invalid(item["msg"].removeprefix("Value error, "), pointer) from None
 
 
 def _cancel_inactive(session: Session, job: JobRow, now: float, *, by: str) -> None:
