@@ -81,7 +81,7 @@ class Report:
     agreement: float | None = None
     """Agreement of the workers over the window: 1 if the sums of their gradients, or of their
     changes by local steps, point the same way, 0 within noise if only noise is left; None if it was
-    not measured, or there is one worker.
+    not measured, there is one worker, or workers have changed within the window.
     """
     sent_share_by_layer: Mapping[str, float] = field(default_factory=dict)
     """Fraction of each layer's energy (squared norm) that compression sent in the window, from 0 to

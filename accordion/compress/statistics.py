@@ -39,8 +39,8 @@ whole number of tiles.
 _SQUARES, _OWED, _LEFT = range(3)
 """Columns of the energies: of the gradients, and of what a layer owed before and after compression.
 """
-_STATE_VERSION = 1
-"""Version of the signs and columns; a window of another version cannot be continued."""
+_STATE_VERSION = 2
+"""Version of what is kept of a window, and of the signs and columns; a window of another version cannot be continued."""
 _SAVED_SHAPE = torch.Size([SKETCH_SIZE + 3])
 """Shape of a saved layer: its sketch and its energies."""
 
@@ -62,6 +62,8 @@ class GradientSums:
         self._step_energies = torch.zeros_like(self._energies)
         self.steps = 0
         """Number of finite steps in the window."""
+        self.are_own = True
+        """Whether the sums are of this worker alone, not taken over from others."""
 
     def add(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
         """Stage `scale` times a layer's gradient of this step."""
@@ -112,11 +114,13 @@ class GradientSums:
         """Return one row per layer, (layers, 1028), in the order of the shapes.
 
         A row is the sketch of the mean gradient over the steps, the mean square norm, the energies
-        before and after compression, and the squared norm of the sketch; zeros if nothing was
-        added.
+        before and after compression, and the squared norm of the sketch, NaN if the sums are not
+        this worker's own; zeros if nothing was added.
         """
         rows = torch.cat([self._sums, self._energies], dim=1).to(device).div_(max(1, self.steps))
         own_squares = rows[:, :SKETCH_SIZE].square().sum(1, keepdim=True)
+        if not self.are_own:
+            own_squares.fill_(math.nan)
         return torch.cat([rows, own_squares], dim=1)
 
     def clear(self) -> None:
@@ -124,18 +128,23 @@ class GradientSums:
         self._sums.zero_()
         self._energies.zero_()
         self.rollback()
-        self.steps = 0
+        self.steps, self.are_own = 0, True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the open window, with tensors on the CPU."""
         rows = torch.cat([self._sums, self._energies], dim=1).cpu()
         sums = {layer: rows[row].clone() for layer, row in self._rows.items()}
-        return {"version": _STATE_VERSION, "steps": self.steps, "sums": sums}
+        return {
+            "version": _STATE_VERSION,
+            "steps": self.steps,
+            "are_own": self.are_own,
+            "sums": sums,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved window.
 
-        A window of a release with other signs and columns is replaced by an empty one.
+        A window of a release that kept it otherwise is replaced by an empty one.
 
         Raises:
             StateError: a sum belongs to an unknown layer, or is not a sketch.
@@ -154,7 +163,7 @@ class GradientSums:
             row, total = self._rows[layer], saved.to(self._sums)
             self._sums[row] += total[:SKETCH_SIZE]
             self._energies[row] += total[SKETCH_SIZE:]
-        self.steps = steps
+        self.steps, self.are_own = steps, state["are_own"]
 
     def _move_to(self, device: torch.device) -> None:
         self._sums, self._step = self._sums.to(device), self._step.to(device)
@@ -259,7 +268,7 @@ def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float
 
 def estimate_agreement(summary: Tensor, world_size: int) -> float | None:
     """Return how far the workers' mean gradients over a window agree, given the averaged summary;
-    None for one worker or zero gradients.
+    None for one worker, zero gradients, or a worker whose sums are not its own.
 
     With A = |mean over the workers|^2 / mean of |one worker's|^2, it is (A - 1/W) / (1 - 1/W): 1 if
     all are equal, 0 in expectation if they are independent with mean zero, as A is 1/W then. It is

@@ -221,7 +221,17 @@ class MeanState:
         version = self._versions.pop() if len(self._versions) == 1 else None
         engine = self._first["engine"]
         window = {**engine["window"], "version": version, "sums": self._window}
-        return {**self._first, "engine": {**engine, "residuals": residuals, "window": window}}
+        engine = {**engine, "residuals": residuals, "window": window}
+        return for_other_rank({**self._first, "engine": engine})
+
+
+def for_other_rank(state: State) -> State:
+    """Return a state for a worker that did not save it: the sums of a window with steps are not its
+    own.
+    """
+    engine = state["engine"]
+    window = {**engine["window"], "are_own": not engine["window"]["steps"]}
+    return {**state, "engine": {**engine, "window": window}}
 
 
 def _check_sizes(totals: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> None:

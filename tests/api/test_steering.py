@@ -134,6 +134,12 @@ def test_a_size_of_half_a_replica_is_refused_with_its_place(
     assert f"workers.{pointer[1:]} is 3, and 2 workers hold one model together" in item["detail"]
 
 
+def test_the_page_asks_for_whole_replicas(client: TestClient, world: World, job_id: str) -> None:
+    page = client.get(f"/jobs/{world.submit(**SHARDED)}").text
+    assert page.count('min="2" max="1024" step="2"') == 2
+    assert client.get(f"/jobs/{job_id}").text.count('min="1" max="1024" step="1"') == 2
+
+
 def test_a_node_that_is_being_drained_is_shown_and_is_no_room(
     client: TestClient, world: World
 ) -> None:

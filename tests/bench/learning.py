@@ -141,6 +141,22 @@ ALL = {
             **{f"PowerSGD rank {rank}": _rank(rank) for rank in (4, 2, 1)},
         },
     ),
+    "images, new labels": Recipe(
+        file="cpu/local-steps.yaml",
+        data="cifar10-subset.zip",
+        metric="accuracy",
+        smaller=False,
+        rates=(0.025, 0.05, 0.1, 0.2),
+        contestants={
+            name: {"task.name": "new_labels:NewLabels", **changes}
+            for name, changes in {
+                **NONE,
+                "4 local steps, 32 after the drop, 4 bits": {},
+                "4 local steps, 4 bits": {LOCAL: "{low: 4}"},
+                "32 local steps, 4 bits": {LOCAL: "{low: 32}"},
+            }.items()
+        },
+    ),
     "images, cosine": Recipe(
         file="cpu/local-steps.yaml",
         data="cifar10-subset.zip",

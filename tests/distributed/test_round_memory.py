@@ -169,6 +169,9 @@ def test_a_new_process_gets_the_round_from_rank_0(run_group, tmp_path):
     assert (started.world_size, started.step, started.from_memory) == (3, LOW, True)
     assert equal(ends[0].parameters, ends[2].parameters)
     assert equal(ends[0].parameters, ends[1].parameters)
+    # The new process has rank 0's sums, with which it would agree too well.
+    agreements = [epoch.agreement for epoch in ends[0].link.of("epoch")]
+    assert [agreement is None for agreement in agreements] == [True, False]
 
 
 def test_what_only_the_lost_rank_0_had_decided_still_holds(run_group, tmp_path):

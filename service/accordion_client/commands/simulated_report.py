@@ -13,6 +13,7 @@ from accordion_service.api.dashboard.report_page import choose_limits
 from accordion_service.domain.jobs.statuses import Desired, Reason, Status
 from accordion_service.domain.performance.elasticity import ElasticityStats
 from accordion_service.domain.performance.thinning import choose_epochs, choose_in_force
+from accordion_service.errors import SettingsError
 from accordion_service.schemas.jobs import (
     DecisionView,
     EpochView,
@@ -54,7 +55,8 @@ def read_source(folder: Path, *, written_at: datetime) -> ReportSource:
 
     Raises:
         RunError: there is no run, or it is damaged.
-        OSError: its files cannot be read.
+        OSError: its records cannot be read.
+        SettingsError: its output cannot be read.
     """
     [(place, run)] = list_runs(folder)
     records, epochs = read_history(place), read_epochs(place)
@@ -162,7 +164,13 @@ def _read_log(file: Path) -> list[str]:
     """Return the newest lines that the task printed; none if it printed nothing."""
     if not file.is_file():
         return []
-    with file.open("rb") as log:
-        log.seek(max(0, file.stat().st_size - _MAX_LOG_BYTES))
-        text = log.read().decode(errors="replace")
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - _MAX_LOG_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError as error:
+        raise SettingsError(
+            f"{file} cannot be read ({error.strerror}); make it readable, or remove it for a report"
+            " without the task's output"
+        ) from error
     return [clean_for_terminal(line) for line in text.splitlines()[-_MAX_LINES:]]

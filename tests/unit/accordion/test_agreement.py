@@ -8,7 +8,10 @@ import torch
 from accordion.base.messages import Report
 from accordion.compress.statistics import GradientSums, estimate_agreement
 from accordion.decide.training_stage import TrainingStage
+from accordion.session.saved_states import MeanState, for_other_rank
+from tests.unit.accordion.lockstep import Cluster, draw_gradients
 
+SHAPE = {"w": (12, 10)}
 LAYERS = {"a": torch.Size([32, 32]), "b": torch.Size([100, 80])}
 
 
@@ -60,3 +63,30 @@ def test_opposed_workers_disagree_and_nothing_is_known_of_one_or_of_zeros():
     assert estimate_agreement(summaries(torch.cat([ones, -ones])), 2) == pytest.approx(-1.0)
     assert estimate_agreement(summaries(ones), 1) is None
     assert estimate_agreement(summaries(torch.zeros(2, 2, 9024)), 2) is None
+
+
+def test_sums_that_another_worker_made_say_nothing_of_the_agreement():
+    old, new = [Cluster(SHAPE, workers) for workers in (3, 2)]
+    old.step(draw_gradients(SHAPE, 3, 0))
+    mean = MeanState(3)
+    for engine in old.engines:
+        mean.add({"engine": engine.state_dict()})
+    state = mean.result()["engine"]
+    for engine in new.engines:
+        engine.load_state_dict(state)
+    assert _agreement(new) is None
+    for engine in new.engines:
+        engine.sums.clear()
+    new.step(draw_gradients(SHAPE, 2, 1))
+    assert _agreement(new) is not None
+
+
+def test_a_window_without_steps_belongs_to_whoever_fills_it():
+    (engine,) = Cluster(SHAPE, 1).engines
+    state = {"engine": engine.state_dict()}
+    assert for_other_rank(state)["engine"]["window"]["are_own"] is True
+
+
+def _agreement(cluster: Cluster) -> float | None:
+    rows = [engine.sums.summary(torch.device("cpu")) for engine in cluster.engines]
+    return estimate_agreement(torch.stack(rows).mean(0), len(rows))

@@ -54,6 +54,13 @@ def test_records_and_folders_that_cannot_be_read_are_named(tmp_path: Path) -> No
             list_simulated(folder)
 
 
+def test_output_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "seed-0")
+    (folder / "output.log").symlink_to("/proc/self/mem")  # nobody can read its beginning
+    with pytest.raises(SettingsError, match=r"output.log cannot be read .*; make it readable"):
+        read_source(folder, written_at=BEGIN)
+
+
 def test_a_run_has_one_id_by_whatever_path_it_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "seed-0")
     (tmp_path / "link").symlink_to(folder)

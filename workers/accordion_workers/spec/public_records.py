@@ -119,7 +119,7 @@ class EpochRecord(Reported):
     agreement: float | None = None
     """Agreement of the workers over the window that ended last in the epoch: 1 if the sums of their
     gradients, or of their changes by local steps, point the same way, 0 within noise if only noise
-    is left; null if none ended, or with one worker.
+    is left; null if none ended, with one worker, or if workers changed within the window.
     """
     regime_by_layer: dict[str, Literal["critical", "stable"]]
     """Regime at the end of the epoch, by layer."""

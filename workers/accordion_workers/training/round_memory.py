@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from accordion.session.saved_states import for_other_rank
 from accordion_workers.checkpoint.broadcast import broadcast_state
 from accordion_workers.checkpoint.checkpoint_files import checkpoint_name
 from accordion_workers.checkpoint.lineage import Lineage
@@ -126,7 +127,12 @@ def _share_decided(state: TrainState, memory: RoundMemory) -> None:
 
 def _for_other_rank(sent: RoundState) -> RoundState:
     """Return rank 0's state for a rank that has trained on nothing of the open epoch."""
-    own = {**sent.own, "loss": {"total": 0.0, "samples": 0}, "samples_at_averaging": 0}
+    own = {
+        **sent.own,
+        "session": for_other_rank(sent.own["session"]),
+        "loss": {"total": 0.0, "samples": 0},
+        "samples_at_averaging": 0,
+    }
     return RoundState(name=sent.name, epoch=sent.epoch, shared=sent.shared, own=own)
 
 

@@ -31,6 +31,7 @@ from accordion_service.schemas.jobs import PLAIN
 from accordion_service.schemas.login import CHALLENGE
 from accordion_service.schemas.queries import JobQuery
 from accordion_service.store.tables.stored_documents import stored_ray_run
+from accordion_service.store.tables.stored_spec import resource_request
 from accordion_service.views.jobs import job_view
 
 router = APIRouter(include_in_schema=False)
@@ -89,6 +90,7 @@ def show_job(request: Request, job_id: str, *, state: StateDep, caller: CallerDe
         job=job,
         is_guest=is_guest,
         spec=asked,
+        step=resource_request(row).step,
         charts=CHARTS,
         ray_link=link,
         part_names=PART_NAMES,
