@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -9,7 +10,13 @@ from typing import Literal, TypeGuard, get_args
 
 from accordion.base.errors import ConfigError
 from accordion.base.local_steps import LocalSteps
-from accordion.base.messages import BatchLevel, Level, OptionValue, StatisticKind
+from accordion.base.messages import (
+    BatchLevel,
+    Level,
+    OptimizerTarget,
+    OptionValue,
+    StatisticKind,
+)
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.policies import POLICIES, check_policy
 
@@ -227,6 +234,10 @@ class Config:
     """
     seed: int = 0
     """Seed of sketches, random draws and warm starts; global generators are never used."""
+    optimizer_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Least and largest `lr`, `weight_decay` and `clip_norm` that overrides may set, for a training
+    loop that follows `Decision.optimizer`; without a range there are no such overrides.
+    """
 
     def __post_init__(self) -> None:
         self.ladder()
@@ -251,6 +262,20 @@ class Config:
                 " for all buckets of a step, or 'auto' for what is measured to be fastest"
             )
         self._check_local_steps()
+        self._check_optimizer_ranges()
+
+    def _check_optimizer_ranges(self) -> None:
+        known = get_args(OptimizerTarget)
+        for name, bounds in self.optimizer_ranges.items():
+            if name not in known:
+                raise ConfigError(
+                    f"optimizer_ranges has {name!r}; known are {', '.join(known)}"
+                )
+            if len(bounds) != 2 or not 0.0 <= bounds[0] <= bounds[1] < math.inf:
+                raise ConfigError(
+                    f"optimizer_ranges has {name}={bounds!r}; give the least and the largest value,"
+                    " such as (0.001, 0.1)"
+                )
 
     def _check_local_steps(self) -> None:
         if not isinstance(self.local_steps, LocalSteps | None):

@@ -16,7 +16,9 @@ Regime = Literal["critical", "stable"]
 BatchLevel = Literal["low", "high"]
 """`low`: the small global batch, for critical regimes; `high`: the large one."""
 StatisticKind = Literal["mean", "paper"]
-OverrideTarget = Literal["compression", "batch", "local_steps"]
+OptimizerTarget = Literal["lr", "weight_decay", "clip_norm"]
+"""Settings of an optimizer: learning rate, weight decay, and the norm that clips gradients."""
+OverrideTarget = Literal["compression", "batch", "local_steps", "lr", "weight_decay", "clip_norm"]
 OptionValue = bool | int | float | str
 
 
@@ -115,21 +117,22 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A user's decision about the level of some layers, the global batch, or the local steps, for
-    some epochs.
+    """A user's decision about the level of some layers, the global batch, the local steps, or a
+    setting of the optimizer, for some epochs.
     """
 
     id: str
-    level: str | int | Mapping[str, OptionValue]
+    level: str | int | float | Mapping[str, OptionValue]
     """Name of a level, its index (0 is the lightest), or options.
 
     Options are, for example, `{"rank": 2}` or `{"method": "none"}`. For the batch: `low`, `high` or
     a number of samples per step. For local steps: `low`, `high` or a number from 1 to the job's
-    `high`; 1 exchanges gradients in every step.
+    `high`; 1 exchanges gradients in every step. For a setting of the optimizer: its value, or
+    `{"factor": 0.5}` for a factor of the schedule's learning rate.
     """
     target: OverrideTarget = "compression"
     layers: tuple[str, ...] = ("*",)
-    """Globs over layer names; an override of the batch or of local steps must not name layers."""
+    """Globs over layer names; only an override of compression may name layers."""
     apply_at: Literal["next_step", "next_epoch"] | int = "next_step"
     """Start of the override; a number is an epoch. Within a round of local steps, the next step is
     the first one after the round.
@@ -190,12 +193,19 @@ class Decision:
     """ID of the override of local steps in force; null if there is none."""
     policy_local_steps: int | None = None
     """Local steps without the override in force, 1 in the start of a run; null without one."""
+    optimizer: Mapping[str, float] = field(default_factory=dict)
+    """What overrides set of the optimizer: `lr`, or `lr_factor` for a factor of the schedule's
+    rate, `weight_decay` and `clip_norm`; empty without one.
+    """
+    optimizer_overrides: Mapping[str, str] = field(default_factory=dict)
+    """ID of the override in force of `lr`, `weight_decay` and `clip_norm`, where there is one."""
 
     @property
     def override_ids(self) -> tuple[str, ...]:
         """Sorted ids of all overrides in force."""
         whole_model = filter(None, (self.batch_override, self.local_steps_override))
-        return tuple(sorted({*self.override_by_layer.values(), *whole_model}))
+        by_layer, optimizer = self.override_by_layer.values(), self.optimizer_overrides.values()
+        return tuple(sorted({*by_layer, *optimizer, *whole_model}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +226,7 @@ def plan_digest(
     exchange_plan: tuple[int, ...] = (),
     *,
     local_steps: int = 1,
+    optimizer: Mapping[str, float] | None = None,
 ) -> str:
     """Return 16 hex digits that are equal on two ranks if and only if they run the same plan.
 
@@ -230,6 +241,8 @@ def plan_digest(
         plan = {"plan": plan, "exchanges": exchange_plan}
     if local_steps > 1:
         plan = {"plan": plan, "local_steps": local_steps}
+    if optimizer:
+        plan = {"plan": plan, "optimizer": dict(optimizer)}
     text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -52,6 +52,7 @@ from accordion.decide.whole_model import (
     batch_growth,
     describe_growth,
     local_steps_fields,
+    optimizer_fields,
     regimes_in_force,
 )
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
@@ -390,6 +391,7 @@ class Controller:
                 self._policy.decide_local_steps(now),
                 held=whole_model_override(self._resolved, epoch, target="local_steps"),
             ),
+            **optimizer_fields(self._resolved, epoch),
         )
 
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from accordion.base.errors import ConfigError, OverrideError
 from accordion.base.local_steps import LocalSteps
-from accordion.base.messages import Level, OptionValue
+from accordion.base.messages import Level, OptimizerTarget, OptionValue
 from accordion.compressors import level_of
 from accordion.config import BatchConfig
 
+MAX_FACTOR = 1000.0
+"""Largest factor of the learning rate."""
 
-def resolve_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence[Level]) -> Level:
+
+def resolve_level(level: str | float | Mapping[str, OptionValue], ladder: Sequence[Level]) -> Level:
     """Return the level that a name, an index or options select on a ladder.
 
     Raises:
@@ -35,7 +38,7 @@ def resolve_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence
 
 
 def resolve_batch(
-    level: str | int | Mapping[str, OptionValue],
+    level: str | float | Mapping[str, OptionValue],
     layers: Sequence[str],
     *,
     batch: BatchConfig | None,
@@ -73,7 +76,7 @@ def resolve_batch(
 
 
 def resolve_local_steps(
-    level: str | int | Mapping[str, OptionValue],
+    level: str | float | Mapping[str, OptionValue],
     layers: Sequence[str],
     *,
     local: LocalSteps | None,
@@ -110,6 +113,42 @@ def resolve_local_steps(
             "level",
         )
     return level
+
+
+def resolve_optimizer(
+    target: OptimizerTarget,
+    level: str | float | Mapping[str, OptionValue],
+    layers: Sequence[str],
+    *,
+    ranges: Mapping[str, tuple[float, float]],
+) -> dict[str, float]:
+    """Return what an override sets of the optimizer, by the names of `Decision.optimizer`.
+
+    `ranges` holds the least and largest value of each setting that may be overridden. What a
+    factor makes of the learning rate is limited where it is applied.
+
+    Raises:
+        OverrideError: the run's script sets its optimizer itself, the level is no value or factor,
+            it is out of range, or layers are named.
+    """
+    if target not in ranges:
+        raise OverrideError(
+            f"the script of this run sets {target} of its optimizer itself; change it there", "target"
+        )
+    _check_whole_model(layers, f"{target} applies")
+    name, value, (least, most) = str(target), level, ranges[target]
+    if target == "lr" and isinstance(level, Mapping) and set(level) == {"factor"}:
+        name, value, least, most = "lr_factor", level["factor"], 0.0, MAX_FACTOR
+    needs_more = least == 0.0 and target != "weight_decay"
+    limits = f"above 0, up to {most:g}" if needs_more else f"from {least:g} to {most:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        factor = ', or {"factor": 0.5} for half of what is scheduled' if target == "lr" else ""
+        raise OverrideError(
+            f"unknown level {value!r} of {name}; give a number {limits}{factor}", "level"
+        )
+    if not least <= value <= most or (needs_more and value == 0.0):
+        raise OverrideError(f"level of {name} is {value}; give a number {limits}", "level")
+    return {name: float(value)}
 
 
 def _check_whole_model(layers: Sequence[str], what: str) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, get_args
 
 from accordion.base.errors import OverrideError
 from accordion.base.local_steps import LocalSteps
-from accordion.base.messages import Level, Override
+from accordion.base.messages import Level, OptimizerTarget, Override, OverrideTarget
 from accordion.config import Config, format_layers
-from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
+from accordion.decide.override_levels import (
+    resolve_batch,
+    resolve_level,
+    resolve_local_steps,
+    resolve_optimizer,
+)
 
+WHOLE_MODEL: tuple[OverrideTarget, ...] = ("batch", "local_steps", *get_args(OptimizerTarget))
+"""Targets that have no layers."""
 _SHOWN_ID = 13
 """Characters of an id in a message; the first 13 of a time-ordered UUID are its millisecond."""
 
@@ -31,6 +38,8 @@ class ResolvedOverride:
     """Samples per step, for an override of the batch."""
     local_steps: int | None = None
     """Steps of a round, for an override of local steps."""
+    optimizer: Mapping[str, float] = field(default_factory=dict)
+    """What an override of the optimizer sets, as in `Decision`; empty for another target."""
 
     def describe(self, layers: int, *, of: int) -> str:
         """Return a message about the override, which is in force for `layers` of `of` layers."""
@@ -40,6 +49,8 @@ class ResolvedOverride:
             what = f"the global batch at {self.global_batch}"
         if self.local_steps:
             what = f"local steps at {self.local_steps}"
+        for name, value in self.optimizer.items():
+            what = f"{name} at {value:g}"
         until = "" if self.override.until is None else f" until epoch {self.override.until}"
         return f"{_name(self.override)} holds {what}{until}"
 
@@ -90,6 +101,9 @@ def _resolve_target(
             return {"global_batch": resolve_batch(level, layers, batch=config.batch)}
         case "local_steps":
             return {"local_steps": resolve_local_steps(level, layers, local=config.local_steps)}
+        case "lr" | "weight_decay" | "clip_norm":
+            ranges = config.optimizer_ranges
+            return {"optimizer": resolve_optimizer(override.target, level, layers, ranges=ranges)}
         case "compression":
             names = tuple(ladders)
             check_layers(layers, names)
@@ -173,7 +187,7 @@ def first_epoch(override: Override, epoch: int) -> int:
 
 
 def whole_model_override(
-    overrides: Sequence[ResolvedOverride], epoch: int, *, target: Literal["batch", "local_steps"]
+    overrides: Sequence[ResolvedOverride], epoch: int, *, target: OverrideTarget
 ) -> ResolvedOverride | None:
     """Return the override in force of a target without layers: the active one with the largest
     number.
@@ -204,7 +218,7 @@ def describe_overrides(
     """Return a message about the overrides in force; empty if there are none."""
     layers = Counter(item.override.id for item in overrides_by_layer(overrides, epoch).values())
     whole_model = [
-        whole_model_override(overrides, epoch, target=target) for target in ("batch", "local_steps")
+        whole_model_override(overrides, epoch, target=target) for target in WHOLE_MODEL
     ]
     held = [item for item in overrides if item.override.id in layers or item in whole_model]
     return "; ".join(item.describe(layers[item.override.id], of=num_layers) for item in held)

@@ -1,15 +1,15 @@
 """What a decision says about the whole model, with an override or without: the global batch, the
-local steps, and the regimes while the batch has grown; pure, stdlib only.
+local steps, the optimizer, and the regimes while the batch has grown; pure, stdlib only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from accordion.base.messages import BatchLevel, Regime
+from accordion.base.messages import BatchLevel, OptimizerTarget, Regime
 from accordion.config import BatchConfig
-from accordion.decide.overrides import ResolvedOverride
+from accordion.decide.overrides import ResolvedOverride, whole_model_override
 
 _ROUNDING = 1e-9
 """Slack in the fall of the rate: as floats, 0.1 / 0.0125 may be a little below 8."""
@@ -44,6 +44,17 @@ def local_steps_fields(policy_length: int, *, held: ResolvedOverride | None) -> 
         "local_steps": held.local_steps,
         "local_steps_override": held.override.id,
         "policy_local_steps": policy_length,
+    }
+
+
+def optimizer_fields(overrides: Sequence[ResolvedOverride], epoch: int) -> dict[str, Any]:
+    """Return a decision's fields about the optimizer, of which no policy decides anything."""
+    targets = get_args(OptimizerTarget)
+    found = {target: whole_model_override(overrides, epoch, target=target) for target in targets}
+    held = {target: item for target, item in found.items() if item is not None}
+    return {
+        "optimizer": {name: value for item in held.values() for name, value in item.optimizer.items()},
+        "optimizer_overrides": {target: item.override.id for target, item in held.items()},
     }
 
 

@@ -484,8 +484,8 @@ class Session:
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
     def _digest(self, batch: int | None) -> str:
-        plan, rounds = self._measured.plan, self.rounds
-        return plan_digest(self._engine.plan, batch, plan, local_steps=rounds.decided)
+        others = {"local_steps": self.rounds.decided, "optimizer": self.decision.optimizer}
+        return plan_digest(self._engine.plan, batch, self._measured.plan, **others)
 
     def _adopt_decision(self, decision: Decision) -> None:
         self._measured.follow_decision(decision, before=self._engine.plan)

@@ -265,6 +265,11 @@ def test_override_of_a_guest_is_acknowledged_by_every_rank(world: World) -> None
             "/target",
             "whose workers exchange in every step; submit a job with local_steps",
         ),
+        (
+            {"level": 0.1, "target": "lr"},
+            "/target",
+            "this is a guest run, whose script sets its optimizer; change the script",
+        ),
     ],
 )
 def test_override_that_a_guest_cannot_take_is_refused(

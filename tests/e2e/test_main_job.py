@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from accordion_service.domain.jobs.plans import PlanStatus
-from accordion_service.schemas.overrides import OverrideRequest
+from accordion_service.schemas.overrides import OverrideRequest, OverrideView
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
 from tests.e2e.real_up import Up, wait_for
 
@@ -25,6 +25,8 @@ LONG = 1000
 """Epochs of a job that is cancelled: it still runs when Prometheus has seen it for as long as that
 may take.
 """
+LAST_DROP, FINAL_RATE = 32, 0.001
+"""Epoch in which the learning rate drops for the last time, and what it is then."""
 FIRST, UNTIL = 8, 30
 """The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch
 30.
@@ -141,6 +143,28 @@ def test_the_epochs_show_the_level_of_an_override_until_it_expires(up: Up, overr
     schedule = up.client.schedule(overridden)
     assert {layer.said_by for layer in schedule.layers} == {"policy"}
     assert up.client.overrides(overridden).items[0].state == "EXPIRED"
+
+
+def test_half_of_the_learning_rate_holds_on_all_ranks_and_is_given_back(
+    up: Up, overridden: str
+) -> None:
+    def rates() -> list[float]:
+        return [round(epoch.lr, 9) for epoch in up.client.epochs(overridden).items]
+
+    def half() -> OverrideView:
+        return up.client.overrides(overridden).items[1]
+
+    wait_for(lambda: len(rates()) > LAST_DROP)
+    up.client.override(overridden, OverrideRequest(target="lr", level={"factor": 0.5}))
+    wait_for(lambda: half().state == "APPLIED")
+    applied = half()
+    assert (applied.acks, {ack.step for ack in applied.ack_list}) == (2, {applied.step})
+    wait_for(lambda: len(rates()) > (applied.epoch or 0))
+    up.client.cancel_override(overridden, applied.id)
+    wait_for(lambda: rates()[-1] == FINAL_RATE)
+    held = rates()[applied.epoch :]
+    assert (held, set(held)) == (sorted(held), {FINAL_RATE / 2, FINAL_RATE})
+    assert rates()[LAST_DROP : applied.epoch] == [FINAL_RATE] * ((applied.epoch or 0) - LAST_DROP)
 
 
 def test_every_panel_finds_numbers_while_a_real_job_trains(

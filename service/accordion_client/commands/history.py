@@ -334,6 +334,9 @@ def _schedule_table(
         )
         said_by = decided_by(schedule.local_steps_said_by)
         table.add_row("rounds", "", "", "", rounds, str(schedule.policy_local_steps), said_by)
+    for name, value in schedule.optimizer.items():
+        said_by = decided_by(schedule.optimizer_said_by["lr" if name == "lr_factor" else name])
+        table.add_row(name.replace("_", " "), "", "", "", f"{value:g}", "", said_by)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from json import loads
@@ -34,6 +35,9 @@ LEVEL_HELP = (
 )
 BATCH_HELP = "global batch, instead of --level: low, high or samples per step"
 LOCAL_STEPS_HELP = "local steps between two exchanges, instead of --level: low, high or a number"
+LR_HELP = "learning rate, instead of --level: a number, or factor=0.5 for half of the scheduled one"
+WEIGHT_DECAY_HELP = "weight decay, instead of --level: a number"
+CLIP_NORM_HELP = "norm from which gradients are clipped, instead of --level: a number"
 _complete_regime = complete_words("low", "high")
 
 
@@ -56,6 +60,13 @@ def override(
             help=LOCAL_STEPS_HELP,
             autocompletion=_complete_regime,
         ),
+    ] = "",
+    lr: Annotated[str, typer.Option("--lr", metavar="RATE", help=LR_HELP)] = "",
+    weight_decay: Annotated[
+        str, typer.Option("--weight-decay", metavar="NUMBER", help=WEIGHT_DECAY_HELP)
+    ] = "",
+    clip_norm: Annotated[
+        str, typer.Option("--clip-norm", metavar="NORM", help=CLIP_NORM_HELP)
     ] = "",
     layers: Annotated[
         list[str] | None,
@@ -91,10 +102,19 @@ def override(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Override the compression level of layers, the global batch, or the local steps."""
+    """Override the compression level of layers, the global batch, the local steps, or a setting of
+    the optimizer.
+    """
     from accordion_service.schemas.format import format_override
 
-    target, chosen = _choose_target(compression=level, batch=batch, local_steps=local_steps)
+    target, chosen = _choose_target(
+        compression=level,
+        batch=batch,
+        local_steps=local_steps,
+        lr=lr,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+    )
     request = _build_request(
         target,
         chosen,
@@ -204,13 +224,13 @@ def _choose_target(**level_by_target: str) -> tuple[str, str]:
     given = [(target, level) for target, level in level_by_target.items() if level]
     if len(given) != 1:
         raise SettingsError(
-            "give either --level, for the compression of layers, --batch, for the global batch, or"
-            " --local-steps"
+            "give one of --level, for the compression of layers, --batch, for the global batch,"
+            " --local-steps, --lr, --weight-decay and --clip-norm"
         )
     return given[0]
 
 
-def parse_level(text: str) -> str | int | dict[str, Any]:
+def parse_level(text: str) -> str | float | dict[str, Any]:
     """Parse a level: a number, options as `name=value[,name=value]` or JSON, or a name.
 
     Raises:
@@ -218,6 +238,8 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     """
     if (number := parse_whole(text)) is not None:
         return number
+    with suppress(ValueError):
+        return float(text)
     if text.startswith("{"):
         return _parse_options(text)
     if "=" not in text:

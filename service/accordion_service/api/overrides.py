@@ -48,10 +48,10 @@ def add_override(
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
-    """Override the compression of some layers, the batch, or the local steps, for a range of
-    epochs.
+    """Override the compression of some layers, the batch, the local steps, or a setting of the
+    optimizer, for a range of epochs.
 
-    For each layer, for the batch and for local steps, the newest override wins.
+    For each layer, and for each of the others, the newest override wins.
 
     The override is `APPLIED` once every rank's communication hook has confirmed the new plan.
     Repeating a request with the same `Idempotency-Key` returns the override that the first one

@@ -159,7 +159,13 @@ def _format_listed(value: Any) -> str:
     return " ".join(f"{key}:{label}" for key, label in value.items()) or "none"
 
 
-_TARGETS = {"batch": "the batch", "local_steps": "local steps"}
+_TARGETS = {
+    "batch": "the batch",
+    "local_steps": "local steps",
+    "lr": "the learning rate",
+    "weight_decay": "the weight decay",
+    "clip_norm": "clip_norm",
+}
 """Targets of overrides that have no layers."""
 
 

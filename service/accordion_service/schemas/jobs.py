@@ -401,6 +401,12 @@ class ScheduleView(Answer):
     """Local steps that the policy would choose without overrides."""
     local_steps_said_by: str = "policy"
     """Source of the local steps: `policy`, or the ID of an override."""
+    optimizer: dict[str, float] = Field(default={})
+    """What overrides set of the optimizer: `lr`, or `lr_factor` for a factor of the scheduled rate,
+    `weight_decay` and `clip_norm`; empty without such overrides.
+    """
+    optimizer_said_by: dict[str, str] = Field(default={})
+    """ID of the override in force of `lr`, `weight_decay` and `clip_norm`, where there is one."""
 
 
 class EventView(Answer):

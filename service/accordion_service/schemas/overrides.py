@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from accordion.base.messages import Ack, OptionValue, OverrideTarget
 from accordion_service.domain.overrides.states import OverrideState
 from accordion_service.schemas.jobs import PLAIN, PLAIN_LINES, Answer, Request
-from accordion_workers.spec.types import MAX_SAMPLES, Whole
+from accordion_workers.spec.types import MAX_SAMPLES, Number, Whole
 
 _MAX_EPOCH = 100_000
 
@@ -32,16 +32,18 @@ def _is_epoch(value: object) -> bool:
 
 class OverrideRequest(Request):
     """Replaces the policy's decision about the compression of some layers, about the batch, or
-    about local steps.
+    about local steps, or what the job file says of the optimizer.
     """
 
     target: OverrideTarget = "compression"
-    """What to override: the compression of layers (default), the size of the global batch, or the
-    local steps between two exchanges, for a job whose spec has `local_steps`.
+    """What to override: the compression of layers (default), the size of the global batch, the
+    local steps between two exchanges, for a job whose spec has `local_steps`, or the optimizer's
+    learning rate, weight decay or norm from which gradients are clipped.
     """
     level: (
         Annotated[str, Field(min_length=1, max_length=64)]
         | Annotated[Whole, Field(ge=0, le=MAX_SAMPLES)]
+        | Annotated[Number, Field(ge=0, le=MAX_SAMPLES)]
         | dict[str, OptionValue]
     )
     """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or
@@ -52,12 +54,15 @@ class OverrideRequest(Request):
     Local steps: `low`, `high`, or a number from 1, which exchanges gradients in every step, to the
     spec's `local_steps.high`, or to the one that its budget has become, beyond which the workers
     refuse it. It holds in the first `start_steps` too.
+
+    Optimizer: a number within the spec's `training.override_ranges`; for `lr` also
+    `{"factor": 0.5}`, for half of the scheduled learning rate. A script sets its own.
     """
     layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
         default=["*"], min_length=1, max_length=256
     )
-    """Names of layers, with wildcards such as `fc*`. Default: all layers. Not allowed for the
-    batch and local steps, which are decided for the whole model.
+    """Names of layers, with wildcards such as `fc*`. Default: all layers. Only for compression;
+    everything else is for the whole model.
     """
     apply_at: Annotated[
         Literal["next_step", "next_epoch"] | Annotated[Whole, Field(ge=0, le=_MAX_EPOCH)],
@@ -85,6 +90,7 @@ class OverrideRequest(Request):
                 },
                 {"target": "batch", "level": "high", "until": 100},
                 {"target": "local_steps", "level": 8},
+                {"target": "lr", "level": {"factor": 0.5}, "reason": "the loss jumped"},
             ]
         }
     )
@@ -98,17 +104,15 @@ class OverrideView(Answer):
     number: int
     """Number within the job, in order of arrival; where overrides overlap, the larger one wins."""
     target: OverrideTarget
-    """What it overrides: the compression of layers, the size of the global batch, or the local
-    steps between two exchanges.
+    """What it overrides: the compression of layers, the size of the global batch, the local steps
+    between two exchanges, or a setting of the optimizer.
     """
-    level: str | int | dict[str, OptionValue]
-    """Requested level: a name, an index, options, a number of samples per step, or a number of
-    local steps.
+    level: str | int | float | dict[str, OptionValue]
+    """Requested level: a name, an index, options, a number of samples per step or of local steps,
+    or a value of the optimizer's setting.
     """
     layers: list[str]
-    """Names of layers, with wildcards; for the batch and local steps, which have no layers, only
-    `*`.
-    """
+    """Names of layers, with wildcards; only `*` for what has no layers."""
     apply_at: str | int
     """When it starts: `next_step`, `next_epoch`, or an epoch counted from 0."""
     until: int | None

@@ -239,7 +239,7 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
         step=progress.step if progress else 0,
         layers=layers,
         batch=_batch_schedule(spec, decision) if spec else None,
-        **(_local_steps_fields(decision) if decision else _first_local_steps(config)),
+        **(_whole_model_fields(decision) if decision else _first_local_steps(config)),
     )
 
 
@@ -251,11 +251,13 @@ def _first_local_steps(config: Config | None) -> dict[str, int]:
     return {"local_steps": length, "policy_local_steps": length}
 
 
-def _local_steps_fields(decision: Decision) -> dict[str, Any]:
+def _whole_model_fields(decision: Decision) -> dict[str, Any]:
     return {
         "local_steps": decision.local_steps,
         "policy_local_steps": decision.policy_local_steps or decision.local_steps,
         "local_steps_said_by": decision.local_steps_override or "policy",
+        "optimizer": dict(decision.optimizer),
+        "optimizer_said_by": dict(decision.optimizer_overrides),
     }
 
 

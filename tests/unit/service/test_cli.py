@@ -290,10 +290,10 @@ USAGE = [
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
     pytest.param(["shwo"], "No such command 'shwo'. Did you mean 'show'", id="similar command"),
     pytest.param(["list", "--limit", "-1"], "Invalid value for '--limit'", id="range"),
-    pytest.param(["override", "x"], "give either --level", id="no level"),
+    pytest.param(["override", "x"], "give one of --level", id="no level"),
     pytest.param(
         ["override", "x", "--level", "low", "--batch", "low"],
-        "give either --level",
+        "give one of --level",
         id="two levels",
     ),
     pytest.param(

@@ -158,7 +158,27 @@ def test_user_overrides_the_local_steps_of_a_job_that_has_them(
 
 def test_an_override_has_one_target(accordion: Accordion) -> None:
     said = accordion("override", "x", "--batch", "low", "--local-steps", "low")
-    assert (said.code, "for the global batch, or --local-steps" in said.err) == (2, True)
+    assert (said.code, "for the global batch, --local-steps, --lr" in said.err) == (2, True)
+
+
+def test_user_overrides_the_optimizer(accordion: Accordion, spec: Path) -> None:
+    limits = "training={epochs: 30000, override_ranges: {lr: [0.01, 0.4]}}"
+    job_id = accordion("submit", spec, "--set", limits, "--json").json()["id"]
+    try:
+        refused = accordion("override", job_id, "--lr", "0.5")
+        assert (refused.code, "level of lr is 0.5; give a number from 0.01 to 0.4" in refused.err) == (
+            2,
+            True,
+        )
+        assert accordion("override", job_id, "--lr", "nan").code == 2
+        said = accordion("override", job_id, "--lr", "factor=0.5", "--wait")
+        assert (said.code, "factor=0.5 for the learning rate: APPLIED in" in said.out) == (0, True)
+        assert accordion("override", job_id, "--clip-norm", "2.5", "--wait").code == 0
+        rows = [re.split(r" {2,}", line.strip()) for line in accordion("show", job_id).out.splitlines()]
+        assert ["lr factor", "0.5", "override #1"] in rows
+        assert ["clip norm", "2.5", "override #2"] in rows
+    finally:
+        accordion("cancel", job_id)
 
 
 def test_a_job_without_local_steps_shows_no_rounds(accordion: Accordion, untouched: str) -> None:

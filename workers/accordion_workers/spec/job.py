@@ -300,6 +300,11 @@ class JobSpec(Strict):
                 f"training.precision is {self.training.precision}, and a script chooses its own;"
                 " leave it out, and use torch.autocast in the script"
             )
+        if self.task.name == SCRIPT and "override_ranges" in self.training.model_fields_set:
+            raise ValueError(
+                "training.override_ranges is given, and a script sets its own optimizer; leave it"
+                " out"
+            )
         if self.training.precision == "fp16" and not self.workers.gpus:
             raise ValueError(
                 "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16,"
@@ -415,4 +420,10 @@ class JobSpec(Strict):
                 BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None
             ),
             seed=self.training.seed,
+            # A script makes its own optimizer.
+            optimizer_ranges=(
+                {}
+                if self.task.name in (SCRIPT, GUEST)
+                else self.training.override_ranges.model_dump()
+            ),
         )

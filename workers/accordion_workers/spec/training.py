@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from accordion_workers.spec.types import MAX_SAMPLES, Number, Strict, Whole
+
+
+def _check_range(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"the range is {list(bounds)}; give the smaller number first")
+    return bounds
+
+
+Range = Annotated[
+    tuple[Annotated[Number, Field(ge=0)], Annotated[Number, Field(ge=0, le=1.0e6)]],
+    AfterValidator(_check_range),
+]
+"""Least and largest value."""
 
 
 class OptimizerSpec(Strict):
@@ -82,6 +95,17 @@ class LrDecaySpec(Strict):
         return self
 
 
+class OverrideRangesSpec(Strict):
+    """Least and largest values that overrides in mid-run may set, such as `lr: [0.001, 0.1]`."""
+
+    lr: Range = (0.0, 100.0)
+    """Learning rate, above 0. What a factor makes of the scheduled rate stays within it too."""
+    weight_decay: Range = (0.0, 10.0)
+    """Weight decay."""
+    clip_norm: Range = (0.0, 1.0e6)
+    """Largest norm of the averaged gradient, above 0."""
+
+
 class TrainingSpec(Strict):
     """The mathematics of the run; none of it depends on the number of workers."""
 
@@ -111,3 +135,5 @@ class TrainingSpec(Strict):
     """Warm-up of the learning rate."""
     lr_decay: LrDecaySpec = LrDecaySpec()
     """Decay of the learning rate."""
+    override_ranges: OverrideRangesSpec = OverrideRangesSpec()
+    """What overrides may set of the optimizer in mid-run; not for a script, which sets its own."""

@@ -106,7 +106,7 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
     """Leave the gradient of the batch's mean loss in the parameters, averaged over the workers;
     return the number of samples that this rank computed.
     """
-    set_learning_rate(state, batch)
+    set_optimizer(state, batch)
     state.optimizer.zero_grad()
     pieces = micro_batches(batch, state.spec.training.micro_batch)
     counts = state.division.counts(len(pieces))
@@ -119,10 +119,11 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
     else:
         backward_without_samples(state, order, pieces[0])
     state.session.source.exchange_gradients()  # where the backward pass does not, unlike in DDP
-    if state.spec.training.clip_norm is not None:
+    clip_norm = state.held.get("clip_norm", state.spec.training.clip_norm)
+    if clip_norm is not None:
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
-        clip_grad_norm_(state.ddp.parameters(), state.spec.training.clip_norm)
+        clip_grad_norm_(state.ddp.parameters(), clip_norm)
     return sum(map(len, mine)) or len(pieces[0])
 
 
@@ -160,13 +161,16 @@ def compute_loss(state: TrainState, order: Tensor, piece: range) -> Tensor:
         return state.task.loss(outputs, to_device(targets, device), step=state.session.steps)
 
 
-def set_learning_rate(state: TrainState, batch: range) -> None:
-    """Give the optimizer the schedule's rate of this step, scaled to its batch."""
-    step, size = state.session.steps, state.session.global_batch
+def set_optimizer(state: TrainState, batch: range) -> None:
+    """Give the optimizer the schedule's rate of this step, scaled to its batch, and its weight
+    decay, or what overrides set in their place.
+    """
+    training, step, size = state.spec.training, state.session.steps, state.session.global_batch
     state.batch_change = state.scaling.after(state.batch_change, size=size, step=step)
     rate = state.schedule.step_rate(state.position.epoch, batch.stop / len(state.data))
     for group in state.optimizer.param_groups:
-        group["lr"] = rate * state.scaling.factor(state.batch_change, step)
+        group["lr"] = state.rate_in_force(rate * state.scaling.factor(state.batch_change, step))
+        group["weight_decay"] = state.held.get("weight_decay", training.optimizer.weight_decay)
 
 
 def pad_step(state: TrainState, start: float) -> None:
@@ -189,8 +193,8 @@ def close_epoch(state: TrainState) -> bool:
     epoch = state.position.epoch
     rates = EpochRates(
         last_step=float(state.optimizer.param_groups[0]["lr"]),
-        epoch=state.schedule.epoch_rate(epoch),
-        next_epoch=state.schedule.epoch_rate(epoch + 1),
+        epoch=state.rate_in_force(state.schedule.epoch_rate(epoch)),
+        next_epoch=state.rate_in_force(state.schedule.epoch_rate(epoch + 1)),
     )
     is_last = epoch + 1 == state.spec.training.epochs
     due = is_evaluation_due(state.spec, epoch, is_last=is_last)

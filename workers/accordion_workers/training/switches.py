@@ -39,6 +39,7 @@ def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
             decision.global_batch,
             decision.exchange_plan,
             local_steps=decision.local_steps,
+            optimizer=decision.optimizer,
         ),
         override_ids=decision.override_ids,
         acks=switch.acks,

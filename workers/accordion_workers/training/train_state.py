@@ -184,6 +184,20 @@ class TrainState:
         return self.session.steps + here + later * self.steps_per_epoch
 
     @property
+    def held(self) -> Mapping[str, float]:
+        """What overrides set of the optimizer, as in `Decision.optimizer`."""
+        return self.session.decision.optimizer
+
+    def rate_in_force(self, scheduled: float) -> float:
+        """Return the learning rate, given the schedule's: the same, or what an override sets."""
+        if "lr" in self.held:
+            return self.held["lr"]
+        if "lr_factor" not in self.held:
+            return scheduled
+        least, most = self.spec.training.override_ranges.lr
+        return min(max(scheduled * self.held["lr_factor"], least), most)
+
+    @property
     def ends_early(self) -> bool:
         """Whether no further epoch is trained because the objective stopped improving."""
         return self.objective.is_exhausted(self.spec.objective)

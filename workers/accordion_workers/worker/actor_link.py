@@ -164,7 +164,12 @@ def _has_same_overrides(answer: DecideResponse | NotRegistered, proposal: Decisi
     if not isinstance(answer, DecideResponse):
         return False
     theirs, ours = (
-        (one.override_by_layer, one.batch_override, one.local_steps_override)
+        (
+            one.override_by_layer,
+            one.batch_override,
+            one.local_steps_override,
+            one.optimizer_overrides,
+        )
         for one in (answer.decision, proposal)
     )
     return theirs == ours

@@ -280,6 +280,9 @@ _TARGETS: Mapping[OverrideTarget, str] = {
     "compression": "",
     "batch": "batch ",
     "local_steps": "local steps ",
+    "lr": "learning rate ",
+    "weight_decay": "weight decay ",
+    "clip_norm": "clip_norm ",
 }
 """What stands before the level of an override."""
 

@@ -33,6 +33,7 @@ from accordion_service.schemas.queries import JobQuery
 from accordion_service.store.tables.stored_documents import stored_ray_run
 from accordion_service.store.tables.stored_spec import resource_request
 from accordion_service.views.jobs import job_view
+from accordion_workers.tasks import SCRIPT
 
 router = APIRouter(include_in_schema=False)
 _READS = require_scope(Scope.READ)
@@ -90,6 +91,7 @@ def show_job(request: Request, job_id: str, *, state: StateDep, caller: CallerDe
         job=job,
         is_guest=is_guest,
         spec=asked,
+        sets_optimizer=not is_guest and job.spec.get("task", {}).get("name") != SCRIPT,
         step=resource_request(row).step,
         charts=CHARTS,
         ray_link=link,

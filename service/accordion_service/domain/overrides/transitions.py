@@ -19,6 +19,9 @@ _HELD: Mapping[OverrideTarget, str] = {
     "compression": "all its layers are",
     "batch": "the batch is",
     "local_steps": "local steps are",
+    "lr": "the learning rate is",
+    "weight_decay": "the weight decay is",
+    "clip_norm": "clip_norm is",
 }
 """What of an override newer ones hold when they supersede it."""
 

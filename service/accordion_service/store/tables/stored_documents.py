@@ -68,7 +68,7 @@ _COLUMNS = {
     "packages": _Column(TypeAdapter(_Packages | None), None),
 }
 _OVERRIDE_COLUMNS = {
-    "level": _Column(TypeAdapter(str | int | dict[str, OptionValue | None]), "unknown"),
+    "level": _Column(TypeAdapter(str | int | float | dict[str, OptionValue | None]), "unknown"),
     "layers": _Column(TypeAdapter(list[str]), []),
     "apply_at": _Column(TypeAdapter(str | int), "unknown"),
 }

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import uuid_utils
 from sqlalchemy.orm import Session
 
+from accordion.base.messages import OptimizerTarget
 from accordion.config import Config
-from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
+from accordion.decide.override_levels import (
+    resolve_batch,
+    resolve_level,
+    resolve_local_steps,
+    resolve_optimizer,
+)
 from accordion.decide.overrides import check_interval, check_layers
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.statuses import Desired, Kind
@@ -37,6 +43,10 @@ _REFUSED_FOR_GUESTS = {
     "batch": "this is a guest run, and its batch belongs to its script; change the script",
     "local_steps": (
         "this is a guest run, whose workers exchange in every step; submit a job with local_steps"
+    ),
+    **dict.fromkeys(
+        get_args(OptimizerTarget),
+        "this is a guest run, whose script sets its optimizer; change the script",
     ),
 }
 """Why the target of an override is refused for a guest run, by target."""
@@ -167,6 +177,9 @@ def _check_level(
             resolve_batch(request.level, request.layers, batch=config.batch, minimum=minimum)
         case "local_steps":
             resolve_local_steps(request.level, request.layers, local=config.local_steps)
+        case "lr" | "weight_decay" | "clip_norm" as target:
+            ranges = config.optimizer_ranges
+            resolve_optimizer(target, request.level, request.layers, ranges=ranges)
         case _:
             level = resolve_level(request.level, config.ladder())
             if is_first:

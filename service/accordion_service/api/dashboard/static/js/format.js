@@ -159,7 +159,7 @@ export const levelText = (level) => {
 };
 
 // What an override sets, without the names of layers.
-const TARGETS = { batch: "batch ", local_steps: "local steps " };
+const TARGETS = { batch: "batch ", local_steps: "local steps ", lr: "learning rate ", weight_decay: "weight decay ", clip_norm: "clip_norm " };
 export const overrideLevel = ({ target, level }) => `${TARGETS[target] ?? ""}${levelText(level)}`;
 
 const layerNames = ({ target, layers }) => (target in TARGETS || layers.length === 0 ? "" : ` for ${layers.join(", ")}`);

@@ -10,7 +10,7 @@ import {
 import { inOrder, keep, keyOf, positionOf, rowsOf, takeBack, wholeHistory } from "./history.js";
 import { hasLoggers, showLoggers } from "./loggers.js";
 import { marksOf } from "./marks.js";
-import { closeForm, openForm, showBatch, showOverrides, showRounds } from "./override.js";
+import { closeForm, openForm, showBatch, showOptimizer, showOverrides, showRounds } from "./override.js";
 import { QUEUE_MS, readQueue, showWait } from "./queue.js";
 import { showWhy } from "./why.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
@@ -151,6 +151,7 @@ function showSchedule() {
     cell("", sayer(row)), cell("", row.policy_level))));
   showBatch(schedule.batch, schedule.batch && sayer(schedule.batch));
   showRounds(job.spec.local_steps, schedule, sayer({ said_by: schedule.local_steps_said_by }));
+  showOptimizer(schedule, sayer);
 }
 
 const sayer = ({ said_by: id }) => (id === "policy" ? "policy" : overrideName(id));

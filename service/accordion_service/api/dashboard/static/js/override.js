@@ -25,6 +25,14 @@ const WHOLE_MODEL = {
   local_steps: { name: "local steps", levels: "rounds", number: "steps" },
 };
 
+// What is set of the optimizer by a number, for which the job file has its own value.
+const SETTINGS = { lr: "learning rate", weight_decay: "weight decay", clip_norm: "gradient norm to clip at" };
+
+function setting() {
+  const value = Number(at("setting").value);
+  return { target: target(), level: target() === "lr" && at("rate").value === "factor" ? { factor: value } : value };
+}
+
 function wholeModel() {
   const { levels, number } = WHOLE_MODEL[target()];
   const chosen = at(levels).value;
@@ -34,7 +42,7 @@ function wholeModel() {
 const compression = () => ({ level: LEVELS[at("level").value](), layers: at("layers").value.split(",").map((glob) => glob.trim()).filter(Boolean) });
 
 function request() {
-  const body = target() in WHOLE_MODEL ? wholeModel() : compression();
+  const body = target() in SETTINGS ? setting() : target() in WHOLE_MODEL ? wholeModel() : compression();
   body.apply_at = at("apply").value === "epoch" ? Number(at("from").value || 0) : at("apply").value;
   if (at("until").value !== "") body.until = Number(at("until").value);
   if (at("reason").value) body.reason = at("reason").value;
@@ -49,6 +57,10 @@ function refresh(job) {
     if (!at(levels)) continue;
     at(`${levels}-field`).hidden = target() !== name;
     at(`${number}-field`).hidden = at(number).disabled = target() !== name || at(levels).value !== number;
+  }
+  if (at("setting")) {
+    at("setting-field").hidden = at("setting").disabled = !(target() in SETTINGS);
+    at("rate-field").hidden = target() !== "lr";
   }
   at("from-field").hidden = at("apply").value !== "epoch";
   at("call").textContent = `POST ${BASE}/jobs/${job}/overrides\n${JSON.stringify(request())}`;
@@ -83,6 +95,14 @@ export function showRounds(ladder, { local_steps: length, policy_local_steps: po
   at("steps").max = high ?? "";
   const said = length > 1 ? `each worker takes ${length} steps between two exchanges` : "gradients are exchanged in every step now";
   at("schedule-rounds").textContent = `Local steps: ${said}${saidBy === "policy" ? "" : `, decided by ${saidBy}; the policy would choose ${policy}`}.`;
+}
+
+// Shows what overrides set of the optimizer; `sayer` names the override.
+export function showOptimizer({ optimizer, optimizer_said_by: saidBy }, sayer) {
+  const by = (name) => sayer({ said_by: saidBy[name === "lr_factor" ? "lr" : name] });
+  const parts = Object.entries(optimizer).map(([name, value]) => `${name} ${value}, decided by ${by(name)}`);
+  at("schedule-optimizer").hidden = parts.length === 0;
+  at("schedule-optimizer").textContent = `Optimizer: ${parts.join("; ")}.`;
 }
 
 export function openForm(job, changed) {
@@ -135,7 +155,7 @@ export function showOverrides(job, rows, { ended, changed }) {
   const line = (row) => element("tr", {},
     cell("", overridePill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
     cell("", levelText(row.level)),
-    cell(row.target in WHOLE_MODEL ? "" : "mono", WHOLE_MODEL[row.target]?.name ?? row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
+    cell(row.target === "compression" ? "mono" : "", WHOLE_MODEL[row.target]?.name ?? SETTINGS[row.target] ?? row.layers.join(", "), element("div", { className: "quiet small" }, [row.reason, otherUser(row.requested_by) && `by ${row.requested_by}`].filter(Boolean).join(", "))),
     cell("", span(row)),
     cell("", acknowledged(row)),
     cell("num", !ended && isLive(row.state) ? back(job, row, changed) : ""));

@@ -1,0 +1,113 @@
+"""People set the optimizer of a running job: all workers change at the same step, and go back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from accordion.base.messages import Override, plan_digest
+from accordion_workers.records.contract import DesiredState, JobSpec
+from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
+
+NONE = 1e-30
+"""So little that no parameter changes."""
+PLAIN = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+
+
+def job(**training: Any) -> JobSpec:
+    return spec(training={"epochs": 4, "optimizer": {"lr": 0.05}, **training})
+
+
+def by_hand(target: Any, level: Any, number: int = 1, **fields: Any) -> Override:
+    return Override(id=f"o{number}", number=number, target=target, level=level, **fields)
+
+
+def ordered(
+    run_group: Any, storage: Any, job: JobSpec, *overrides: Override, after: Any = None
+) -> Result:
+    link = RecordingLink(orders=DesiredState(version=1, overrides=overrides), order_after=after)
+    return run_group(2, run_job, storage, job, link)[0]
+
+
+def rates(result: Result) -> list[float]:
+    return [round(record.lr, 12) for record in result.link.of("epoch")]
+
+
+def test_half_of_the_rate_holds_on_all_ranks_until_the_epoch_that_people_name(run_group, tmp_path):
+    half = by_hand("lr", {"factor": 0.5}, until=3)
+    result = ordered(run_group, tmp_path, job(lr_decay={"at": [2]}), half, after=("epoch", 0))
+    assert rates(result) == [0.05, 0.025, 0.0025, 0.005]
+    first = next(record for record in result.link.of("acks") if record.override_ids == ("o1",))
+    decision = next(one.decision for one in result.link.of("decision") if one.decision.optimizer)
+    digest = plan_digest(decision.level_by_layer, optimizer={"lr_factor": 0.5})
+    assert (first.epoch, first.step) == (1, 24)
+    assert [(ack.rank, ack.step, ack.digest) for ack in first.acks] == [
+        (rank, 24, digest) for rank in (0, 1)
+    ]
+    assert result.link.of("decision")[-1].decision.optimizer == {}
+
+
+def test_a_value_replaces_schedule_warm_up_and_growth_of_the_batch(run_group, tmp_path):
+    growing = spec(
+        training={"epochs": 3, "optimizer": {"lr": 0.05}, "warmup": {"epochs": 3}},
+        batch={"low": 64, "high": 256},
+    )
+    orders = [by_hand("lr", 0.02, apply_at=1), by_hand("batch", "high", 2, apply_at=1)]
+    assert rates(ordered(run_group, tmp_path, growing, *orders))[1:] == [0.02, 0.02]
+
+
+def test_what_a_factor_makes_of_the_rate_stays_within_the_jobs_range(run_group, tmp_path):
+    limited = job(override_ranges={"lr": [0.03, 0.08]}, lr_decay={"at": [3]})
+    double = by_hand("lr", {"factor": 2}, apply_at=1)
+    assert rates(ordered(run_group, tmp_path, limited, double)) == [0.05, 0.08, 0.08, 0.03]
+
+
+@pytest.mark.parametrize("target", ["lr", "clip_norm"])
+def test_nothing_is_learned_at_a_rate_or_a_norm_of_nearly_zero(run_group, tmp_path, target):
+    held = by_hand(target, NONE, apply_at=1, until=3)
+    result = ordered(run_group, tmp_path, job(optimizer=PLAIN), held)
+    losses = [record.metrics["loss"] for record in result.link.of("epoch")]
+    assert losses[0] == losses[1] == losses[2] > losses[3]
+
+
+def test_weight_decay_shrinks_what_gradients_leave_as_it_is(run_group, tmp_path):
+    still = job(optimizer=PLAIN, epochs=2)
+    none = by_hand("clip_norm", NONE, apply_at=1)
+    decay = by_hand("weight_decay", 1.0, 2, apply_at=1)
+    kept = ordered(run_group, tmp_path / "kept", still, none)
+    shrunk = ordered(run_group, tmp_path / "shrunk", still, none, decay)
+    for one, other in zip(shrunk.parameters, kept.parameters, strict=True):
+        torch.testing.assert_close(one, 0.9**23 * other, rtol=1e-4, atol=1e-7)
+
+
+class StoppingLink(RecordingLink):
+    """Cancels the job after epoch 1, beside the orders of its start."""
+
+    def post(self, payload: Any) -> None:
+        super().post(payload)
+        if self.callback and payload.kind == "epoch" and payload.epoch == 1:
+            self.callback(self.orders.model_copy(update={"version": 2, "stop": "cancel"}))
+
+
+def test_a_job_that_is_stopped_and_goes_on_has_the_rate_that_people_set(run_group, tmp_path):
+    half = by_hand("lr", {"factor": 0.5}, apply_at=1)
+    link = StoppingLink(orders=DesiredState(version=1, overrides=(half,)))
+    stopped = run_group(2, run_job, tmp_path, job(), link)[0]
+    assert (stopped.outcome, rates(stopped)) == ("stopped", [0.05, 0.025])
+    resumed = run_group(2, run_job, tmp_path, job(), None, 2)[0]
+    assert rates(resumed) == [0.025, 0.025]
+
+
+def test_rounds_of_local_steps_end_before_the_rate_changes(run_group, tmp_path):
+    rounds = spec(
+        training={"epochs": 2, "optimizer": {"lr": 0.05}},
+        compression={"method": "half"},
+        local_steps={"low": 5},
+    )
+    half = by_hand("lr", {"factor": 0.5})
+    result = ordered(run_group, tmp_path, rounds, half, after=("epoch", 0))
+    first = next(record for record in result.link.of("acks") if record.override_ids)
+    assert (first.step, {ack.digest for ack in first.acks}) == (23 + 5, {first.digest})
+    assert rates(result) == [0.05, 0.025]
