@@ -27,6 +27,8 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "env": "processes:env",
     "submit": "jobs:submit",
     "clone": "jobs:clone",
+    "check": "check:check",
+    "schema": "check:schema",
     "plan": "plans:plan",
     "simulate": "simulate:simulate",
     "list": "listing:list_jobs",

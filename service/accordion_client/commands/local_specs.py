@@ -16,6 +16,24 @@ def check_spec(spec: dict[str, Any], explain_refusal: Callable[[JobSpec], str]) 
     Raises:
         SettingsError: the spec is wrong, or `explain_refusal` has a reason against it.
     """
+    from accordion_service.errors import SettingsError
+
+    try:
+        checked = parse_job(spec)
+    except SettingsError as error:
+        raise SettingsError(name_option(str(error))) from None
+    refusal = explain_refusal(checked)
+    if refusal:
+        raise SettingsError(refusal)
+    return checked
+
+
+def parse_job(spec: dict[str, Any]) -> JobSpec:
+    """Return a spec, checked in the words of the service.
+
+    Raises:
+        SettingsError: the spec is wrong.
+    """
     from pydantic import ValidationError
 
     from accordion_client.sdk.answers import describe_item
@@ -24,15 +42,11 @@ def check_spec(spec: dict[str, Any], explain_refusal: Callable[[JobSpec], str]) 
     from accordion_workers.records.contract import JobSpec
 
     try:
-        checked = JobSpec.model_validate(spec)
+        return JobSpec.model_validate(spec)
     except ValidationError as error:
         found = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
         items = describe_errors(found, JobSpec, spec)
-        raise SettingsError(name_option("\n".join(map(describe_item, items)))) from None
-    refusal = explain_refusal(checked)
-    if refusal:
-        raise SettingsError(refusal)
-    return checked
+        raise SettingsError("\n".join(map(describe_item, items))) from None
 
 
 def name_option(message: str) -> str:

@@ -23,6 +23,7 @@ NO_DATA = {
     "demo": "shows a job live; its --json names a file",
     "down": "stops what `up` runs",
     "scheduler": "runs until it is stopped",
+    "schema": "prints a JSON Schema",
     "up": "runs until it is stopped",
 }
 """Commands that print no data, and why."""
@@ -66,6 +67,7 @@ report {submit[id]} {clone[id]} --to {report[file]} --force
 delete {clone[id]} --yes
 queue
 plan {spec} --workers 2 --link 1Gbit --cluster
+check {spec}
 simulate {spec} --workers 1 --set training.epochs=1 --out {runs}
 user add ada
 user change ada --role viewer

@@ -1,0 +1,84 @@
+"""`accordion check` and `accordion schema`: what is wrong with a job file, without a service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from accordion_client.commands.check import build_schema
+from tests.unit.service.conftest import Accordion
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+FILES = sorted(
+    path
+    for folder in ("jobs", "recipes")
+    for path in (DEPLOY / folder).rglob("*.yaml")
+)
+
+
+def names(path: Path) -> str:
+    return str(path.relative_to(DEPLOY))
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_every_job_file_of_the_project_is_one(alone: Accordion, file: Path) -> None:
+    said = alone("check", file)
+    assert (said.code, said.out.startswith(f"{file} is a job: task ")) == (0, True), said
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_the_schema_describes_every_job_file(file: Path) -> None:
+    jsonschema.validate(yaml.safe_load(file.read_text()), build_schema())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task": {"name": "digits-mlp"}, "trainings": {}},
+        {"task": {"name": "digits-mlp"}, "training": {"epochs": 0}},
+        {"task": {"name": "digits-mlp"}, "code": 5},
+        {"workers": {"max": 2}},
+    ],
+)
+def test_the_schema_refuses_what_a_job_file_must_not_have(wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, build_schema())
+
+
+def test_the_schema_is_printed_for_editors(alone: Accordion) -> None:
+    said = alone("schema")
+    assert (said.code, json.loads(said.out)) == (0, build_schema())
+    jsonschema.Draft202012Validator.check_schema(json.loads(said.out))
+
+
+def test_a_wrong_key_is_told_as_the_service_tells_it(alone: Accordion, spec: Path) -> None:
+    said = alone("check", spec, "--set", "training.epoch=5")
+    assert (said.code, said.out) == (2, "")
+    assert "training.epoch: unknown key 'epoch'; did you mean 'epochs'" in said.err
+
+
+def test_what_does_not_go_together_is_told(alone: Accordion, spec: Path) -> None:
+    said = alone("check", spec, "--set", "local_steps={low: 4}", "--set", "compression.method=topk")
+    assert said.code == 2
+    assert "local_steps cannot be combined with topk" in said.err
+
+
+def test_a_model_to_start_with_may_be_named(alone: Accordion, spec: Path) -> None:
+    assert alone("check", spec, "--set", "warm_start.job=last week's").code == 0
+
+
+def test_a_checked_file_is_printed_with_all_defaults(alone: Accordion, spec: Path) -> None:
+    found = alone("check", spec, "--set", "workers={min: 1, max: 2}", "--json").json()
+    assert (found["workers"]["max"], found["checkpoint"]["keep"]) == (2, 2)
+    assert "1 to 2 workers" in alone("check", spec, "--set", "workers={min: 1, max: 2}").out
+
+
+def test_code_that_is_not_there_is_named(alone: Accordion, spec: Path) -> None:
+    said = alone("check", spec, "--set", "code=./nowhere")
+    assert said.code == 2
+    assert "nowhere cannot be read" in said.err
