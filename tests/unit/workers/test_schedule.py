@@ -3,9 +3,17 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 from accordion_workers.spec.job import JobSpec
 from accordion_workers.spec.training import TrainingSpec
+from accordion_workers.training.rate_shapes import (
+    Cosine,
+    OneCycle,
+    Steps,
+    Table,
+    WarmupStableDecay,
+)
 from accordion_workers.training.schedule import (
     BatchChange,
     BatchScaling,
@@ -22,7 +30,7 @@ def rates(schedule: Schedule, epochs: int) -> list[float]:
 
 
 def test_the_rate_is_multiplied_by_the_factor_at_the_start_of_each_named_epoch():
-    schedule = Schedule(lr=1.0, decay_at=(2, 3), decay_factor=0.5)
+    schedule = Schedule(lr=1.0, shape=Steps((2, 3), 0.5))
     assert [schedule.epoch_rate(epoch) for epoch in range(5)] == [1.0, 1.0, 0.5, 0.25, 0.25]
 
 
@@ -43,12 +51,12 @@ def test_without_a_warm_up_the_first_step_has_the_whole_rate():
 
 
 def test_a_drop_in_the_middle_of_the_warm_up_holds_at_once():
-    schedule = Schedule(lr=1.0, decay_at=(1,), decay_factor=0.1, warmup_epochs=2)
+    schedule = Schedule(lr=1.0, shape=Steps((1,), 0.1), warmup_epochs=2)
     assert schedule.step_rate(1, 1.0) == pytest.approx(0.1)
 
 
 def test_a_cosine_falls_from_the_peak_to_its_floor_and_never_rises():
-    schedule = Schedule(lr=0.2, cosine_epochs=4, cosine_floor=0.1)
+    schedule = Schedule(lr=0.2, shape=Cosine(4, 0.1))
     falling = rates(schedule, 4)
     assert all(later < earlier for earlier, later in pairwise(falling))
     assert schedule.epoch_rate(0) == 0.2
@@ -57,36 +65,98 @@ def test_a_cosine_falls_from_the_peak_to_its_floor_and_never_rises():
 
 
 def test_a_cosine_counts_the_epochs_of_its_warm_up():
-    schedule = Schedule(lr=1.0, cosine_epochs=4, warmup_epochs=1)
+    schedule = Schedule(lr=1.0, shape=Cosine(4), warmup_epochs=1)
     assert schedule.step_rate(0, 0.5) == pytest.approx(0.5 * schedule.epoch_rate(0), rel=0.05)
     assert schedule.step_rate(1, 1.0) == schedule.epoch_rate(2)
 
 
 @pytest.mark.parametrize(
     ("decay", "name"),
-    [({"shape": "cosine", "at": [1]}, "at"), ({"floor": 0.5}, "floor")],
+    [
+        ({"shape": "cosine", "at": [1]}, "at"),
+        ({"floor": 0.5}, "floor"),
+        ({"shape": "wsd", "rise": 0.5}, "rise"),
+        ({"shape": "one_cycle", "part": 0.5}, "part"),
+        ({"shape": "cosine", "points": [[0, 1], [2, 0]]}, "points"),
+    ],
 )
 def test_a_decay_refuses_what_its_shape_has_not(decay, name):
     with pytest.raises(ValueError, match=f"lr_decay has {name} and shape"):
         TrainingSpec.model_validate({"lr_decay": decay})
 
 
+def test_wsd_stays_at_the_peak_and_falls_in_a_straight_line_in_the_last_part():
+    schedule = Schedule(lr=1.0, shape=WarmupStableDecay(10, 0.2, 0.5))
+    told = [schedule.epoch_rate(epoch) for epoch in range(12)]
+    assert told == pytest.approx([1.0] * 9 + [0.75, 0.5, 0.5])
+
+
+def test_a_part_of_1_is_a_linear_decay():
+    schedule = Schedule(lr=1.0, shape=WarmupStableDecay(4, 1.0))
+    told = [schedule.epoch_rate(epoch) for epoch in range(5)]
+    assert told == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+def test_one_cycle_is_that_of_pytorch():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.4, total_steps=11, pct_start=0.3, final_div_factor=1e4
+    )
+    # Theirs ends its rise at step 0.3 * 11 - 1 of 10.
+    schedule = Schedule(lr=0.4, shape=OneCycle(10, 0.23, 1.0 / 25e4))
+    for epoch in range(11):
+        assert schedule.epoch_rate(epoch) == pytest.approx(optimizer.param_groups[0]["lr"])
+        if epoch < 10:
+            optimizer.step()
+            theirs.step()
+
+
+def test_a_table_runs_in_straight_lines_and_stays_at_its_ends():
+    schedule = Schedule(lr=2.0, shape=Table(((1, 0.5), (2, 1.0), (4, 0.0))))
+    places = [(0, 0.5), (1, 0.0), (1, 0.5), (2, 0.0), (3, 0.0), (3, 0.5), (9, 0.0)]
+    told = [schedule.step_rate(epoch, done) for epoch, done in places]
+    assert told == pytest.approx([1.0, 1.0, 1.5, 2.0, 1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([], "shape table and 0 points; give at least two"),
+        ([[0, 1]], "shape table and 1 points"),
+        ([[3, 1], [3, 0]], "epoch 3 after epoch 3; give growing epochs"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(points, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingSpec.model_validate({"lr_decay": {"shape": "table", "points": points}})
+
+
+@pytest.mark.parametrize(
+    ("decay", "shape"),
+    [
+        ({"shape": "wsd", "part": 0.3}, WarmupStableDecay(7, 0.3)),
+        ({"shape": "one_cycle", "floor": 0.1}, OneCycle(7, 0.3, 0.1)),
+        ({"shape": "table", "points": [[0, 1], [5.5, 0]]}, Table(((0, 1), (5.5, 0)))),
+    ],
+)
+def test_a_spec_names_a_shape(decay, shape):
+    training = TrainingSpec.model_validate({"epochs": 7, "lr_decay": decay})
+    assert build_schedule(training).shape == shape
+
+
 def test_a_spec_names_a_cosine():
     training = TrainingSpec.model_validate(
         {"epochs": 7, "lr_decay": {"shape": "cosine", "floor": 0.02}}
     )
-    assert build_schedule(training) == Schedule(
-        lr=0.1, decay_factor=0.1, cosine_epochs=7, cosine_floor=0.02
-    )
+    assert build_schedule(training) == Schedule(lr=0.1, shape=Cosine(7, 0.02))
 
 
 def test_a_spec_names_the_schedule():
     training = TrainingSpec.model_validate(
         {"optimizer": {"lr": 0.4}, "lr_decay": {"at": [4], "factor": 0.2}, "warmup": {"epochs": 3}}
     )
-    assert build_schedule(training) == Schedule(
-        lr=0.4, decay_at=(4,), decay_factor=0.2, warmup_epochs=3
-    )
+    assert build_schedule(training) == Schedule(lr=0.4, shape=Steps((4,), 0.2), warmup_epochs=3)
 
 
 def factors(scaling: BatchScaling, sizes: list[int]) -> list[float]:

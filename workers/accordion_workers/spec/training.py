@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -62,14 +64,27 @@ class WarmupSpec(Strict):
     """Length of the warm-up in epochs; 0 for none."""
 
 
-class LrDecaySpec(Strict):
-    """Multiplies the learning rate by `factor` at the start of each epoch listed in `at`, or lets
-    it fall along a cosine.
-    """
+LrShape = Literal["steps", "cosine", "wsd", "one_cycle", "table"]
+_FIELDS_BY_SHAPE: Mapping[LrShape, tuple[str, ...]] = {
+    "steps": ("at", "factor"),
+    "cosine": ("floor",),
+    "wsd": ("part", "floor"),
+    "one_cycle": ("rise", "floor"),
+    "table": ("points",),
+}
+Point = tuple[Annotated[Number, Field(ge=0, le=100_000)], Annotated[Number, Field(ge=0, le=1000)]]
+"""An epoch, whole or not, and the share of `optimizer.lr` there."""
 
-    shape: Literal["steps", "cosine"] = "steps"
-    """`steps`: drops at the epochs of `at`; `cosine`: from the peak at the start to `floor` at the
-    end of the job (arXiv:1608.03983, without restarts), beside the warm-up.
+
+class LrDecaySpec(Strict):
+    """How the learning rate changes over the run, beside the warm-up."""
+
+    shape: LrShape = "steps"
+    """`steps`: multiplied by `factor` at the start of each epoch of `at`; `cosine`: from the peak at
+    the start to `floor` at the end of the job (arXiv:1608.03983, without restarts); `wsd`: at the
+    peak, and in the last `part` of the job in a straight line to `floor` (arXiv:2405.18392);
+    `one_cycle`: from 1/25 up to the peak in the first `rise` of the job, and down to `floor`
+    (arXiv:1708.07120); `table`: in straight lines between `points`.
     """
     at: Annotated[
         tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)
@@ -80,18 +95,38 @@ class LrDecaySpec(Strict):
     factor: Number = Field(default=0.1, gt=0, lt=1)
     """Factor of each drop, between 0 and 1."""
     floor: Number = Field(default=0.0, ge=0, lt=1)
-    """Rate at the end of a cosine, as a share of the peak."""
+    """Rate at the end, as a share of the peak."""
+    part: Number = Field(default=0.2, gt=0, le=1)
+    """Part of the job in which `wsd` falls; 1 is a linear decay."""
+    rise: Number = Field(default=0.3, gt=0, lt=1)
+    """Part of the job in which `one_cycle` rises."""
+    points: Annotated[tuple[Point, ...], Field(max_length=1000)] = ()
+    """Pairs of an epoch and a share of `optimizer.lr`, such as `[[0, 0.1], [5, 1], [90, 0]]`, with
+    growing epochs; before the first and after the last one the rate stays as it is there.
+    """
 
     @model_validator(mode="after")
     def _check_shape(self) -> LrDecaySpec:
-        own = type(self).model_fields
-        foreign = ("floor",) if self.shape == "steps" else ("at", "factor")
-        given = [name for name in foreign if getattr(self, name) != own[name].default]
+        own, known = type(self).model_fields, _FIELDS_BY_SHAPE[self.shape]
+        others = [name for name in own if name not in ("shape", *known)]
+        given = [name for name in others if getattr(self, name) != own[name].default]
         if given:
+            shapes = [shape for shape, names in _FIELDS_BY_SHAPE.items() if given[0] in names]
             raise ValueError(
-                f"lr_decay has {given[0]} and shape {self.shape}, which has none; leave it out, or"
-                " take the other shape: steps has at and factor, cosine has floor"
+                f"lr_decay has {given[0]} and shape {self.shape}, which has"
+                f" {' and '.join(known)}; leave it out, or take shape {' or '.join(shapes)}"
             )
+        if self.shape == "table" and len(self.points) < 2:
+            raise ValueError(
+                "lr_decay has shape table and"
+                f" {len(self.points)} points; give at least two, such as [[0, 1], [90, 0]]"
+            )
+        for (before, _), (after, _) in pairwise(self.points):
+            if after <= before:
+                raise ValueError(
+                    f"lr_decay.points has epoch {after:g} after epoch {before:g}; give growing"
+                    " epochs"
+                )
         return self
 
 
@@ -134,6 +169,6 @@ class TrainingSpec(Strict):
     warmup: WarmupSpec = WarmupSpec()
     """Warm-up of the learning rate."""
     lr_decay: LrDecaySpec = LrDecaySpec()
-    """Decay of the learning rate."""
+    """How the learning rate changes over the run."""
     override_ranges: OverrideRangesSpec = OverrideRangesSpec()
     """What overrides may set of the optimizer in mid-run; not for a script, which sets its own."""

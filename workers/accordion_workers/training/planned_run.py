@@ -283,7 +283,7 @@ def _is_alike(before: PlannedEpochs, row: PlannedEpochs, spec: JobSpec) -> bool:
     gradually.
     """
     decay, warmup = spec.training.lr_decay, spec.training.warmup
-    is_gradual = decay.shape == "cosine" or row.epoch < warmup.epochs
+    is_gradual = decay.shape != "steps" or row.epoch < warmup.epochs
     begun = replace(row, epoch=before.epoch, epochs=before.epochs)
     is_equal = replace(begun, lr=before.lr, last_lr=before.last_lr) == before
     return is_equal and (is_gradual or row.lr == before.last_lr)

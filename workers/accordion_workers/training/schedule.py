@@ -8,41 +8,29 @@ from typing import Literal
 
 from accordion_workers.spec.job import JobSpec
 from accordion_workers.spec.training import TrainingSpec
+from accordion_workers.training.rate_shapes import RateShape, Steps, build_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Step decay or a cosine, with a linear warm-up over the first epochs. Positions are samples,
-    which the batch size does not change.
+    """A shape of the learning rate, with a linear warm-up over the first epochs. Places are epochs,
+    whose number of samples the batch size does not change.
     """
 
     lr: float
-    decay_at: tuple[int, ...] = ()
-    """Epochs at whose start the rate is multiplied by `decay_factor`."""
-    decay_factor: float = 1.0
+    shape: RateShape = Steps()
     warmup_epochs: int = 0
-    cosine_epochs: int = 0
-    """Epochs of a cosine over the whole job; 0 for step decay."""
-    cosine_floor: float = 0.0
-    """Share of the peak at the end of the cosine."""
 
     def epoch_rate(self, epoch: int) -> float:
         """Return the schedule's own rate at the start of an epoch, before warm-up, which the
         detector compares.
         """
-        return self._rate(epoch, 0.0)
-
-    def _rate(self, epoch: int, done: float) -> float:
-        if not self.cosine_epochs:
-            return self.lr * self.decay_factor ** sum(at <= epoch for at in self.decay_at)
-        place = min(1.0, (epoch + done) / self.cosine_epochs)
-        height = 0.5 * (1.0 + math.cos(math.pi * place))
-        return self.lr * (self.cosine_floor + (1.0 - self.cosine_floor) * height)
+        return self.lr * self.shape.share(epoch, 0.0)
 
     def step_rate(self, epoch: int, done: float) -> float:
         """Return the rate of a step that ends when this part of the epoch, in (0, 1], is done."""
         warmth = min(1.0, (epoch + done) / self.warmup_epochs) if self.warmup_epochs else 1.0
-        return self._rate(epoch, done) * warmth
+        return self.lr * self.shape.share(epoch, done) * warmth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +84,10 @@ class BatchScaling:
 
 def build_schedule(training: TrainingSpec) -> Schedule:
     """Build the schedule of the rate at the low batch size."""
-    decay = training.lr_decay
     return Schedule(
         lr=training.optimizer.lr,
-        decay_at=decay.at,
-        decay_factor=decay.factor,
+        shape=build_shape(training),
         warmup_epochs=training.warmup.epochs,
-        cosine_epochs=training.epochs if decay.shape == "cosine" else 0,
-        cosine_floor=decay.floor,
     )
 
 
