@@ -256,7 +256,14 @@ def test_bytes_since_a_moment_leave_out_methods_that_sent_nothing_since():
         ({"workers": {"max": "2"}}, "valid integer"),
         ({"training": {"epochs": True}}, "valid integer"),
         ({"training": {"optimizer": {"nesterov": True, "momentum": 0}}}, "give a momentum above 0"),
-        ({"training": {"optimizer": {"name": "adamw", "momentum": 0.5}}}, "adamw has no momentum"),
+        (
+            {"training": {"optimizer": {"name": "adamw", "momentum": 0.5}}},
+            "adamw has no momentum; leave it out, or take sgd",
+        ),
+        (
+            {"training": {"optimizer": {"betas": [0.9, 0.99]}}},
+            "sgd has no betas; leave it out, or take adam or adamw or nadam or radam",
+        ),
         (
             {"compression": {"method": "topk", "low": {"density": 10**400}}},
             "give one that a float can hold",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -24,37 +24,63 @@ Range = Annotated[
 """Least and largest value."""
 
 
+OptimizerName = Literal["sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad"]
+_SETTINGS_BY_OPTIMIZER: Mapping[OptimizerName, tuple[str, ...]] = {
+    "sgd": ("momentum", "nesterov"),
+    "adam": ("betas", "eps"),
+    "adamw": ("betas", "eps"),
+    "nadam": ("betas", "eps"),
+    "radam": ("betas", "eps"),
+    "rmsprop": ("eps",),
+    "adagrad": ("eps",),
+}
+"""What each has beside a learning rate and weight decay."""
+_Beta = Annotated[Number, Field(ge=0, lt=1)]
+
+
 class OptimizerSpec(Strict):
     """The optimizer of a built-in task or of your own task class; a script creates its own."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """`sgd` or `adamw`."""
+    name: OptimizerName = "sgd"
+    """Optimizer of `torch.optim`."""
     lr: Number = Field(default=0.1, gt=0, le=100)
     """Learning rate at the smallest global batch, before decay and warm-up. The default is meant
-    for `sgd`; for `adamw` give one, such as 0.001.
+    for `sgd`; for the others give one, such as 0.001.
     """
     momentum: Number = Field(default=0.9, ge=0, lt=1)
-    """Momentum of sgd; adamw has none."""
+    """Momentum of sgd; the others have none."""
     nesterov: Annotated[bool, Field(strict=True)] = False
     """Whether sgd uses Nesterov momentum; needs a momentum above 0."""
+    betas: tuple[_Beta, _Beta] | None = None
+    """Decay of the averages of gradients and of their squares, for adam, adamw, nadam and radam.
+    Null: that of PyTorch, [0.9, 0.999].
+    """
+    eps: Number | None = Field(default=None, gt=0, le=1)
+    """Added to what gradients are divided by, for all but sgd. Null: that of PyTorch."""
     weight_decay: Number = Field(default=1.0e-4, ge=0, le=10)
-    """Weight decay (L2 penalty for sgd, decoupled for adamw)."""
+    """Weight decay: decoupled for adamw, an L2 penalty for the others."""
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> OptimizerSpec:
-        own = type(self).model_fields
-        foreign = [
-            field
-            for field in ("momentum", "nesterov")
-            if getattr(self, field) != own[field].default
-        ]
-        if self.name == "adamw" and foreign:
-            raise ValueError(f"optimizer adamw has no {foreign[0]}; leave it out, or take sgd")
+        own, known = type(self).model_fields, _SETTINGS_BY_OPTIMIZER[self.name]
+        others = [name for name in ("momentum", "nesterov", "betas", "eps") if name not in known]
+        if foreign := [name for name in others if getattr(self, name) != own[name].default]:
+            having = [one for one, names in _SETTINGS_BY_OPTIMIZER.items() if foreign[0] in names]
+            raise ValueError(
+                f"optimizer {self.name} has no {foreign[0]}; leave it out, or take"
+                f" {' or '.join(having)}"
+            )
         if self.nesterov and self.momentum == 0:
             raise ValueError(
                 "nesterov is true and momentum is 0; give a momentum above 0, such as 0.9"
             )
         return self
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by the names of `torch.optim`, without those left to PyTorch."""
+        names = ("lr", "weight_decay", *_SETTINGS_BY_OPTIMIZER[self.name])
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class WarmupSpec(Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from accordion.base.messages import Decision, Override, Report
 from accordion.decide.controller import Controller
@@ -27,7 +27,7 @@ from accordion_workers.common.errors import TaskRaised
 from accordion_workers.data import Data
 from accordion_workers.data.nested import to_device, to_float32
 from accordion_workers.records.contract import Bytes, JobSpec, Position
-from accordion_workers.spec.training import OptimizerSpec
+from accordion_workers.spec.training import OptimizerName
 from accordion_workers.tasks.base import Task
 from accordion_workers.training.balancing import Division, OwnWork, can_balance
 from accordion_workers.training.byte_budget import describe_rounds, resolve_budget
@@ -50,6 +50,15 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Autocast's dtype by the spec's precision; any other precision runs without autocast, so a float64
 model stays float64.
 """
+_OPTIMIZERS: Mapping[OptimizerName, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "adam": Adam,
+    "adamw": AdamW,
+    "nadam": NAdam,
+    "radam": RAdam,
+    "rmsprop": RMSprop,
+    "adagrad": Adagrad,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +283,8 @@ def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
     ):
         model = parts[0].model().to(context.device)
     ddp = context.peers.wrap(model, context.device)
-    optimizer = _build_optimizer(model, spec.training.optimizer)
+    wanted = spec.training.optimizer
+    optimizer = _OPTIMIZERS[wanted.name](model.parameters(), **wanted.settings())
     scaler = (
         GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
     )
@@ -364,17 +374,3 @@ def seeded_generators(seed: int, device: str) -> Iterator[None]:
         if cuda:
             torch.cuda.manual_seed(seed)
         yield
-
-
-def _build_optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
-    match spec.name:
-        case "sgd":
-            return SGD(
-                model.parameters(),
-                lr=spec.lr,
-                momentum=spec.momentum,
-                nesterov=spec.nesterov,
-                weight_decay=spec.weight_decay,
-            )
-        case "adamw":
-            return AdamW(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
