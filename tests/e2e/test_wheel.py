@@ -191,8 +191,15 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     inside = [name for name in names if not name.parts[0].endswith(".dist-info")]
     suffixes = {name.suffix for name in inside if name.name != "py.typed"}
-    assert suffixes == {".py", ".html", ".css", ".js", ".yaml", ".mako"}
+    assert suffixes == {".py", ".html", ".css", ".js", ".yaml", ".mako", ".json", ".yml"}
     assert {name.parts[0] for name in names if name.name == "py.typed"} == PACKAGES
+
+
+def test_examples_come_with_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    written = tmp_path / "examples"
+    installed("examples", str(written))
+    assert "is a job" in installed("check", str(written / "jobs/own-script/job.yaml"))
+    assert list((written / "grafana/dashboards").glob("*.json"))
 
 
 def test_the_library_runs_under_torchrun_beside_strangers(python: Path, strange: Path) -> None:

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "clone": "jobs:clone",
     "check": "check:check",
     "schema": "check:schema",
+    "examples": "examples:examples",
     "plan": "plans:plan",
     "simulate": "simulate:simulate",
     "list": "listing:list_jobs",

@@ -68,6 +68,7 @@ delete {clone[id]} --yes
 queue
 plan {spec} --workers 2 --link 1Gbit --cluster
 check {spec}
+examples {examples}
 simulate {spec} --workers 1 --set training.epochs=1 --out {runs}
 user add ada
 user change ada --role viewer
@@ -163,6 +164,7 @@ def test_commands_of_a_service_print_one_document(
     model = tmp_path / "model.safetensors"
     report, runs = tmp_path / "report.html", tmp_path / "runs"
     files = {"spec": spec, "model": model, "report": report, "runs": runs}
+    files["examples"] = tmp_path / "examples"
     printed = call_each(accordion, CALLS, files)
     assert printed["download"] == {"file": str(model), "bytes": 7, "checkpoint": "g1"}
     assert printed["login"]["url"].startswith("http://127.0.0.1:")
