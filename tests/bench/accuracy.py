@@ -143,6 +143,7 @@ CONTESTS = {
             **_pick(
                 _TRANSFORMER,
                 "30 % start, 15 local steps and more, 4 bits",
+                "30 % start, 15 local steps and more, 2 bits",
                 "10 % start, 15 local steps and more, 4 bits",
                 "25 local steps, 4 bits",
             ),
