@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from accordion_workers.records.contract import JobSpec
 
 _FOLDER_OF_CODE = "folder or zip file of your own modules, or the SHA-256 of an upload"
+_ID = re.compile(r"[0-9a-f-]{1,36}")
 _UNKNOWN_JOB = "0"
 """Stands for the ID of a job that only the service can look up by its name."""
 
@@ -70,14 +71,12 @@ def _replace_names(spec: dict[str, Any], archive: bytes | None) -> dict[str, Any
     """Return a spec with what stands for names that a submission replaces."""
     from hashlib import sha256
 
-    from accordion_workers.spec.warm_start import JOB_ID_PATTERN
-
     spec = dict(spec)
     if archive is not None:
         spec["code"] = sha256(archive).hexdigest()
     section = spec.get("warm_start")
     reference = section.get("job") if isinstance(section, dict) else None
-    if isinstance(reference, str) and reference and not re.match(JOB_ID_PATTERN, reference):
+    if isinstance(reference, str) and reference and not _ID.fullmatch(reference):
         spec["warm_start"] = {**section, "job": _UNKNOWN_JOB}
     return spec
 
