@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "delete": "deletion:delete",
     "queue": "queue:queue",
     "nodes": "nodes:list_nodes",
+    "mcp": "mcp:mcp",
     "doctor": "doctor:doctor",
     "settings": "settings:settings",
     "login": "login:login",

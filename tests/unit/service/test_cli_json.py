@@ -23,6 +23,7 @@ NO_DATA = {
     "demo": "shows a job live; its --json names a file",
     "down": "stops what `up` runs",
     "scheduler": "runs until it is stopped",
+    "mcp": "speaks to an agent until it is stopped",
     "schema": "prints a JSON Schema",
     "up": "runs until it is stopped",
 }
