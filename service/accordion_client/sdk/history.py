@@ -150,7 +150,7 @@ class HistoryRequests(RequestSender):
     async def override(
         self, job_id: str, request: OverrideRequest, *, idempotency_key: str | None = None
     ) -> OverrideView:
-        """Override levels, the global batch or the local steps."""
+        """Override levels, the global batch, the local steps or the optimizer."""
         path, body = f"/jobs/{job_id}/overrides", request.model_dump(mode="json")
         return await self._create(OverrideView, path, idempotency_key, json=body)
 
