@@ -38,7 +38,7 @@ def test_half_of_the_rate_is_applied_once_every_rank_has_it_and_goes_back(
     assert in_force(client, job_id) == ({"lr_factor": 0.5}, {"lr": made["id"]})
     world.turn_until(lambda: world.override_row(job_id, made["id"]).state == "EXPIRED")
     assert in_force(client, job_id) == ({}, {})
-    [audit] = client.get("/api/v1/audit", params={"action": "override_added"}).json()["items"]
+    [audit] = client.get("/api/v1/audit", params={"action": "override.added"}).json()["items"]
     assert audit["after"]["level"] == {"factor": 0.5}
 
 
