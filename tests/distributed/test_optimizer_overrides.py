@@ -12,7 +12,7 @@ from accordion_workers.records.contract import DesiredState, JobSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
 
 NONE = 1e-30
-"""So little that no parameter changes."""
+"""A rate or a norm with which no parameter changes."""
 PLAIN = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
 
 
