@@ -30,7 +30,7 @@ const SETTINGS = { lr: "learning rate", weight_decay: "weight decay", clip_norm:
 
 function setting() {
   const value = Number(at("setting").value);
-  return { target: target(), level: target() === "lr" && at("rate").value === "factor" ? { factor: value } : value };
+  return { target: target(), level: target() === "lr" && at("rate-kind").value === "factor" ? { factor: value } : value };
 }
 
 function wholeModel() {
@@ -60,7 +60,7 @@ function refresh(job) {
   }
   if (at("setting")) {
     at("setting-field").hidden = at("setting").disabled = !(target() in SETTINGS);
-    at("rate-field").hidden = target() !== "lr";
+    at("rate-kind-field").hidden = target() !== "lr";
   }
   at("from-field").hidden = at("apply").value !== "epoch";
   at("call").textContent = `POST ${BASE}/jobs/${job}/overrides\n${JSON.stringify(request())}`;
