@@ -268,10 +268,8 @@ class Config:
         known = get_args(OptimizerTarget)
         for name, bounds in self.optimizer_ranges.items():
             if name not in known:
-                raise ConfigError(
-                    f"optimizer_ranges has {name!r}; known are {', '.join(known)}"
-                )
-            if len(bounds) != 2 or not 0.0 <= bounds[0] <= bounds[1] < math.inf:
+                raise ConfigError(f"optimizer_ranges has {name!r}; known are {', '.join(known)}")
+            if not _is_range(bounds):
                 raise ConfigError(
                     f"optimizer_ranges has {name}={bounds!r}; give the least and the largest value,"
                     " such as (0.001, 0.1)"
@@ -347,6 +345,13 @@ class Config:
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_range(bounds: object) -> bool:
+    match bounds:
+        case [int() | float() as least, int() | float() as most]:
+            return 0.0 <= least <= most < math.inf
+    return False
 
 
 def _unused_glob_message(glob: str, layers: Sequence[str]) -> str:

@@ -40,7 +40,9 @@ _SQUARES, _OWED, _LEFT = range(3)
 """Columns of the energies: of the gradients, and of what a layer owed before and after compression.
 """
 _STATE_VERSION = 2
-"""Version of what is kept of a window, and of the signs and columns; a window of another version cannot be continued."""
+"""Version of a saved window's fields, and of the signs and columns; a window of another version
+cannot be continued.
+"""
 _SAVED_SHAPE = torch.Size([SKETCH_SIZE + 3])
 """Shape of a saved layer: its sketch and its energies."""
 
@@ -144,7 +146,7 @@ class GradientSums:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved window.
 
-        A window of a release that kept it otherwise is replaced by an empty one.
+        A window of a release with other fields, signs or columns is replaced by an empty one.
 
         Raises:
             StateError: a sum belongs to an unknown layer, or is not a sketch.

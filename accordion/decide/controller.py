@@ -194,6 +194,11 @@ class Controller:
         self.decision = self._decision(epoch=epoch, step=step, cause="override", reason=reason)
         return self.decision
 
+    def optimizer_settings(self, epoch: int) -> Mapping[str, float]:
+        """Return what overrides set of the optimizer in an epoch, as in `Decision.optimizer`."""
+        settings: Mapping[str, float] = optimizer_fields(self._resolved, epoch)["optimizer"]
+        return settings
+
     def end_warm_up(self, *, epoch: int) -> Decision:
         """Return the decision at the end of the warm-up, which is in `epoch`.
 

@@ -133,7 +133,8 @@ def resolve_optimizer(
     """
     if target not in ranges:
         raise OverrideError(
-            f"the script of this run sets {target} of its optimizer itself; change it there", "target"
+            f"the script of this run sets {target} of its optimizer itself; change it there",
+            "target",
         )
     _check_whole_model(layers, f"{target} applies")
     name, value, (least, most) = str(target), level, ranges[target]

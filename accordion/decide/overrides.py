@@ -19,7 +19,7 @@ from accordion.decide.override_levels import (
     resolve_optimizer,
 )
 
-WHOLE_MODEL: tuple[OverrideTarget, ...] = ("batch", "local_steps", *get_args(OptimizerTarget))
+_WHOLE_MODEL: tuple[OverrideTarget, ...] = ("batch", "local_steps", *get_args(OptimizerTarget))
 """Targets that have no layers."""
 _SHOWN_ID = 13
 """Characters of an id in a message; the first 13 of a time-ordered UUID are its millisecond."""
@@ -217,9 +217,7 @@ def describe_overrides(
 ) -> str:
     """Return a message about the overrides in force; empty if there are none."""
     layers = Counter(item.override.id for item in overrides_by_layer(overrides, epoch).values())
-    whole_model = [
-        whole_model_override(overrides, epoch, target=target) for target in WHOLE_MODEL
-    ]
+    whole_model = [whole_model_override(overrides, epoch, target=target) for target in _WHOLE_MODEL]
     held = [item for item in overrides if item.override.id in layers or item in whole_model]
     return "; ".join(item.describe(layers[item.override.id], of=num_layers) for item in held)
 

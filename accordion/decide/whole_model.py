@@ -52,8 +52,9 @@ def optimizer_fields(overrides: Sequence[ResolvedOverride], epoch: int) -> dict[
     targets = get_args(OptimizerTarget)
     found = {target: whole_model_override(overrides, epoch, target=target) for target in targets}
     held = {target: item for target, item in found.items() if item is not None}
+    settings = {name: value for item in held.values() for name, value in item.optimizer.items()}
     return {
-        "optimizer": {name: value for item in held.values() for name, value in item.optimizer.items()},
+        "optimizer": settings,
         "optimizer_overrides": {target: item.override.id for target, item in held.items()},
     }
 

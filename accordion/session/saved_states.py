@@ -117,7 +117,7 @@ def load_on_all_workers(
     try:
         chosen = complete_states(states, rank=rank, world_size=world_size)
         own = state_of_rank(chosen, rank, world_size=world_size, shards=coordinator.num_shards)
-        loaded = load_states(engine, controller, own, rank=rank)
+        loaded = _load_states(engine, controller, own, rank=rank)
         rounds.check_momentum(loaded["outer_momentum"])
         summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
     except StateError as error:
@@ -131,7 +131,7 @@ def load_on_all_workers(
     return loaded
 
 
-def load_states(engine: Engine, controller: Controller, own: State, *, rank: int) -> State:
+def _load_states(engine: Engine, controller: Controller, own: State, *, rank: int) -> State:
     """Load what `state_of_rank` returned, and return it.
 
     Raises:
@@ -222,12 +222,12 @@ class MeanState:
         engine = self._first["engine"]
         window = {**engine["window"], "version": version, "sums": self._window}
         engine = {**engine, "residuals": residuals, "window": window}
-        return for_other_rank({**self._first, "engine": engine})
+        return disown_window({**self._first, "engine": engine})
 
 
-def for_other_rank(state: State) -> State:
-    """Return a state for a worker that did not save it: the sums of a window with steps are not its
-    own.
+def disown_window(state: State) -> State:
+    """Return a state for a worker that did not save it: the sums of its open window, if that has
+    steps, are not the worker's own.
     """
     engine = state["engine"]
     window = {**engine["window"], "are_own": not engine["window"]["steps"]}

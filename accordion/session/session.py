@@ -484,8 +484,8 @@ class Session:
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
     def _digest(self, batch: int | None) -> str:
-        others = {"local_steps": self.rounds.decided, "optimizer": self.decision.optimizer}
-        return plan_digest(self._engine.plan, batch, self._measured.plan, **others)
+        plan, length, held = self._measured.plan, self.rounds.decided, self.decision.optimizer
+        return plan_digest(self._engine.plan, batch, plan, local_steps=length, optimizer=held)
 
     def _adopt_decision(self, decision: Decision) -> None:
         self._measured.follow_decision(decision, before=self._engine.plan)

@@ -76,6 +76,21 @@ def test_a_clone_with_another_method_has_its_default_options(
     assert adam["spec"]["training"]["optimizer"]["lr"] == 0.01
 
 
+@pytest.mark.parametrize(
+    ("part", "before", "after"),
+    [
+        ("optimizer", {"name": "adamw", "lr": 0.01, "betas": [0.8, 0.9]}, {"name": "sgd"}),
+        ("lr_decay", {"at": [2, 3]}, {"shape": "wsd", "part": 0.5}),
+    ],
+)
+def test_a_clone_with_another_optimizer_or_schedule_has_its_defaults(
+    client: TestClient, world: World, part: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    job_id = world.submit(training={part: before})
+    made = clone(client, job_id, training={part: after})["spec"]["training"][part]
+    assert made == world.job(world.submit(training={part: after})).spec["training"][part]
+
+
 def test_a_clone_has_the_present_name_labels_and_priority(client: TestClient, world: World) -> None:
     job_id = world.submit(name="old", labels={"team": "a"})
     change = {"name": "new", "labels": {"stage": "b"}, "priority": 70}

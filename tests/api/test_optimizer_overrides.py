@@ -36,9 +36,11 @@ def test_half_of_the_rate_is_applied_once_every_rank_has_it_and_goes_back(
     [view] = client.get(f"/api/v1/jobs/{job_id}/overrides").json()["items"]
     assert (view["level"], view["acks"], view["world_size"]) == ({"factor": 0.5}, 2, 2)
     assert in_force(client, job_id) == ({"lr_factor": 0.5}, {"lr": made["id"]})
+    columns = client.get(f"/api/v1/jobs/{job_id}/history").json()["decisions"]
+    assert columns["optimizer_overrides"]["lr"][-1] == made["id"]
     world.turn_until(lambda: world.override_row(job_id, made["id"]).state == "EXPIRED")
     assert in_force(client, job_id) == ({}, {})
-    [audit] = client.get("/api/v1/audit", params={"action": "override_added"}).json()["items"]
+    [audit] = client.get("/api/v1/audit", params={"action": "override.added"}).json()["items"]
     assert audit["after"]["level"] == {"factor": 0.5}
 
 
@@ -69,7 +71,8 @@ def test_the_next_override_of_a_setting_supersedes_the_one_before_and_no_other(
         ({"target": "clip_norm", "level": 0}, "/level", "level of clip_norm is 0; give a number"),
         ({"target": "lr", "level": 0.1, "layers": ["fc1*"]}, "/layers", "leave out the layers"),
         ({"target": "momentum", "level": 0.1}, "/target", "'momentum'"),
-        ({"target": "lr", "level": -0.1}, "/level", "-0.1"),
+        ({"target": "lr", "level": -0.1}, "/level", "level is -0.1; give a number from 0 to"),
+        ({"target": "clip_norm", "level": 1e300}, "/level", "level is 1e+300; give a number"),
         ({"target": "lr", "level": {"factor": 1e9}}, "/level", "level of lr_factor is 1000000000"),
         ({"level": 0.5}, "/level", "unknown level 0.5; known are"),
     ],

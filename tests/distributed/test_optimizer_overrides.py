@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from accordion.base.messages import Override, plan_digest
+from accordion.base.messages import Decision, Override, Report, plan_digest
 from accordion_workers.records.contract import DesiredState, JobSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
 
 NONE = 1e-30
-"""So little that no parameter changes."""
+"""A rate or a norm with which no parameter changes."""
 PLAIN = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
 
 
@@ -47,6 +47,24 @@ def test_half_of_the_rate_holds_on_all_ranks_until_the_epoch_that_people_name(ru
         (rank, 24, digest) for rank in (0, 1)
     ]
     assert result.link.of("decision")[-1].decision.optimizer == {}
+
+
+class ReportedRates(RecordingLink):
+    """Keeps the rates of the reports: of the epoch that ends, and of the next one."""
+
+    def decide(self, report: Report, proposal: Decision, controller_state: Any) -> Decision:
+        self.lines.append(f"{report.lr:g} {report.next_lr:g}")
+        return proposal
+
+
+def test_a_report_has_the_rate_of_the_epoch_in_which_an_override_begins_or_ends(
+    run_group, tmp_path
+):
+    half = by_hand("lr", {"factor": 0.5}, apply_at=1, until=3)
+    link = ReportedRates(orders=DesiredState(version=1, overrides=(half,)))
+    result = run_group(2, run_job, tmp_path, job(), link)[0]
+    told = [line for line in result.link.lines if line.startswith("0.0")]
+    assert told == ["0.05 0.025", "0.025 0.025", "0.025 0.05", "0.05 0.05"]
 
 
 def test_a_value_replaces_schedule_warm_up_and_growth_of_the_batch(run_group, tmp_path):

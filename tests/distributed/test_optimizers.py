@@ -1,4 +1,4 @@
-"""Every optimizer that a job file can name trains, and goes on after a stop as if there were none."""
+"""Every optimizer that a job file can name trains, and resumes as if it had not stopped."""
 
 from __future__ import annotations
 

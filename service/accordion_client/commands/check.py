@@ -75,9 +75,10 @@ def _replace_names(spec: dict[str, Any], archive: bytes | None) -> dict[str, Any
     if archive is not None:
         spec["code"] = sha256(archive).hexdigest()
     section = spec.get("warm_start")
-    reference = section.get("job") if isinstance(section, dict) else None
-    if isinstance(reference, str) and reference and not _ID.fullmatch(reference):
-        spec["warm_start"] = {**section, "job": _UNKNOWN_JOB}
+    if isinstance(section, dict):
+        reference = section.get("job")
+        if isinstance(reference, str) and reference and not _ID.fullmatch(reference):
+            spec["warm_start"] = {**section, "job": _UNKNOWN_JOB}
     return spec
 
 

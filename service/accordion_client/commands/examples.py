@@ -34,17 +34,10 @@ def examples(
     """
     from accordion_service.errors import SettingsError
 
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SettingsError(f"{directory} exists and is not empty; give a new directory")
-    source = find_examples()
     try:
-        for folder in FOLDERS:
-            shutil.copytree(
-                source / folder,
-                directory / folder,
-                ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"),
-                dirs_exist_ok=True,
-            )
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise SettingsError(f"{directory} exists and is not empty; give a new directory")
+        _copy_examples(directory)
     except OSError as error:
         raise SettingsError(
             f"{directory} cannot be written ({error}); give another directory"
@@ -56,6 +49,17 @@ def examples(
         typer.echo(
             f"wrote {files} files to {directory}; begin with: accordion check"
             f" {directory / 'jobs' / 'digits.yaml'}"
+        )
+
+
+def _copy_examples(directory: Path) -> None:
+    source = find_examples()
+    for folder in FOLDERS:
+        shutil.copytree(
+            source / folder,
+            directory / folder,
+            ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"),
+            dirs_exist_ok=True,
         )
 
 

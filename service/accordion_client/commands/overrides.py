@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import math
 from functools import partial
 from http import HTTPStatus
 from json import loads
@@ -238,8 +238,8 @@ def parse_level(text: str) -> str | float | dict[str, Any]:
     """
     if (number := parse_whole(text)) is not None:
         return number
-    with suppress(ValueError):
-        return float(text)
+    if (value := _parse_number(text)) is not None:
+        return value
     if text.startswith("{"):
         return _parse_options(text)
     if "=" not in text:
@@ -251,6 +251,15 @@ def parse_level(text: str) -> str | float | dict[str, Any]:
     for part in text.split(","):
         set_value(options, part)
     return options
+
+
+def _parse_number(text: str) -> float | None:
+    """Return the number that a text is, from 0 on; None for another text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0.0 <= value < math.inf and "_" not in text else None
 
 
 def _parse_options(text: str) -> dict[str, Any]:
@@ -297,12 +306,13 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
         field, message = str(item["loc"][0]), str(item["msg"])
+        option = field if field != "level" or target == "compression" else target
         if item["type"] == "value_error":  # begins with the field and its value
             text = message.removeprefix(f"Value error, {field}")
         else:
             text = f" is {fields[field]!r}: {message}"
         raise SettingsError(
-            f"--{field.replace('_', '-')}{text}; see 'accordion override --help'"
+            f"--{option.replace('_', '-')}{text}; see 'accordion override --help'"
         ) from None
 
 

@@ -96,6 +96,7 @@ def _decision_columns(views: Sequence[DecisionView], names: list[str]) -> Decisi
         generation=[view.generation for view in views],
         batch_override=[decision.batch_override for decision in decisions],
         local_steps_override=[decision.local_steps_override for decision in decisions],
+        optimizer_overrides=_columns([decision.optimizer_overrides for decision in decisions]),
         change_by_layer=_columns([decision.change_by_layer for decision in decisions], _round),
         override_by_layer=_columns(
             [decision.override_by_layer for decision in decisions], _encoder(names)

@@ -60,7 +60,8 @@ _OPTIONS = (
     ("task", "name", ("options",)),
     ("compression", "method", ("low", "high")),
     ("policy", "name", ("options",)),
-    ("training.optimizer", "name", ("lr", "momentum", "nesterov")),
+    ("training.optimizer", "name", ("lr", "momentum", "nesterov", "betas", "eps")),
+    ("training.lr_decay", "shape", ("at", "factor", "floor", "part", "rise", "points")),
 )
 """Parts of a spec whose other fields depend on a name: place, name and those fields."""
 

@@ -30,7 +30,9 @@ class EpochColumns(Answer):
     local_steps: list[int]
     """Optimizer steps of each worker between two exchanges."""
     agreement: list[float | None]
-    """Agreements of the workers; null where no window ended, and with one worker."""
+    """Agreements of the workers; null where no window ended, with one worker, and where workers
+    changed within the window.
+    """
     metrics: dict[str, list[float | None]]
     """Metrics of the evaluations, by name; null where an epoch has none."""
     seconds_by_phase: dict[str, list[float | None]]
@@ -58,6 +60,8 @@ class DecisionColumns(Answer):
     """IDs of the overrides of the batch in force."""
     local_steps_override: list[str | None]
     """IDs of the overrides of local steps in force."""
+    optimizer_overrides: dict[str, list[str | None]]
+    """IDs of the overrides in force of the optimizer's settings; settings that had one."""
     change_by_layer: dict[str, list[float | None]]
     """Relative changes of the statistic by layer, to four digits; null for those not compared."""
     override_by_layer: Codes

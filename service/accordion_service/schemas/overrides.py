@@ -24,6 +24,14 @@ def _check_start(value: object) -> object:
     return value
 
 
+def _check_number(value: object) -> object:
+    """Check the range of a level that is a number here, as `_check_start` does."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not 0 <= value <= MAX_SAMPLES:
+        raise ValueError(f"level is {value}; give a number from 0 to {MAX_SAMPLES}, or a name")
+    return value
+
+
 def _is_epoch(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -40,12 +48,13 @@ class OverrideRequest(Request):
     local steps between two exchanges, for a job whose spec has `local_steps`, or the optimizer's
     learning rate, weight decay or norm from which gradients are clipped.
     """
-    level: (
+    level: Annotated[
         Annotated[str, Field(min_length=1, max_length=64)]
         | Annotated[Whole, Field(ge=0, le=MAX_SAMPLES)]
         | Annotated[Number, Field(ge=0, le=MAX_SAMPLES)]
-        | dict[str, OptionValue]
-    )
+        | dict[str, OptionValue],
+        BeforeValidator(_check_number),
+    ]
     """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or
     options such as `{"rank": 2}` or `{"method": "none"}`.
 

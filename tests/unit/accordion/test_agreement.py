@@ -8,7 +8,7 @@ import torch
 from accordion.base.messages import Report
 from accordion.compress.statistics import GradientSums, estimate_agreement
 from accordion.decide.training_stage import TrainingStage
-from accordion.session.saved_states import MeanState, for_other_rank
+from accordion.session.saved_states import MeanState, disown_window
 from tests.unit.accordion.lockstep import Cluster, draw_gradients
 
 SHAPE = {"w": (12, 10)}
@@ -84,7 +84,7 @@ def test_sums_that_another_worker_made_say_nothing_of_the_agreement():
 def test_a_window_without_steps_belongs_to_whoever_fills_it():
     (engine,) = Cluster(SHAPE, 1).engines
     state = {"engine": engine.state_dict()}
-    assert for_other_rank(state)["engine"]["window"]["are_own"] is True
+    assert disown_window(state)["engine"]["window"]["are_own"] is True
 
 
 def _agreement(cluster: Cluster) -> float | None:

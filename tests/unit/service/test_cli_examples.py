@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.unit.service.conftest import Accordion
@@ -36,6 +37,7 @@ def test_files_that_are_there_are_not_written_over(alone: Accordion, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_directory_that_cannot_be_written_is_named(alone: Accordion) -> None:
-    said = alone("examples", "/proc/nowhere")
-    assert (said.code, "/proc/nowhere cannot be written" in said.err) == (2, True)
+@pytest.mark.parametrize("name", ["/proc/nowhere", 300 * "a"])
+def test_a_directory_that_cannot_be_written_is_named(alone: Accordion, name: str) -> None:
+    said = alone("examples", name)
+    assert (said.code, f"{name} cannot be written" in said.err) == (2, True)

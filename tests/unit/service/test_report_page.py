@@ -349,13 +349,17 @@ def test_overrides_of_the_whole_model_have_what_they_set() -> None:
     overrides = [
         make_override(1, target="batch", level=512),
         make_override(2, target="local_steps", level=8),
+        make_override(3, target="lr", level={"factor": 0.5}),
     ]
-    decision = make_decision(1, local_steps_override=overrides[1].id)
+    held = {"lr": overrides[2].id}
+    decision = make_decision(1, local_steps_override=overrides[1].id, optimizer_overrides=held)
     source = make_source(2, overrides=overrides, decisions=[decision])
-    assert [row[1] for row in cells_of(source, "overrides")] == ["batch 512", "local steps 8"]
-    assert cells_of(source, "decisions")[0][-1] == "policy, override #2 by bob"
+    names = ["batch 512", "local steps 8", "learning rate factor=0.5"]
+    assert [row[1] for row in cells_of(source, "overrides")] == names
+    assert cells_of(source, "decisions")[0][-1] == "policy, override #2 by bob, override #3 by bob"
     [drawn] = data_of(render(source))["decisions"]
     assert drawn["decision"]["local_steps_override"] == overrides[1].id
+    assert drawn["decision"]["optimizer_overrides"] == held
 
 
 def test_an_attempt_begins_when_its_workers_are_allocated_as_elsewhere() -> None:

@@ -46,6 +46,13 @@ def test_a_spec_survives_json():
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+def test_a_script_survives_json_and_has_no_ranges_of_overrides():
+    spec = JobSpec.model_validate(SCRIPT)
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    ranges = {"override_ranges": {"lr": [0.1, 1.0]}}
+    assert "training.override_ranges is given" in refusal(**SCRIPT, training=ranges)
+
+
 PARTS = {
     "task": {"name": "digits-mlp", "options": {"hidden": 256}},
     "workers": {"min": 1, "max": 2},

@@ -32,7 +32,7 @@ from accordion_workers.spec.loggers import MAX_LOGGERS, LoggerSpec
 from accordion_workers.spec.objective import ObjectiveSpec, check_metric
 from accordion_workers.spec.parallelism import ParallelismSpec
 from accordion_workers.spec.requirements import PipRequirements
-from accordion_workers.spec.training import TrainingSpec
+from accordion_workers.spec.training import OverrideRangesSpec, TrainingSpec
 from accordion_workers.spec.types import (
     MAX_LABELS,
     MAX_PRIORITY,
@@ -290,21 +290,8 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _check_parts_together(self) -> JobSpec:
-        if self.task.name == SCRIPT and self.code is None:
-            raise ValueError(
-                "task script needs code; upload it with POST /api/v1/code, or submit with --code"
-                " DIRECTORY"
-            )
-        if self.task.name == SCRIPT and self.training.precision != "fp32":
-            raise ValueError(
-                f"training.precision is {self.training.precision}, and a script chooses its own;"
-                " leave it out, and use torch.autocast in the script"
-            )
-        if self.task.name == SCRIPT and "override_ranges" in self.training.model_fields_set:
-            raise ValueError(
-                "training.override_ranges is given, and a script sets its own optimizer; leave it"
-                " out"
-            )
+        if self.task.name == SCRIPT:
+            self._check_script_parts()
         if self.training.precision == "fp16" and not self.workers.gpus:
             raise ValueError(
                 "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16,"
@@ -342,6 +329,24 @@ class JobSpec(Strict):
                 task=self.task.name, policy=self.policy.name, has_batch=self.batch is not None
             )
         return self
+
+    def _check_script_parts(self) -> None:
+        if self.code is None:
+            raise ValueError(
+                "task script needs code; upload it with POST /api/v1/code, or submit with --code"
+                " DIRECTORY"
+            )
+        if self.training.precision != "fp32":
+            raise ValueError(
+                f"training.precision is {self.training.precision}, and a script chooses its own;"
+                " leave it out, and use torch.autocast in the script"
+            )
+        # A stored spec has the defaults.
+        if self.training.override_ranges != OverrideRangesSpec():
+            raise ValueError(
+                "training.override_ranges is given, and a script sets its own optimizer; leave it"
+                " out"
+            )
 
     def _check_local_steps(self, local: LocalStepsSpec) -> None:
         if self.training.precision == "fp16":

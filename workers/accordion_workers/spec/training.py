@@ -106,9 +106,9 @@ class LrDecaySpec(Strict):
     """How the learning rate changes over the run, beside the warm-up."""
 
     shape: LrShape = "steps"
-    """`steps`: multiplied by `factor` at the start of each epoch of `at`; `cosine`: from the peak at
-    the start to `floor` at the end of the job (arXiv:1608.03983, without restarts); `wsd`: at the
-    peak, and in the last `part` of the job in a straight line to `floor` (arXiv:2405.18392);
+    """`steps`: multiplied by `factor` at the start of each epoch of `at`; `cosine`: from the peak
+    at the start to `floor` at the end of the job (arXiv:1608.03983, without restarts); `wsd`: at
+    the peak, and in the last `part` of the job in a straight line to `floor` (arXiv:2405.18392);
     `one_cycle`: from 1/25 up to the peak in the first `rise` of the job, and down to `floor`
     (arXiv:1708.07120); `table`: in straight lines between `points`.
     """

@@ -168,8 +168,9 @@ def set_optimizer(state: TrainState, batch: range) -> None:
     training, step, size = state.spec.training, state.session.steps, state.session.global_batch
     state.batch_change = state.scaling.after(state.batch_change, size=size, step=step)
     rate = state.schedule.step_rate(state.position.epoch, batch.stop / len(state.data))
+    rate *= state.scaling.factor(state.batch_change, step)
     for group in state.optimizer.param_groups:
-        group["lr"] = state.rate_in_force(rate * state.scaling.factor(state.batch_change, step))
+        group["lr"] = state.rate_in_force(rate, state.held)
         group["weight_decay"] = state.held.get("weight_decay", training.optimizer.weight_decay)
 
 
@@ -193,8 +194,8 @@ def close_epoch(state: TrainState) -> bool:
     epoch = state.position.epoch
     rates = EpochRates(
         last_step=float(state.optimizer.param_groups[0]["lr"]),
-        epoch=state.rate_in_force(state.schedule.epoch_rate(epoch)),
-        next_epoch=state.rate_in_force(state.schedule.epoch_rate(epoch + 1)),
+        epoch=state.rate_in_force(state.schedule.epoch_rate(epoch), state.held),
+        next_epoch=state.rate_in_force(state.schedule.epoch_rate(epoch + 1), state.held_next),
     )
     is_last = epoch + 1 == state.spec.training.epochs
     due = is_evaluation_due(state.spec, epoch, is_last=is_last)

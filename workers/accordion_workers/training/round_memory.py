@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from accordion.session.saved_states import for_other_rank
+from accordion.session.saved_states import disown_window
 from accordion_workers.checkpoint.broadcast import broadcast_state
 from accordion_workers.checkpoint.checkpoint_files import checkpoint_name
 from accordion_workers.checkpoint.lineage import Lineage
@@ -129,7 +129,7 @@ def _for_other_rank(sent: RoundState) -> RoundState:
     """Return rank 0's state for a rank that has trained on nothing of the open epoch."""
     own = {
         **sent.own,
-        "session": for_other_rank(sent.own["session"]),
+        "session": disown_window(sent.own["session"]),
         "loss": {"total": 0.0, "samples": 0},
         "samples_at_averaging": 0,
     }

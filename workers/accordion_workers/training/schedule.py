@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from accordion_workers.spec.job import JobSpec
@@ -18,7 +18,7 @@ class Schedule:
     """
 
     lr: float
-    shape: RateShape = Steps()
+    shape: RateShape = field(default_factory=Steps)
     warmup_epochs: int = 0
 
     def epoch_rate(self, epoch: int) -> float:

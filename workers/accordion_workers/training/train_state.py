@@ -197,14 +197,23 @@ class TrainState:
         """What overrides set of the optimizer, as in `Decision.optimizer`."""
         return self.session.decision.optimizer
 
-    def rate_in_force(self, scheduled: float) -> float:
+    @property
+    def held_next(self) -> Mapping[str, float]:
+        """What overrides will set in the next epoch, as rank 0 knows, which reports its rate; what
+        they set now on other ranks.
+        """
+        if self.context.rank != 0:
+            return self.held
+        return self.session.controller.optimizer_settings(self.position.epoch + 1)
+
+    def rate_in_force(self, scheduled: float, held: Mapping[str, float]) -> float:
         """Return the learning rate, given the schedule's: the same, or what an override sets."""
-        if "lr" in self.held:
-            return self.held["lr"]
-        if "lr_factor" not in self.held:
+        if "lr" in held:
+            return held["lr"]
+        if "lr_factor" not in held:
             return scheduled
         least, most = self.spec.training.override_ranges.lr
-        return min(max(scheduled * self.held["lr_factor"], least), most)
+        return min(max(scheduled * held["lr_factor"], least), most)
 
     @property
     def ends_early(self) -> bool:

@@ -59,6 +59,7 @@ _DECISION_FIELDS = {
     "override_by_layer",
     "batch_override",
     "local_steps_override",
+    "optimizer_overrides",
 }
 """Fields of a decision that the charts draw."""
 

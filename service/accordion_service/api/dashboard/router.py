@@ -31,7 +31,7 @@ from accordion_service.schemas.jobs import PLAIN
 from accordion_service.schemas.login import CHALLENGE
 from accordion_service.schemas.queries import JobQuery
 from accordion_service.store.tables.stored_documents import stored_ray_run
-from accordion_service.store.tables.stored_spec import resource_request
+from accordion_service.store.tables.stored_spec import resource_request, spec_value
 from accordion_service.views.jobs import job_view
 from accordion_workers.tasks import SCRIPT
 
@@ -91,7 +91,7 @@ def show_job(request: Request, job_id: str, *, state: StateDep, caller: CallerDe
         job=job,
         is_guest=is_guest,
         spec=asked,
-        sets_optimizer=not is_guest and job.spec.get("task", {}).get("name") != SCRIPT,
+        sets_optimizer=not is_guest and spec_value(row, "task.name", "") != SCRIPT,
         step=resource_request(row).step,
         charts=CHARTS,
         ray_link=link,

@@ -53,10 +53,10 @@ function epochRows(columns, names) {
 }
 
 function decisionRows(columns, names) {
-  const [plain, { change_by_layer: changes, override_by_layer: overrides }] = splitColumns(columns);
+  const [plain, { change_by_layer: changes, override_by_layer: overrides, optimizer_overrides: settings }] = splitColumns(columns);
   return plain.epoch.map((_, place) => ({
     attempt: plain.attempt[place], generation: plain.generation[place],
-    decision: { ...pick(plain, place), change_by_layer: pick(changes, place), override_by_layer: pickNames(overrides, place, names) },
+    decision: { ...pick(plain, place), change_by_layer: pick(changes, place), override_by_layer: pickNames(overrides, place, names), optimizer_overrides: pick(settings, place) },
   }));
 }
 

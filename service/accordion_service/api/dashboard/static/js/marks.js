@@ -23,7 +23,7 @@ function placing(epochs) {
   };
 }
 
-const inForce = ({ decision }, id) => decision.batch_override === id || decision.local_steps_override === id || Object.values(decision.override_by_layer).includes(id);
+const inForce = ({ decision }, id) => [decision.batch_override, decision.local_steps_override, ...Object.values(decision.optimizer_overrides ?? {}), ...Object.values(decision.override_by_layer)].includes(id);
 
 // Intervals in which each override was in force, from the decisions.
 function spans(changes, decisions, place, end) {

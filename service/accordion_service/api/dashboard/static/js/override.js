@@ -16,7 +16,7 @@ function options(text) {
 
 const LEVELS = { low: () => "low", high: () => "high", none: () => ({ method: "none" }), options: () => options(at("options").value) };
 
-// Only the form of a job with batch levels or local steps has this choice.
+// The form of a guest, or of a script without batch levels and local steps, has no choice.
 const target = () => at("target")?.value ?? "compression";
 
 // What is set for the whole model: its name, the list of its levels, and the field for a number, whose name is the last level.
@@ -30,7 +30,7 @@ const SETTINGS = { lr: "learning rate", weight_decay: "weight decay", clip_norm:
 
 function setting() {
   const value = Number(at("setting").value);
-  return { target: target(), level: target() === "lr" && at("rate").value === "factor" ? { factor: value } : value };
+  return { target: target(), level: target() === "lr" && at("rate-kind").value === "factor" ? { factor: value } : value };
 }
 
 function wholeModel() {
@@ -60,7 +60,7 @@ function refresh(job) {
   }
   if (at("setting")) {
     at("setting-field").hidden = at("setting").disabled = !(target() in SETTINGS);
-    at("rate-field").hidden = target() !== "lr";
+    at("rate-kind-field").hidden = target() !== "lr";
   }
   at("from-field").hidden = at("apply").value !== "epoch";
   at("call").textContent = `POST ${BASE}/jobs/${job}/overrides\n${JSON.stringify(request())}`;
