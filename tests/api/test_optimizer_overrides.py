@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -97,6 +98,12 @@ def test_a_script_sets_its_own_optimizer(client: TestClient, world: World) -> No
     assert "the script of this run sets lr of its optimizer itself" in item["detail"]
     assert 'id="setting"' not in client.get(f"/jobs/{job_id}").text
     assert 'id="setting"' in client.get(f"/jobs/{world.submit(**LONG)}").text
+
+
+def test_each_id_of_the_page_is_there_once(client: TestClient, world: World) -> None:
+    job_id = world.submit(**LONG, batch={"high": 256})
+    ids = re.findall(r' id="([^"]+)"', client.get(f"/jobs/{job_id}").text)
+    assert sorted(ids) == sorted(set(ids))
 
 
 @pytest.mark.parametrize(

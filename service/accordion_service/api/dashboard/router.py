@@ -59,7 +59,7 @@ CHARTS = (
     ),
     Chart(id="phases", title="Time by phase", note="seconds per epoch, rank 0"),
     Chart(id="change", title="Gradient change", note="critical at or above the threshold"),
-    Chart(id="rate", title="Learning rate", note="set by the schedule"),
+    Chart(id="rate", title="Learning rate", note="of the last step"),
 )
 
 
