@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -51,9 +51,7 @@ class Limits:
                 )
 
 
-def check_level(
-    target: str, level: AskedLevel, *, spec: Mapping[str, Any], limits: Limits
-) -> None:
+def check_level(target: str, level: AskedLevel, *, spec: Mapping[str, Any], limits: Limits) -> None:
     """Check that a level lies between those of the job, or within the factor of its value.
 
     Raises:
@@ -91,22 +89,23 @@ def _check_compression(level: AskedLevel, ladder: Sequence[Any]) -> None:
     """Check a name, an index, or options between those of the ladder's levels."""
     if not isinstance(level, dict):
         names = [one.name for one in ladder]
-        if level not in names and level not in range(len(ladder)):
+        is_index = _is_number(level) and level in range(len(ladder))
+        if level not in names and not is_index:
             raise LimitError(f"level is {level!r}; give {', '.join(names)}, or options between")
         return
     for name, value in level.items():
         known = [one.options[name] for one in ladder if name in one.options]
-        numbers = [one for one in known if isinstance(one, int | float)]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not numbers or not is_number or not min(numbers) <= value <= max(numbers):
-            between = f"{name} from {min(numbers)} to {max(numbers)}" if numbers else "low or high"
+        numbers = [float(one) for one in known if _is_number(one)]
+        if not numbers or not _is_number(value) or not _is_between(value, numbers):
+            between = "low or high"
+            if numbers:
+                between = f"{name} from {min(numbers):g} to {max(numbers):g}"
             raise LimitError(f"level has {name} {value!r}; this job's levels allow {between}")
 
 
 def _check_rate(level: AskedLevel, most: float) -> None:
     factor = level.get("factor") if isinstance(level, dict) and len(level) == 1 else None
-    is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not is_number or not 1.0 / most <= float(factor or 0.0) <= most:
+    if not _is_number(factor) or not _is_between(factor, (1.0 / most, most)):
         raise LimitError(
             f'level is {level!r}; an agent changes lr by {{"factor": number}} from {1.0 / most:g}'
             f" to {most:g}"
@@ -118,8 +117,16 @@ def _check_number(name: str, level: AskedLevel, bounds: tuple[float, float] | No
         raise LimitError(f"the job file has no {name}, so an agent cannot override it")
     if level in ("low", "high") and name in ("batch", "local_steps"):
         return
-    is_number = isinstance(level, int | float) and not isinstance(level, bool)
-    if not is_number or not bounds[0] <= float(level) <= bounds[1]:  # type: ignore[arg-type]
+    if not _is_number(level) or not _is_between(level, bounds):
         raise LimitError(
             f"level of {name} is {level!r}; give a number from {bounds[0]:g} to {bounds[1]:g}"
         )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_between(value: float, bounds: Sequence[float]) -> bool:
+    """Compare without a conversion, which a huge whole number does not survive."""
+    return min(bounds) <= value <= max(bounds)

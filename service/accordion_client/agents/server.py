@@ -90,9 +90,7 @@ class AgentTools:
     async def list_epochs(self, job: str, limit: int = 20) -> Answer:
         """List the newest epochs of a job: loss, metrics, learning rate, levels, bytes, seconds."""
         found = await self._client.find(job)
-        page = await self._client.epochs(
-            found.id, limit=_clip(limit, MOST_ROWS), newest_first=True
-        )
+        page = await self._client.epochs(found.id, limit=_clip(limit, MOST_ROWS), newest_first=True)
         return {"epochs": [row.model_dump(mode="json") for row in reversed(page.items)]}
 
     @_tell_errors
@@ -177,8 +175,8 @@ def create_server(client: AsyncClient, limits: Limits) -> MCPServer[None]:
     server = MCPServer[None](
         "accordion",
         instructions=(
-            "Training jobs whose compression, batch, local steps and learning rate can be overridden"
-            " in mid-run. Look at a job and its epochs before you override, and say why."
+            "Training jobs whose compression, batch, local steps and learning rate can be"
+            " overridden in mid-run. Look at a job and its epochs before you override, and say why."
         ),
         lifespan=watch,
     )

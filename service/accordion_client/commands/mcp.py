@@ -40,7 +40,9 @@ def mcp(
     from accordion_service.errors import SettingsError
 
     if find_spec("mcp") is None:
-        raise SettingsError("accordion mcp needs the package mcp; pip install 'accordion-train[mcp]'")
+        raise SettingsError(
+            "accordion mcp needs the package mcp; pip install 'accordion-train[mcp]'"
+        )
     from accordion_client.agents.server import create_server
 
     limits = Limits(

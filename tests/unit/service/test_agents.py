@@ -75,7 +75,11 @@ def test_without_leave_a_person_gets_the_command(
     assert json.loads(accordion("show", running, "--json").out)["overrides"] == []
     name, *words = shlex.split(proposed["command"])
     said = accordion(*words)
-    assert (name, said.code, "factor=0.5 for the learning rate" in said.out) == ("accordion", 0, True)
+    assert (name, said.code, "factor=0.5 for the learning rate" in said.out) == (
+        "accordion",
+        0,
+        True,
+    )
 
 
 def test_an_agent_overrides_within_the_limits_and_hands_back_its_own(
@@ -83,7 +87,7 @@ def test_an_agent_overrides_within_the_limits_and_hands_back_its_own(
 ) -> None:
     async def use(call: Call) -> None:
         low = {"job": running, "target": "compression", "level": "low", "reason": "try"}
-        assert await call("override", **low, epochs=4) == "epochs is 4; give 1 to 3"
+        assert "epochs is 4; give 1 to 3" in await call("override", **low, epochs=4)
         made = await call("override", **low, epochs=3)
         assert (made["applied"], made["override"]["level"]) == (True, "low")
         assert "1 overrides were applied, which is the limit" in await call(
