@@ -147,7 +147,7 @@ CONTESTS = {
                 "10 % start, 15 local steps and more, 4 bits",
                 "25 local steps, 4 bits",
             ),
-            "30 % start, budget of 20, 4 bits": {LOCAL: "{budget: 20, start_steps: 144}"},
+            "30 % start, budget of 15, 4 bits": {LOCAL: "{budget: 15, start_steps: 144}"},
             "cost_aware, at most 20 local steps, 4 bits": {
                 LOCAL: "{low: 20}",
                 "policy": "{name: cost_aware, window: {steps: 16}}",
