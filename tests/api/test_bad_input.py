@@ -428,7 +428,7 @@ WHOLE = [
     (JobChange, {"priority": 3}),
     (JobsChange, {"priority": 3}),
     (QuotaRequest, {"user": "ada", "jobs": 0, "workers": 7}),
-    (OverrideRequest, {"level": 1, "apply_at": 2, "until": 3}),
+    (OverrideRequest, {"level": "low", "apply_at": 2, "until": 3}),
 ]
 
 
@@ -440,6 +440,11 @@ def test_a_float_without_a_fraction_is_a_whole_number(model: Any, values: dict[s
         for other in (values[name] + 0.5, True, float("inf")):
             with pytest.raises(ValidationError, match=name):
                 model.model_validate({**values, name: other})
+
+
+def test_a_level_without_a_fraction_is_a_whole_number_and_others_stay_as_they_are() -> None:
+    read = [OverrideRequest.model_validate({"level": level}).level for level in (1.0, 0.5, 2)]
+    assert (read, [type(level) for level in read]) == ([1, 0.5, 2], [int, float, int])
 
 
 def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(

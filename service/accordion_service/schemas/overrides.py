@@ -25,12 +25,14 @@ def _check_start(value: object) -> object:
 
 
 def _check_number(value: object) -> object:
-    """Check the range of a level that is a number here, as `_check_start` does."""
+    """Check the range of a level that is a number here, as `_check_start` does; 1.0 is a whole
+    number, as in JSON.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if not 0 <= value <= MAX_SAMPLES:
         raise ValueError(f"level is {value}; give a number from 0 to {MAX_SAMPLES}, or a name")
-    return value
+    return int(value) if value % 1 == 0 else value
 
 
 def _is_epoch(value: object) -> bool:
