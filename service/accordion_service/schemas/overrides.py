@@ -26,8 +26,7 @@ def _check_start(value: object) -> object:
 
 def _check_number(value: object) -> object:
     """Check the range of a level that is a number here, as `_check_start` does."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and not 0 <= value <= MAX_SAMPLES:
+    if isinstance(value, int | float) and not 0 <= value <= MAX_SAMPLES:
         raise ValueError(f"level is {value}; give a number from 0 to {MAX_SAMPLES}, or a name")
     return value
 
