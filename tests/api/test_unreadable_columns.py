@@ -60,6 +60,15 @@ def test_job_with_unreadable_columns_is_shown_overridden_and_cancelled(
     assert world.finish(job_id).status == Status.CANCELLED
 
 
+@pytest.mark.parametrize("task", [None, "digits-mlp"])
+def test_a_job_whose_task_is_unreadable_has_a_page(
+    client: TestClient, world: World, task: Any
+) -> None:
+    job_id = world.submit()
+    keep(world, JobRow, spec={"task": task})
+    assert client.get(f"/jobs/{job_id}").status_code == 200
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_unreadable_rows_beside_a_job_fail_no_page_and_no_cancellation(
     client: TestClient, world: World, document: Any

@@ -103,7 +103,8 @@ def rounds(service):
 def test_the_form_overrides_local_steps_by_a_level_or_a_number(page, rounds):
     page.goto(f"/jobs/{rounds}")
     options = page.locator("#target option")
-    expect(options).to_have_text(["compression of layers", "local steps"])
+    optimizer = ["learning rate", "weight decay", "gradient norm to clip at"]
+    expect(options).to_have_text(["compression of layers", "local steps", *optimizer])
     page.locator("#target").select_option("local_steps")
     for hidden in ("Level", "Options", "Layers", "Steps of a round"):
         expect(page.get_by_label(hidden, exact=True)).to_be_hidden()
@@ -134,5 +135,6 @@ def test_the_form_overrides_local_steps_by_a_level_or_a_number(page, rounds):
 def test_a_job_without_batch_levels_has_no_choice_of_the_batch(page, running):
     page.goto(f"/jobs/{running}")
     expect(page.locator("#live")).to_have_text("Live")
-    expect(page.locator("#target")).to_have_count(0)
+    expect(page.locator("#target option[value=compression]")).to_have_count(1)
+    expect(page.locator("#target option[value=batch]")).to_have_count(0)
     expect(page.locator("#schedule-batch")).to_be_hidden()

@@ -143,6 +143,14 @@ def test_an_override_of_local_steps_alone_reaches_it_too(opened: Open) -> None:
     assert (made.local_steps, made.local_steps_override) == (2, "by-hand")
 
 
+def test_an_override_of_the_optimizer_alone_reaches_it_too(opened: Open) -> None:
+    link, local = opened(), Controller(SPEC.config(), LAYERS)
+    link.started(STARTED, local.state_dict())
+    local.override([Override(id="by-hand", target="lr", level={"factor": 0.5})], epoch=0, step=1)
+    (made,) = decisions(link, local, range(1))
+    assert (made.optimizer, made.optimizer_overrides) == ({"lr_factor": 0.5}, {"lr": "by-hand"})
+
+
 def test_the_actor_decides_by_what_a_budget_has_become(opened: Open) -> None:
     half, asked = CompressionSpec(method="half"), LocalStepsSpec(budget=50.0)
     rounds = SPEC.model_copy(update={"compression": half, "local_steps": asked.resolve(8)})

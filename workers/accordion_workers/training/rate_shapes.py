@@ -1,6 +1,6 @@
 """Shapes of the learning rate over a run, as shares of `optimizer.lr`; pure.
 
-A place is an epoch, counted from 0, and the part of it that is done, from 0 to 1. A run has
+A position is an epoch, counted from 0, and the part of it that is done, from 0 to 1. A run has
 `epochs` epochs; after its end a shape keeps its last value.
 """
 
@@ -19,10 +19,10 @@ FIRST_SHARE = 1.0 / 25.0
 
 
 class RateShape(Protocol):
-    """Share of the peak by place."""
+    """Share of the peak by position."""
 
     def share(self, epoch: int, done: float) -> float:
-        """Return the share at a place."""
+        """Return the share at a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Cosine:
 
     def share(self, epoch: int, done: float) -> float:
         """Implements `RateShape`."""
-        return _half_cosine(1.0, self.floor, _place(epoch, done, self.epochs))
+        return _half_cosine(1.0, self.floor, _progress(epoch, done, self.epochs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class WarmupStableDecay:
 
     def share(self, epoch: int, done: float) -> float:
         """Implements `RateShape`."""
-        left = (1.0 - _place(epoch, done, self.epochs)) / self.part
+        left = (1.0 - _progress(epoch, done, self.epochs)) / self.part
         return self.floor + (1.0 - self.floor) * min(1.0, left)
 
 
@@ -77,10 +77,10 @@ class OneCycle:
 
     def share(self, epoch: int, done: float) -> float:
         """Implements `RateShape`."""
-        place = _place(epoch, done, self.epochs)
-        if place < self.rise:
-            return _half_cosine(FIRST_SHARE, 1.0, place / self.rise)
-        return _half_cosine(1.0, self.floor, (place - self.rise) / (1.0 - self.rise))
+        progress = _progress(epoch, done, self.epochs)
+        if progress < self.rise:
+            return _half_cosine(FIRST_SHARE, 1.0, progress / self.rise)
+        return _half_cosine(1.0, self.floor, (progress - self.rise) / (1.0 - self.rise))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class Table:
 
     def share(self, epoch: int, done: float) -> float:
         """Implements `RateShape`."""
-        place = epoch + done
-        if place <= self.points[0][0]:
+        now = epoch + done
+        if now <= self.points[0][0]:
             return self.points[0][1]
         for (begin, first), (end, last) in pairwise(self.points):
-            if place <= end:
-                return first + (last - first) * (place - begin) / (end - begin)
+            if now <= end:
+                return first + (last - first) * (now - begin) / (end - begin)
         return self.points[-1][1]
 
 
@@ -115,9 +115,9 @@ def build_shape(training: TrainingSpec) -> RateShape:
     return SHAPES[training.lr_decay.shape](training.lr_decay, training.epochs)
 
 
-def _place(epoch: int, done: float, epochs: int) -> float:
+def _progress(epoch: int, done: float, epochs: int) -> float:
     return min(1.0, (epoch + done) / epochs)
 
 
-def _half_cosine(first: float, last: float, place: float) -> float:
-    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * place))
+def _half_cosine(first: float, last: float, progress: float) -> float:
+    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * progress))

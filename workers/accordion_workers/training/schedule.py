@@ -13,8 +13,8 @@ from accordion_workers.training.rate_shapes import RateShape, Steps, build_shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A shape of the learning rate, with a linear warm-up over the first epochs. Places are epochs,
-    whose number of samples the batch size does not change.
+    """A shape of the learning rate, with a linear warm-up over the first epochs. Positions are in
+    epochs, whose number of samples the batch size does not change.
     """
 
     lr: float
