@@ -14,11 +14,7 @@ from accordion_client.commands.check import build_schema
 from tests.unit.service.conftest import Accordion
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-FILES = sorted(
-    path
-    for folder in ("jobs", "recipes")
-    for path in (DEPLOY / folder).rglob("*.yaml")
-)
+FILES = sorted(path for folder in ("jobs", "recipes") for path in (DEPLOY / folder).rglob("*.yaml"))
 
 
 def names(path: Path) -> str:
