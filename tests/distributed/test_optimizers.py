@@ -10,16 +10,16 @@ from accordion_workers.records.contract import DesiredState
 from accordion_workers.spec.training import OptimizerName
 from tests.distributed.loop_jobs import RecordingLink, equal, run_job, spec
 
-RATES = {"sgd": 0.05, "adagrad": 0.02}
+RATES = {"sgd": 0.05, "adagrad": 0.03, "radam": 0.03}
 
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
 def test_a_stopped_job_ends_with_the_same_bits(run_group, tmp_path, name):
-    optimizer = {"name": name, "lr": RATES.get(name, 0.003)}
+    optimizer = {"name": name, "lr": RATES.get(name, 0.01)}
     job = spec(training={"epochs": 3, "optimizer": optimizer})
     whole = run_group(2, run_job, tmp_path / "whole", job)[0]
     losses = [record.loss for record in whole.link.of("epoch")]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     stop = DesiredState(version=1, stop="cancel")
     link = RecordingLink(orders=stop, order_after=("epoch", 0))
     assert run_group(2, run_job, tmp_path / "parts", job, link)[0].outcome == "stopped"

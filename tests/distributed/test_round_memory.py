@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from accordion_workers.common.errors import PeerUnfit
 from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.job import PolicySpec, WindowSpec
 from accordion_workers.training import loop, round_memory
 from accordion_workers.training.context import Doing, LoopControl, RoundMemory
 from accordion_workers.training.train_state import TrainState
@@ -33,6 +34,7 @@ LOCAL = spec(
     compression={"method": "none"},
     local_steps={"low": LOW},
 )
+MEASURED = LOCAL.model_copy(update={"policy": PolicySpec(window=WindowSpec(epochs=1))})
 IN_ROUND_2 = LOW + 2
 
 
@@ -164,7 +166,7 @@ def test_survivors_go_on_from_the_last_round_and_count_every_sample(run_group, t
 
 
 def test_a_new_process_gets_the_round_from_rank_0(run_group, tmp_path):
-    ends = run_group(3, lose_members, tmp_path, LOCAL, [0, 1], (2,))
+    ends = run_group(3, lose_members, tmp_path, MEASURED, [0, 1], (2,))
     (started,) = ends[0].link.of("started")
     assert (started.world_size, started.step, started.from_memory) == (3, LOW, True)
     assert equal(ends[0].parameters, ends[2].parameters)
