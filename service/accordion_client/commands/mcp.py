@@ -35,7 +35,7 @@ def mcp(
 
     Example: claude mcp add accordion -- accordion mcp
     """
-    from accordion_client.agents.limits import Limits
+    from accordion_client.agents.agent_limits import Limits
     from accordion_client.machine.connection import connect_async
     from accordion_service.errors import SettingsError
 
@@ -43,7 +43,7 @@ def mcp(
         raise SettingsError(
             "accordion mcp needs the package mcp; pip install 'accordion-train[mcp]'"
         )
-    from accordion_client.agents.server import create_server
+    from accordion_client.agents.agent_server import create_server
 
     limits = Limits(
         applies=apply,

@@ -13,15 +13,15 @@ import anyio
 import pytest
 
 from accordion_client import connect_async
-from accordion_client.agents.guard import LossGuard
-from accordion_client.agents.limits import LimitError, Limits, check_level
+from accordion_client.agents.loss_guard import LossGuard
+from accordion_client.agents.agent_limits import LimitError, Limits, check_level
 from accordion_service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
 mcp = pytest.importorskip("mcp")
 
-from accordion_client.agents.server import create_server  # noqa: E402
+from accordion_client.agents.agent_server import create_server  # noqa: E402
 
 Call = Callable[..., Awaitable[Any]]
 SPEC = {
