@@ -127,7 +127,7 @@ class Controller:
         epoch = report.epoch + 1 if report.epoch_end else report.epoch
         detector, result = update_detector(self._detector, report, self._config.detector)
         batch, batch_reason = self._updated_batch(report)
-        stage = self._stage.after(report)
+        stage = self._stage.after(report, is_overridden=self._sets_rate(report.epoch, epoch))
         bare = self._policy_input(epoch, report.step, detector=detector, batch=batch, stage=stage)
         policy, told = self._policy, _add_report(bare, report, result)
         # What an override sends says nothing about the policy's own level.
@@ -330,6 +330,10 @@ class Controller:
             options=self._policy_options,
             state=self._policy_state,
         )
+
+    def _sets_rate(self, *epochs: int) -> bool:
+        held = (whole_model_override(self._resolved, epoch, target="lr") for epoch in epochs)
+        return any(one is not None for one in held)
 
     def _batch_growth(self, epoch: int, batch: BatchState) -> float:
         held = whole_model_override(self._resolved, epoch, target="batch")

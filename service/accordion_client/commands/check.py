@@ -35,6 +35,8 @@ def check(file: SpecArgument, *, changes: ChangesOption = None, json: JsonOption
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
     job = parse_job(_replace_names(spec, archive))
+    if archive is not None and job.task.name == "script":
+        _check_script(str(job.task.options["file"]), archive)
     if json:
         print_json(job)
     else:
@@ -65,6 +67,28 @@ def build_schema() -> dict[str, Any]:
         "description": description,
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **built}
+
+
+def _check_script(script: str, archive: bytes) -> None:
+    """Check that the code has the script.
+
+    Raises:
+        SettingsError: it has not, or is no zip file.
+    """
+    from io import BytesIO
+    from zipfile import BadZipFile, ZipFile
+
+    from accordion_service.errors import SettingsError
+
+    try:
+        names = ZipFile(BytesIO(archive)).namelist()
+    except BadZipFile as error:
+        raise SettingsError(f"code is no zip file of Python modules ({error})") from error
+    if script not in names:
+        shown = ", ".join(sorted(name for name in names if name.endswith(".py"))[:5])
+        raise SettingsError(
+            f"task.options.file is {script!r}, which the code lacks; it holds {shown or 'no .py file'}"
+        )
 
 
 def _replace_names(spec: dict[str, Any], archive: bytes | None) -> dict[str, Any]:

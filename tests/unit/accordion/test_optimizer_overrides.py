@@ -7,6 +7,7 @@ import json
 import pytest
 
 from accordion.base.errors import ConfigError, OverrideError
+from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import (
     Override,
     decision_from_json,
@@ -119,3 +120,15 @@ def test_ranks_confirm_what_their_optimizer_has() -> None:
 def test_a_range_that_is_none_is_refused(ranges) -> None:
     with pytest.raises(ConfigError, match="optimizer_ranges has"):
         Config(optimizer_ranges=ranges)
+
+
+def test_a_rate_that_a_user_raised_for_a_while_is_no_peak_for_the_policy() -> None:
+    ours = controller(
+        method="half", local_steps=LocalSteps(low=4, high=64), optimizer_ranges=RANGES
+    )
+    ours.override([by_hand("lr", {"factor": 2}, until=2)], epoch=1, step=10)
+    assert ours.decide(report(0, lr=0.1)).local_steps == 4
+    assert ours.decide(report(1, lr=0.2, next_lr=0.1)).local_steps == 4
+    assert ours.decide(report(2, lr=0.1, next_lr=0.05)).local_steps == 8
+    ours.override([by_hand("lr", {"factor": 0.5}, 2)], epoch=3, step=30)
+    assert ours.decide(report(3, lr=0.025)).local_steps == 16

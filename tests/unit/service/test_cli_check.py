@@ -78,3 +78,17 @@ def test_code_that_is_not_there_is_named(alone: Accordion, spec: Path) -> None:
     said = alone("check", spec, "--set", "code=./nowhere")
     assert said.code == 2
     assert "nowhere cannot be read" in said.err
+
+
+def test_a_script_that_its_code_lacks_is_named(alone: Accordion, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass")
+    file = tmp_path / "job.yaml"
+    file.write_text("task: {name: script, options: {file: training.py}}\ncode: ./code\n")
+    said = alone("check", file)
+    assert (said.code, "is 'training.py', which the code lacks; it holds train.py" in said.err) == (
+        2,
+        True,
+    )
+    file.write_text("task: {name: script, options: {file: train.py}}\ncode: ./code\n")
+    assert alone("check", file).code == 0

@@ -18,7 +18,7 @@ def _check_range(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[
-    tuple[Annotated[Number, Field(ge=0)], Annotated[Number, Field(ge=0, le=1.0e6)]],
+    tuple[Annotated[Number, Field(ge=0)], Annotated[Number, Field(gt=0, le=1.0e6)]],
     AfterValidator(_check_range),
 ]
 """Least and largest value."""
