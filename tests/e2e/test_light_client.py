@@ -94,6 +94,7 @@ def test_the_sdk_works_from_afar(run: Run) -> None:
         (("accordion", "api"), "service"),
         (("accordion", "scheduler"), "service"),
         (("accordion", "simulate", "job.yaml", "--workers", "2"), "train"),
+        (("accordion", "mcp"), "mcp"),
         (("python", "-c", "from accordion import attach"), "train"),
         (("python", "-c", "from accordion_workers import session"), "ray"),
         (("python", "-c", "import accordion_ray"), "ray"),
