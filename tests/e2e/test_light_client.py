@@ -70,6 +70,7 @@ def test_the_light_client_is_small(environment: Path) -> None:
 def test_a_job_is_submitted_watched_and_overridden_from_afar(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     for command, code, said in (
+        ("check job.yaml", 0, "is a job"),
         ("submit job.yaml", 0, "is QUEUED as"),
         ("list", 0, "from-afar"),
         ("show from-afar", 0, "digits-mlp"),
