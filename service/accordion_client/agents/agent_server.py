@@ -13,8 +13,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import ValidationError
 
-from accordion_client.agents.loss_guard import LossGuard
 from accordion_client.agents.agent_limits import AskedLevel, LimitError, Limits, check_level
+from accordion_client.agents.loss_guard import LossGuard
 from accordion_client.sdk.client import AsyncClient
 from accordion_client.sdk.errors import ClientError
 from accordion_service.schemas.overrides import OverrideRequest

@@ -85,9 +85,10 @@ def _check_script(script: str, archive: bytes) -> None:
     except BadZipFile as error:
         raise SettingsError(f"code is no zip file of Python modules ({error})") from error
     if script not in names:
-        shown = ", ".join(sorted(name for name in names if name.endswith(".py"))[:5])
+        scripts = sorted(name for name in names if name.endswith(".py"))[:5]
         raise SettingsError(
-            f"task.options.file is {script!r}, which the code lacks; it holds {shown or 'no .py file'}"
+            f"task.options.file is {script!r}, which the code lacks; it holds"
+            f" {', '.join(scripts) or 'no .py file'}"
         )
 
 

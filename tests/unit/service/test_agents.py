@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from accordion_client import connect_async
-from accordion_client.agents.loss_guard import LossGuard
 from accordion_client.agents.agent_limits import LimitError, Limits, check_level
+from accordion_client.agents.loss_guard import LossGuard
 from accordion_service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
