@@ -179,6 +179,7 @@ def create_server(client: AsyncClient, limits: Limits) -> MCPServer[None]:
             " overridden in mid-run. Look at a job and its epochs before you override, and say why."
         ),
         lifespan=watch,
+        log_level="WARNING",
     )
     reading = (tools.list_jobs, tools.show_job, tools.list_epochs, tools.read_log)
     for tool in (*reading, tools.override, tools.hand_back, tools.list_handed_back):
