@@ -57,21 +57,16 @@ def check_level(target: str, level: AskedLevel, *, spec: Mapping[str, Any], limi
     Raises:
         LimitError: it does not, or the job file cannot be read.
     """
-    try:
-        job = JobSpec.model_validate(spec)
-    except ValidationError as error:
-        raise LimitError(
-            "this server cannot read the job file, which another version wrote; override it by"
-            " the command line of the service's version"
-        ) from error
+    job = _read_job(spec, target)
+    config = job.config()
     match target:
         case "compression":
-            _check_compression(level, job.config().ladder())
+            _check_compression(level, config.ladder())
         case "batch":
             sizes = None if job.batch is None else (job.training.global_batch, job.batch.high)
             _check_number("batch", level, sizes)
         case "local_steps":
-            local = job.config().local_steps
+            local = config.local_steps
             _check_number("local_steps", level, None if local is None else (1, local.high))
         case "lr":
             _check_rate(level, limits.most_factor)
@@ -83,6 +78,23 @@ def check_level(target: str, level: AskedLevel, *, spec: Mapping[str, Any], limi
             _check_number(target, level, None if norm is None else (norm / factor, norm * factor))
         case _:
             raise LimitError(f"an agent overrides no {target!r}")
+
+
+def _read_job(spec: Mapping[str, Any], target: str) -> JobSpec:
+    """Return the job whose target is overridden."""
+    try:
+        job = JobSpec.model_validate(spec)
+    except ValidationError as error:
+        raise LimitError(
+            "this server cannot read the job file, which another version wrote; override it by"
+            " the command line of the service's version"
+        ) from error
+    if (
+        target in ("lr", "weight_decay", "clip_norm")
+        and target not in job.config().optimizer_ranges
+    ):
+        raise LimitError(f"the script of this job sets {target} itself; change it there")
+    return job
 
 
 def _check_compression(level: AskedLevel, ladder: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from accordion_client.agents.agent_limits import AskedLevel, LimitError, Limits,
 from accordion_client.agents.loss_guard import LossGuard
 from accordion_client.sdk.client import AsyncClient
 from accordion_client.sdk.errors import ClientError
+from accordion_service.domain.overrides.states import LIVE
 from accordion_service.schemas.overrides import OverrideRequest
 
 Target = Literal["compression", "batch", "local_steps", "lr", "weight_decay", "clip_norm"]
@@ -115,7 +116,10 @@ class AgentTools:
         found = await self._client.find(job)
         if not 1 <= epochs <= self._limits.most_epochs:
             raise LimitError(f"epochs is {epochs}; give 1 to {self._limits.most_epochs}")
+        if found.ended_at is not None:
+            raise LimitError(f"job {found.id} has ended ({found.status})")
         check_level(target, level, spec=found.spec, limits=self._limits)
+        await self._check_free(found.id, target)
         until = (found.progress.epoch if found.progress else 0) + epochs
         request = _build_request(target, level, until=until, reason=reason)
         if not self._limits.applies:
@@ -150,6 +154,21 @@ class AgentTools:
         """List the overrides that were handed back because the loss rose."""
         await self.guard.check()
         return {"handed_back": self.guard.handed_back}
+
+    async def _check_free(self, job_id: str, target: Target) -> None:
+        """Check that nobody else's override holds what the agent wants to change.
+
+        Raises:
+            LimitError: one does.
+        """
+        own = {one.override_id for one in self.guard.watched}
+        for row in (await self._client.overrides(job_id)).items:
+            if row.target == target and row.state in LIVE and row.id not in own:
+                by = f" of {row.requested_by}" if row.requested_by else ""
+                raise LimitError(
+                    f"override #{row.number}{by} holds {target}; an agent changes nothing that"
+                    " others hold"
+                )
 
     async def keep_watch(self) -> None:
         """Look at the losses again and again; an unreachable service is asked again later."""

@@ -6,6 +6,7 @@ import json
 import random
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,22 @@ def test_an_agent_overrides_within_the_limits_and_hands_back_its_own(
         assert ended["override"]["state"] == "CANCELLED"
 
     talk(service.url, Limits(applies=True, most_epochs=3, most_overrides=1), use)
+
+
+def test_an_agent_changes_nothing_that_a_person_holds_and_no_job_that_has_ended(
+    service: Live, running: str, accordion: Accordion, spec: Path
+) -> None:
+    assert accordion("override", running, "--lr", "0.01", "--wait").code == 0
+    ended = accordion("submit", spec, "--json").json()["id"]
+    accordion("cancel", ended)
+    accordion("watch", ended)
+
+    async def use(call: Call) -> None:
+        half = {"target": "lr", "level": {"factor": 0.5}, "epochs": 1, "reason": "try"}
+        assert "override #1 of admin holds lr" in await call("override", job=running, **half)
+        assert "has ended (CANCELLED)" in await call("override", job=ended, **half)
+
+    talk(service.url, Limits(applies=True), use)
 
 
 def ask_at_random(draw: random.Random) -> dict[str, Any]:

@@ -212,7 +212,9 @@ class TrainState:
             return held["lr"]
         if "lr_factor" not in held:
             return scheduled
-        least, most = self.spec.training.override_ranges.lr
+        # Where the schedule leaves the range, a factor below 1 raises no rate, nor the other way.
+        bounds = (*self.spec.training.override_ranges.lr, scheduled)
+        least, most = min(bounds), max(bounds)
         return min(max(scheduled * held["lr_factor"], least), most)
 
     @property
