@@ -124,6 +124,7 @@ class AgentTools:
         request = _build_request(target, level, until=until, reason=reason)
         if not self._limits.applies:
             return {"applied": False, "command": describe_command(found.id, request)}
+        before = await self.guard.find_newest(found.id)
         if self._number >= self._limits.most_overrides:
             raise LimitError(
                 f"{self._number} overrides were applied, which is the limit of this server"
@@ -134,7 +135,7 @@ class AgentTools:
         except ClientError:
             self._number -= 1
             raise
-        await self.guard.watch(found.id, made.id, number=made.number)
+        self.guard.watch(found.id, made.id, number=made.number, before=before)
         return {"applied": True, "override": made.model_dump(mode="json")}
 
     @_tell_errors
@@ -171,13 +172,10 @@ class AgentTools:
                 )
 
     async def keep_watch(self) -> None:
-        """Look at the losses again and again; an unreachable service is asked again later."""
+        """Look at the losses again and again."""
         while True:
             await anyio.sleep(CHECK_S)
-            try:
-                await self.guard.check()
-            except ClientError:
-                continue
+            await self.guard.check()
 
 
 def create_server(client: AsyncClient, limits: Limits) -> MCPServer[None]:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from accordion_client import connect_async
+from accordion_client import NotFound, Unreachable, connect_async
 from accordion_client.agents.agent_limits import LimitError, Limits, check_level
 from accordion_client.agents.loss_guard import LossGuard
 from accordion_service.errors import SettingsError
@@ -207,12 +207,16 @@ class FakeClient:
         self.losses: list[float | None] = [2.0]
         self.state = "APPLIED"
         self.cancelled: list[tuple[str, str]] = []
+        self.errors: dict[str, Exception] = {}
 
     async def epochs(self, job_id: str, **_: Any) -> Any:
         newest = SimpleNamespace(epoch=len(self.losses) - 1, loss=self.losses[-1])
         return SimpleNamespace(items=[newest])
 
     async def overrides(self, job_id: str) -> Any:
+        await anyio.sleep(0)
+        if job_id in self.errors:
+            raise self.errors[job_id]
         return SimpleNamespace(items=[SimpleNamespace(id="o", state=self.state)])
 
     async def cancel_override(self, job_id: str, override_id: str) -> None:
@@ -229,7 +233,7 @@ def test_an_override_is_handed_back_once_the_loss_has_risen(
     guard = LossGuard(client, 1.5)  # type: ignore[arg-type]
 
     async def use() -> None:
-        await guard.watch("j", "o", number=3)
+        guard.watch("j", "o", number=3, before=await guard.find_newest("j"))
         await guard.check()
         assert client.cancelled == []
         client.losses.append(loss)
@@ -247,10 +251,29 @@ def test_an_override_that_has_ended_is_not_watched_any_more() -> None:
     guard = LossGuard(client, 1.5)  # type: ignore[arg-type]
 
     async def use() -> None:
-        await guard.watch("j", "o", number=3)
+        guard.watch("j", "o", number=3, before=await guard.find_newest("j"))
         client.state = "EXPIRED"
         client.losses.append(9.0)
         await guard.check()
 
     anyio.run(use)
     assert (client.cancelled, guard.watched) == ([], [])
+
+
+def test_a_job_that_is_gone_or_silent_keeps_no_other_from_being_watched() -> None:
+    client = FakeClient()
+    client.errors = {"gone": NotFound("no job", 404), "silent": Unreachable("nobody there")}
+    guard = LossGuard(client, 1.5)  # type: ignore[arg-type]
+
+    async def use() -> None:
+        before = await guard.find_newest("j")
+        for job in ("gone", "silent", "j"):
+            guard.watch(job, "o", number=3, before=before)
+        client.losses.append(9.0)
+        async with anyio.create_task_group() as group:  # the clock's check beside the agent's
+            group.start_soon(guard.check)
+            group.start_soon(guard.check)
+
+    anyio.run(use)
+    assert client.cancelled == [("j", "o")]
+    assert [one.job_id for one in guard.watched] == ["silent"]
