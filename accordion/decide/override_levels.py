@@ -13,6 +13,7 @@ from accordion.config import BatchConfig
 
 MAX_FACTOR = 1000.0
 """Largest factor of the learning rate."""
+_HALF = ', or factor=0.5 ({"factor": 0.5} in JSON) for half of what is scheduled'
 
 
 def resolve_level(level: str | float | Mapping[str, OptionValue], ladder: Sequence[Level]) -> Level:
@@ -137,19 +138,19 @@ def resolve_optimizer(
             "target",
         )
     _check_whole_model(layers, f"{target} applies")
-    name, value, (least, most) = str(target), level, ranges[target]
+    setting, name, value = str(target), str(target), level
+    least, most = ranges[target]
     if target == "lr" and isinstance(level, Mapping) and set(level) == {"factor"}:
-        name, value, least, most = "lr_factor", level["factor"], 0.0, MAX_FACTOR
+        setting, name, value = "lr_factor", "the factor of lr", level["factor"]
+        least, most = 0.0, MAX_FACTOR
     needs_more = least == 0.0 and target != "weight_decay"
     limits = f"above 0, up to {most:g}" if needs_more else f"from {least:g} to {most:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        factor = ', or {"factor": 0.5} for half of what is scheduled' if target == "lr" else ""
-        raise OverrideError(
-            f"unknown level {value!r} of {name}; give a number {limits}{factor}", "level"
-        )
+        factor = _HALF if name == "lr" else ""
+        raise OverrideError(f"{name} is {value!r}; give a number {limits}{factor}", "level")
     if not least <= value <= most or (needs_more and value == 0.0):
-        raise OverrideError(f"level of {name} is {value}; give a number {limits}", "level")
-    return {name: float(value)}
+        raise OverrideError(f"{name} is {value}; give a number {limits}", "level")
+    return {setting: float(value)}
 
 
 def _check_whole_model(layers: Sequence[str], what: str) -> None:

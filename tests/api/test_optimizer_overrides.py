@@ -67,14 +67,21 @@ def test_the_next_override_of_a_setting_supersedes_the_one_before_and_no_other(
 @pytest.mark.parametrize(
     ("asked", "pointer", "sentence"),
     [
-        ({"target": "lr", "level": 0.5}, "/level", "level of lr is 0.5; give a number from 0.001"),
-        ({"target": "lr", "level": "low"}, "/level", "unknown level 'low' of lr"),
-        ({"target": "clip_norm", "level": 0}, "/level", "level of clip_norm is 0; give a number"),
+        ({"target": "lr", "level": 0.5}, "/level", "lr is 0.5; give a number from 0.001"),
+        ({"target": "lr", "level": "low"}, "/level", "lr is 'low'; give a number from"),
+        ({"target": "clip_norm", "level": 0}, "/level", "clip_norm is 0; give a number"),
         ({"target": "lr", "level": 0.1, "layers": ["fc1*"]}, "/layers", "leave out the layers"),
         ({"target": "momentum", "level": 0.1}, "/target", "'momentum'"),
         ({"target": "lr", "level": -0.1}, "/level", "level is -0.1; give a number from 0 to"),
         ({"target": "clip_norm", "level": 1e300}, "/level", "level is 1e+300; give a number"),
-        ({"target": "lr", "level": {"factor": 1e9}}, "/level", "level of lr_factor is 1000000000"),
+        ({"target": "lr", "level": {"factor": 1e9}}, "/level", "the factor of lr is 1000000000"),
+        (
+            {"target": "clip_norm", "level": 1e9},
+            "/level",
+            "clip_norm is 1000000000.0; give a number",
+        ),
+        ({"target": "lr", "level": {"factor": None}}, "/level", "level has factor None; give a"),
+        ({"target": "lr", "level": {"factor": []}}, "/level", "level has factor []; give a finite"),
         ({"level": 0.5}, "/level", "unknown level 0.5; known are"),
     ],
 )

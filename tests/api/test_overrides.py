@@ -201,8 +201,24 @@ def test_layers_of_a_cancelled_newer_override_return_to_the_policy_not_the_older
     world.turn(3)
     states = [world.override_row(job_id, name).state for name in (older, newer)]
     assert states == ["CANCELLED", "CANCELLED"]
-    assert world.override_row(job_id, older).message == "cancelled with #2 by admin"
+    held = "all its layers are held by newer override #2"
+    assert world.override_row(job_id, older).message == f"{held}; cancelled with #2 by admin"
     assert world.runtime.jobs[job_id].orders.overrides == ()
+
+
+def test_the_reason_of_a_cancellation_and_all_that_it_cancels_are_audited(
+    client: TestClient, world: World
+) -> None:
+    job_id, _, newer = _superseded_from_5(world)
+    place = f"/api/v1/jobs/{job_id}/overrides/{newer}"
+    gone = client.delete(place, params={"reason": "the loss\nis fine"})
+    assert gone.json()["message"] == "cancelled by admin: the loss is fine"
+    rows = client.get("/api/v1/audit", params={"action": "override.cancelled"}).json()["items"]
+    cancelled = [(row["before"]["number"], row["after"]) for row in rows]
+    reason = {"reason": "the loss\nis fine"}
+    assert sorted(cancelled) == [(1, reason), (2, reason)]
+    assert client.delete(place, params={"reason": "x" * 1001}).status_code == 422
+    assert client.delete(place, params={"why": "x"}).status_code == 422
 
 
 LEVELS = {"batch": {"high": 512}, **LONG}

@@ -130,9 +130,7 @@ def _check_number(name: str, level: AskedLevel, bounds: tuple[float, float] | No
     if level in ("low", "high") and name in ("batch", "local_steps"):
         return
     if not _is_number(level) or not _is_between(level, bounds):
-        raise LimitError(
-            f"level of {name} is {level!r}; give a number from {bounds[0]:g} to {bounds[1]:g}"
-        )
+        raise LimitError(f"{name} is {level!r}; give a number from {bounds[0]:g} to {bounds[1]:g}")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

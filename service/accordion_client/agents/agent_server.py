@@ -139,7 +139,7 @@ class AgentTools:
         return {"applied": True, "override": made.model_dump(mode="json")}
 
     @_tell_errors
-    async def hand_back(self, job: str, number: int) -> Answer:
+    async def hand_back(self, job: str, number: int, reason: str = "") -> Answer:
         """Cancel an override that this server has applied: the policy, or the job file, decides
         again.
         """
@@ -147,7 +147,7 @@ class AgentTools:
         mine = [one for one in self.guard.watched if (one.job_id, one.number) == (found.id, number)]
         if not mine:
             raise LimitError(f"this server applied no override #{number} that may still hold")
-        made = await self._client.cancel_override(found.id, mine[0].override_id)
+        made = await self._client.cancel_override(found.id, mine[0].override_id, reason=reason)
         return {"override": made.model_dump(mode="json")}
 
     @_tell_errors

@@ -87,11 +87,9 @@ class LossGuard:
         newest = await self.find_newest(one.job_id)
         if newest is None or newest.epoch <= one.epoch or not self._has_risen(one, newest):
             return False
-        await self.client.cancel_override(one.job_id, one.override_id)
-        self.handed_back.append(
-            f"override #{one.number} of job {one.job_id}: the loss of epoch {newest.epoch} is"
-            f" {newest.loss}, and it was {one.loss} before"
-        )
+        reason = f"the loss of epoch {newest.epoch} is {newest.loss}, and it was {one.loss} before"
+        await self.client.cancel_override(one.job_id, one.override_id, reason=reason)
+        self.handed_back.append(f"override #{one.number} of job {one.job_id}: {reason}")
         return True
 
     def _has_risen(self, one: Watched, newest: EpochView) -> bool:

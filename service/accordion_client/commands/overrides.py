@@ -148,6 +148,9 @@ def hand_back(
         ),
     ] = None,
     *,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="stored with the overrides")
+    ] = "",
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -163,7 +166,7 @@ def hand_back(
         before = client.overrides(found.id).items
         chosen = _choose_overrides(found, before, numbers or [])
         for override_id in chosen:
-            _cancel_override(client, found.id, override_id)
+            _cancel_override(client, found.id, override_id, reason=reason)
         after = client.overrides(found.id).items
     held = {row.id for row in before if row.state != "CANCELLED"}
     went = [
@@ -202,12 +205,12 @@ def _choose_overrides(job: JobView, overrides: list[OverrideView], numbers: list
     return list(dict.fromkeys(row.id for row in chosen))
 
 
-def _cancel_override(client: Client, job_id: str, override_id: str) -> None:
+def _cancel_override(client: Client, job_id: str, override_id: str, *, reason: str) -> None:
     """Cancel one override; one that ended by itself meanwhile is ignored."""
     from accordion_client import Refused
 
     try:
-        client.cancel_override(job_id, override_id)
+        client.cancel_override(job_id, override_id, reason=reason)
     except Refused as error:
         if error.status != HTTPStatus.CONFLICT:
             raise

@@ -155,11 +155,12 @@ class HistoryRequests(RequestSender):
         return await self._create(OverrideView, path, idempotency_key, json=body)
 
     @shared_method
-    async def cancel_override(self, job_id: str, override_id: str) -> OverrideView:
+    async def cancel_override(
+        self, job_id: str, override_id: str, *, reason: str = ""
+    ) -> OverrideView:
         """Cancel an override; its layers return to the policy."""
-        return await self._request(
-            OverrideView, "DELETE", f"/jobs/{job_id}/overrides/{override_id}"
-        )
+        path, params = f"/jobs/{job_id}/overrides/{override_id}", {"reason": reason}
+        return await self._request(OverrideView, "DELETE", path, params=params if reason else None)
 
     @shared_iterator
     async def events(

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from accordion_service.api.callers import CallerDep, require_scope
 from accordion_service.api.conditions import IdempotencyKey, IfMatch, check_if_match, format_etag
 from accordion_service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, StateDep
 from accordion_service.api.problems import describe_problems
 from accordion_service.domain.access import Scope
-from accordion_service.schemas.overrides import OverrideList, OverrideRequest, OverrideView
+from accordion_service.schemas.overrides import (
+    CancelQuery,
+    OverrideList,
+    OverrideRequest,
+    OverrideView,
+)
 from accordion_service.store.writes.idempotency import Idempotency, body_hash
 from accordion_service.store.writes.overrides import JobOverrides, RequestedOverride
 from accordion_service.views.jobs import override_view
 
-router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"], dependencies=[NO_QUERY])
+router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"])
 OverrideId = Annotated[
     str,
     Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="ID of the override"),
 ]
 
 
-@router.get("", dependencies=[require_scope(Scope.READ)], responses=describe_problems(404))
+@router.get(
+    "", dependencies=[require_scope(Scope.READ), NO_QUERY], responses=describe_problems(404)
+)
 def get_overrides(job: JobDep, state: StateDep, response: Response) -> OverrideList:
     """List all overrides of a job, oldest first, with their states."""
     acks = state.overrides.acks(job.id)
@@ -36,7 +43,7 @@ def get_overrides(job: JobDep, state: StateDep, response: Response) -> OverrideL
 @router.post(
     "",
     status_code=202,
-    dependencies=[require_scope(Scope.OVERRIDE), *WRITES_ROWS],
+    dependencies=[require_scope(Scope.OVERRIDE), *WRITES_ROWS, NO_QUERY],
     responses=describe_problems(400, 404, 409, 412, 415),
 )
 def add_override(
@@ -84,6 +91,7 @@ def add_override(
 def cancel_override(
     job_id: JobId,
     override_id: OverrideId,
+    query: Annotated[CancelQuery, Query()],
     *,
     state: StateDep,
     caller: CallerDep,
@@ -93,5 +101,7 @@ def cancel_override(
     active. Repeating the request has no effect.
     """
     writes = JobOverrides(state.database, state.clock, caller)
-    row = writes.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
+    row = writes.cancel_override(
+        job_id, override_id, lambda job: check_if_match(if_match, job), reason=query.reason
+    )
     return override_view(row, state.overrides.acks(job_id).get(row.id, []))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accordion.policies import POLICIES
+from accordion_service.schemas.foreign_files import translate_foreign
 from accordion_service.schemas.jobs import ProblemItem
 from accordion_service.schemas.known_keys import describe_no_mapping, describe_unknown, known_keys
 from accordion_service.schemas.rejected_values import describe_hidden, describe_rejected
@@ -31,6 +32,8 @@ def describe_errors(found: Sequence[Mapping[str, Any]], kind: Any, body: Any) ->
     The place of an error in the body begins with `body`, as FastAPI names it. An error about a
     value that a route has put together has the type of that body in `kind`.
     """
+    if "task" in known_keys(kind, ()) and (translated := translate_foreign(body)):
+        return [ProblemItem(pointer=pointer, detail=detail) for pointer, detail in translated]
     return [
         ProblemItem(
             pointer=_json_pointer(item, body), detail=_describe_item(item, item.get("kind", kind))
@@ -95,4 +98,4 @@ def _describe_unknown(loc: tuple[Any, ...], kind: Any) -> str:
     key, section = str(loc[-1]), str(loc[-2])
     if key in _OPTIONS.get(section, ()):
         return f"unknown key {key!r}; did you mean '{section}.options.{key}'?"
-    return describe_unknown(key, known_keys(kind, loc[1:-1]))
+    return describe_unknown(key, kind, loc[1:-1])

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from math import isfinite
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from accordion.base.messages import Ack, OptionValue, OverrideTarget
+from accordion.base.messages import Ack, OptimizerTarget, OptionValue, OverrideTarget
 from accordion_service.domain.overrides.states import OverrideState
 from accordion_service.schemas.jobs import PLAIN, PLAIN_LINES, Answer, Request
+from accordion_service.schemas.queries import QueryParams
 from accordion_workers.spec.types import MAX_SAMPLES, Number, Whole
 
 _MAX_EPOCH = 100_000
+_MAX_SETTING = 10**12
+"""Largest number of a setting of the optimizer; a job file has a range for each."""
+_SETTINGS = get_args(OptimizerTarget)
+_MAX_SHOWN = 64
+"""Characters of the name and of the value of an option that an error repeats."""
 
 
 def _check_start(value: object) -> object:
@@ -24,15 +31,27 @@ def _check_start(value: object) -> object:
     return value
 
 
-def _check_number(value: object) -> object:
-    """Check the range of a level that is a number here, as `_check_start` does; 1.0 is a whole
-    number, as in JSON.
-    """
+def _check_level(value: object, info: ValidationInfo) -> object:
+    """Check the form of a level here, as `_check_start` does; 1.0 is a whole number, as in JSON."""
+    if isinstance(value, dict):
+        for name, option in value.items():
+            _check_option(name, option)
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    if not 0 <= value <= MAX_SAMPLES:
-        raise ValueError(f"level is {value}; give a number from 0 to {MAX_SAMPLES}, or a name")
+    most, name = MAX_SAMPLES, ", or a name"
+    if info.data.get("target") in _SETTINGS:
+        most, name = _MAX_SETTING, ""
+    if not 0 <= value <= most:
+        raise ValueError(f"level is {value}; give a number from 0 to {most}{name}")
     return int(value) if value % 1 == 0 else value
+
+
+def _check_option(name: object, option: object) -> None:
+    if (isinstance(option, float) and isfinite(option)) or isinstance(option, bool | int | str):
+        return
+    shown = f"{str(name)[:_MAX_SHOWN]} {repr(option)[:_MAX_SHOWN]}"
+    raise ValueError(f"level has {shown}; give a finite number, a name, true or false")
 
 
 def _is_epoch(value: object) -> bool:
@@ -54,9 +73,9 @@ class OverrideRequest(Request):
     level: Annotated[
         Annotated[str, Field(min_length=1, max_length=64)]
         | Annotated[Whole, Field(ge=0, le=MAX_SAMPLES)]
-        | Annotated[Number, Field(ge=0, le=MAX_SAMPLES)]
+        | Annotated[Number, Field(ge=0, le=_MAX_SETTING)]
         | dict[str, OptionValue],
-        BeforeValidator(_check_number),
+        BeforeValidator(_check_level),
     ]
     """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or
     options such as `{"rank": 2}` or `{"method": "none"}`.
@@ -105,6 +124,17 @@ class OverrideRequest(Request):
                 {"target": "lr", "level": {"factor": 0.5}, "reason": "the loss jumped"},
             ]
         }
+    )
+
+
+class CancelQuery(QueryParams):
+    """Query parameters of a cancellation."""
+
+    reason: str = Field(
+        default="",
+        max_length=1000,
+        pattern=PLAIN_LINES,
+        description="why, for the record; shown with the override",
     )
 
 

@@ -97,8 +97,8 @@ def test_an_agent_overrides_within_the_limits_and_hands_back_its_own(
         number = made["override"]["number"]
         refused = await call("hand_back", job=running, number=number + 1)
         assert f"this server applied no override #{number + 1}" in refused
-        ended = await call("hand_back", job=running, number=number)
-        assert ended["override"]["state"] == "CANCELLED"
+        ended = await call("hand_back", job=running, number=number, reason="no gain")
+        assert ended["override"]["message"] == "cancelled by admin: no gain"
 
     talk(service.url, Limits(applies=True, most_epochs=3, most_overrides=1), use)
 
@@ -207,6 +207,7 @@ class FakeClient:
         self.losses: list[float | None] = [2.0]
         self.state = "APPLIED"
         self.cancelled: list[tuple[str, str]] = []
+        self.reasons: list[str] = []
         self.errors: dict[str, Exception] = {}
 
     async def epochs(self, job_id: str, **_: Any) -> Any:
@@ -219,8 +220,9 @@ class FakeClient:
             raise self.errors[job_id]
         return SimpleNamespace(items=[SimpleNamespace(id="o", state=self.state)])
 
-    async def cancel_override(self, job_id: str, override_id: str) -> None:
+    async def cancel_override(self, job_id: str, override_id: str, *, reason: str) -> None:
         self.cancelled.append((job_id, override_id))
+        self.reasons.append(reason)
 
 
 @pytest.mark.parametrize(
@@ -242,8 +244,9 @@ def test_an_override_is_handed_back_once_the_loss_has_risen(
 
     anyio.run(use)
     assert client.cancelled == [("j", "o")] * is_cancelled
-    told = [f"override #3 of job j: the loss of epoch 1 is {loss}, and it was 2.0 before"]
-    assert guard.handed_back == told * is_cancelled
+    reason = f"the loss of epoch 1 is {loss}, and it was 2.0 before"
+    assert client.reasons == [reason] * is_cancelled
+    assert guard.handed_back == [f"override #3 of job j: {reason}"] * is_cancelled
 
 
 def test_an_override_that_has_ended_is_not_watched_any_more() -> None:

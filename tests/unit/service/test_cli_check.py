@@ -92,3 +92,94 @@ def test_a_script_that_its_code_lacks_is_named(alone: Accordion, tmp_path: Path)
     )
     file.write_text("task: {name: script, options: {file: train.py}}\ncode: ./code\n")
     assert alone("check", file).code == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        ("class Other: pass", "models.py has no class 'Mine'; it has Other"),
+        ("class Mine(: pass", "models.py of the code is no Python: invalid syntax"),
+        ("class Mine: pass", ""),
+        ("from base import Mine", ""),
+        ("from base import *", ""),
+        ("if True:\n    Mine = type('Mine', (), {})", ""),
+    ],
+)
+def test_a_class_that_its_module_lacks_is_named(
+    alone: Accordion, tmp_path: Path, module: str, sentence: str
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "models.py").write_text(module)
+    file = tmp_path / "job.yaml"
+    file.write_text("task: {name: 'models:Mine'}\ncode: ./code\n")
+    said = alone("check", file)
+    assert (said.code, sentence in said.err) == (2 if sentence else 0, True)
+    file.write_text("task: {name: 'installed.models:Mine'}\ncode: ./code\n")
+    assert alone("check", file).code == 0
+
+
+def test_a_guest_is_no_job(alone: Accordion, spec: Path) -> None:
+    said = alone("check", spec, "--set", "task={name: guest}")
+    assert (said.code, "for runs that register themselves" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "doubt"),
+    [
+        ("training.lr_decay.at=[2, 30]", "lr_decay.at has 30, and the last epoch is 4"),
+        (
+            "training.lr_decay={shape: table, points: [[0, 1], [90, 0]]}",
+            "points ends at epoch 90, and the job at 5",
+        ),
+        ("training.warmup.epochs=5", "warmup.epochs is 5, and the job has 5"),
+        ("training.optimizer={name: adamw, lr: 0.1}", "lr is 0.1 with adamw"),
+        ("training.lr_decay.at=[2, 4]", ""),
+    ],
+)
+def test_what_hardly_anybody_wants_is_doubted(
+    alone: Accordion, spec: Path, change: str, doubt: str
+) -> None:
+    said = alone("check", spec, "--set", "training.epochs=5", "--set", change)
+    assert (said.code, "is a job" in said.out) == (0, True)
+    assert doubt in said.err
+    assert bool(said.err) == bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("lr: 0.1", ["lr: unknown key 'lr'; did you mean 'training.optimizer.lr'?"]),
+        ("epochs: 9", ["epochs: unknown key 'epochs'; did you mean 'training.epochs'?"]),
+        ("max_restarts: 9", ["unknown key 'max_restarts'; did you mean 'max_failures'?"]),
+        (
+            "training: {lr: 0.1}",
+            ["training.lr: unknown key 'lr'; did you mean 'training.optimizer"],
+        ),
+        ("training: {learning_rate: 1}", ["did you mean 'training.optimizer.lr'?"]),
+        ("batch: {min: 9}", ["batch.min: unknown key 'min'; allowed keys: 'low'"]),
+        (
+            "{run: torchrun x.py, resources: {accelerators: 'A100:8'}}",
+            [
+                "run: is of a SkyPilot task; in a job file: task: {name: script",
+                "resources.accelerators: is of a SkyPilot task; in a job file: workers: {gpus",
+            ],
+        ),
+        (
+            "{apiVersion: v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {}}}",
+            ["spec.pytorchReplicaSpecs: is of a PyTorchJob; in a job file: task: {name"],
+        ),
+        (
+            "{distributed_type: MULTI_GPU, num_processes: 8, mixed_precision: bf16}",
+            ["num_processes: is of a configuration of Accelerate; in a job file: workers"],
+        ),
+    ],
+)
+def test_keys_of_other_tools_are_translated(
+    alone: Accordion, tmp_path: Path, text: str, sentences: list[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    said = alone("check", file)
+    assert said.code == 2
+    for sentence in sentences:
+        assert sentence in said.err

@@ -70,11 +70,12 @@ def override_four_times(client: Client, job_id: str) -> None:
 
 
 def test_overrides_are_cancelled_by_their_numbers(accordion: Accordion, overridden: str) -> None:
-    said = accordion("hand-back", overridden, "4", "#3", "4")
+    said = accordion("hand-back", overridden, "4", "#3", "4", "--reason", "all is well")
     told = [
-        "override #2: rank=2 for fc2*: CANCELLED (cancelled with #3 by admin)",
-        "override #3: low for fc2*: CANCELLED (cancelled by admin)",
-        "override #4: rank=3 for fc3*: CANCELLED (cancelled by admin)",
+        "override #2: rank=2 for fc2*: CANCELLED (all its layers are held by newer override #3;"
+        " cancelled with #3 by admin)",
+        "override #3: low for fc2*: CANCELLED (cancelled by admin: all is well)",
+        "override #4: rank=3 for fc3*: CANCELLED (cancelled by admin: all is well)",
     ]
     assert (said.code, said.out.splitlines()) == (0, told)
 
@@ -164,9 +165,9 @@ def test_an_override_has_one_target(accordion: Accordion) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
-        ("--lr", "nan", "unknown level 'nan' of lr; give a number above 0, up to 100"),
-        ("--lr", "-0.1", "unknown level '-0.1' of lr; give a number above 0, up to 100"),
-        ("--clip-norm", "1e300", "--clip-norm is 1e+300; give a number from 0 to 10000000"),
+        ("--lr", "nan", "lr is 'nan'; give a number above 0, up to 100"),
+        ("--lr", "-0.1", "lr is '-0.1'; give a number above 0, up to 100"),
+        ("--clip-norm", "1e300", "--clip-norm is 1e+300; give a number from 0 to 1000000000000;"),
         ("--level", "-1", "unknown level '-1'; known are low (0), high (1)"),
     ],
 )
@@ -184,7 +185,7 @@ def test_user_overrides_the_optimizer(accordion: Accordion, spec: Path) -> None:
     try:
         refused = accordion("override", job_id, "--lr", "0.5")
         assert refused.code == 2
-        assert "level of lr is 0.5; give a number from 0.01 to 0.4" in refused.err
+        assert "lr is 0.5; give a number from 0.01 to 0.4" in refused.err
         said = accordion("override", job_id, "--lr", "factor=0.5", "--wait")
         assert (said.code, "factor=0.5 for the learning rate: APPLIED in" in said.out) == (0, True)
         assert accordion("override", job_id, "--clip-norm", "2.5", "--wait").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ def test_the_workers_reject_whatever_is_part_of_their_orders(state: str) -> None
 
 def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_ones() -> None:
     same, other = (
-        status(1, "SUPERSEDED", layers=("fc1",)),
+        replace(status(1, "SUPERSEDED", layers=("fc1",)), message="held by #5"),
         status(2, "SUPERSEDED", layers=("fc3",)),
     )
     batch, live = status(3, "SUPERSEDED", target="batch"), status(4, layers=("fc1",))
@@ -161,7 +162,17 @@ def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_o
         "CANCELLED",
         "SUPERSEDED",
     ]
-    assert [new[0].message, new[4].message] == ["cancelled with #5 by ada", "cancelled by ada"]
+    assert [new[0].message, new[4].message] == [
+        "held by #5; cancelled with #5 by ada",
+        "cancelled by ada",
+    ]
+
+
+def test_an_override_whose_epochs_ended_before_all_workers_had_it_never_held() -> None:
+    late, held = replace(status(1, until=5), step=None), replace(status(2, until=5), step=40)
+    messages = [transitions.expire(one, 5).message for one in (late, held)]
+    never = "epoch 5 began before all workers had switched to it"
+    assert messages == [never, "it held until epoch 5"]
 
 
 @pytest.mark.parametrize(("step", "place"), [(8, (None, None)), (9, (3, 9)), (12, (3, 9))])

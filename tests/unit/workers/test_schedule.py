@@ -81,7 +81,7 @@ def test_a_cosine_counts_the_epochs_of_its_warm_up():
     ],
 )
 def test_a_decay_refuses_what_its_shape_has_not(decay, name):
-    with pytest.raises(ValueError, match=f"lr_decay has {name} and shape"):
+    with pytest.raises(ValueError, match=f"shape .* has .*, and no {name}; leave it out, or take"):
         TrainingSpec.model_validate({"lr_decay": decay})
 
 
@@ -122,8 +122,8 @@ def test_a_table_runs_in_straight_lines_and_stays_at_its_ends():
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([], "shape table and 0 points; give at least two"),
-        ([[0, 1]], "shape table and 1 points"),
+        ([], "shape table has 0 points; give at least two"),
+        ([[0, 1]], "shape table has 1 points"),
         ([[3, 1], [3, 0]], "epoch 3 after epoch 3; give growing epochs"),
     ],
 )

@@ -139,19 +139,18 @@ class LrDecaySpec(Strict):
         if given:
             shapes = [shape for shape, names in _FIELDS_BY_SHAPE.items() if given[0] in names]
             raise ValueError(
-                f"lr_decay has {given[0]} and shape {self.shape}, which has"
-                f" {' and '.join(known)}; leave it out, or take shape {' or '.join(shapes)}"
+                f"shape {self.shape} has {' and '.join(known)}, and no {given[0]}; leave it out, or"
+                f" take shape {' or '.join(shapes)}"
             )
         if self.shape == "table" and len(self.points) < 2:
             raise ValueError(
-                "lr_decay has shape table and"
-                f" {len(self.points)} points; give at least two, such as [[0, 1], [90, 0]]"
+                f"shape table has {len(self.points)} points; give at least two, such as"
+                " [[0, 1], [90, 0]]"
             )
         for (before, _), (after, _) in pairwise(self.points):
             if after <= before:
                 raise ValueError(
-                    f"lr_decay.points has epoch {after:g} after epoch {before:g}; give growing"
-                    " epochs"
+                    f"points has epoch {after:g} after epoch {before:g}; give growing epochs"
                 )
         return self
 

@@ -76,13 +76,12 @@ def reject(status: OverrideStatus, reason: str) -> OverrideStatus:
     return replace(status, state="REJECTED", message=reason) if status.state in ORDERED else status
 
 
-def cancel(status: OverrideStatus, *, by: str) -> OverrideStatus:
+def cancel(status: OverrideStatus, *, by: str, reason: str = "") -> OverrideStatus:
     """Cancel one override on request of a user."""
-    return (
-        replace(status, state="CANCELLED", message=f"cancelled by {by}")
-        if status.state in LIVE
-        else status
-    )
+    if status.state not in LIVE:
+        return status
+    why = f": {' '.join(reason.split())}" if reason else ""
+    return replace(status, state="CANCELLED", message=f"cancelled by {by}{why}")
 
 
 def cancel_with_superseded(
@@ -91,20 +90,23 @@ def cancel_with_superseded(
     layer_names: Iterable[str],
     *,
     by: str,
+    reason: str = "",
 ) -> list[OverrideStatus]:
     """Cancel an override and the older ones that it superseded, on request of a user: its layers
     return to the policy.
+
+    The message of an older one still tells what held its layers instead.
     """
     names = tuple(layer_names)
     held = _held_parts(cancelled, names)
 
     def change(status: OverrideStatus) -> OverrideStatus:
         if status.id == cancelled.id:
-            return cancel(status, by=by)
+            return cancel(status, by=by, reason=reason)
         older = status.state == "SUPERSEDED" and status.number < cancelled.number
         if not older or not held & _held_parts(status, names):
             return status
-        message = f"cancelled with #{cancelled.number} by {by}"
+        message = f"{status.message}; cancelled with #{cancelled.number} by {by}"
         return replace(status, state="CANCELLED", message=message)
 
     return [change(status) for status in statuses]
@@ -114,7 +116,10 @@ def expire(status: OverrideStatus, epoch: int) -> OverrideStatus:
     """Expire an override that ends at or before `epoch`."""
     if status.state not in LIVE or status.until is None or epoch < status.until:
         return status
-    return replace(status, state="EXPIRED", message=f"it held until epoch {status.until}")
+    message = f"it held until epoch {status.until}"
+    if status.step is None:
+        message = f"epoch {status.until} began before all workers had switched to it"
+    return replace(status, state="EXPIRED", message=message)
 
 
 def restart(status: OverrideStatus, epoch: int, step: int) -> OverrideStatus:

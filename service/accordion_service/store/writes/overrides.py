@@ -20,7 +20,7 @@ from accordion.decide.overrides import check_interval, check_layers
 from accordion_service.domain.audit import AuditAction
 from accordion_service.domain.jobs.statuses import Desired, Kind
 from accordion_service.domain.overrides import transitions
-from accordion_service.domain.overrides.states import OverrideStatus
+from accordion_service.domain.overrides.states import LIVE, OverrideStatus
 from accordion_service.domain.overrides.validity import check_effect, invalid_fields
 from accordion_service.errors import Conflict, Invalid, NotFound
 from accordion_service.store.engine.events import append_event
@@ -104,7 +104,9 @@ class JobOverrides(CallerWrites):
             self._append_audit(session, AuditAction.OVERRIDE_ADDED, job.id, after=after, now=now)
             return row, False
 
-    def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
+    def cancel_override(
+        self, job_id: str, override_id: str, check: CheckJob, *, reason: str = ""
+    ) -> OverrideRow:
         """Cancel an override; one that has ended does not change.
 
         Raises:
@@ -123,26 +125,28 @@ class JobOverrides(CallerWrites):
             if old.state == "CANCELLED":
                 return row
             check(job)
-            if transitions.cancel(old, by=self._caller.user) == old:
+            if old.state not in LIVE:
                 raise Conflict(f"override #{old.number} is {old.state} already: {old.message}")
             raise_versions(job)
             job.orders_version += 1
-            _cancel_with_superseded(session, job, old, now=now, by=self._caller.user)
-            before = {"number": row.number, "level": row.level, "layers": row.layers}
-            action = AuditAction.OVERRIDE_CANCELLED
-            self._append_audit(session, action, job.id, before=before, now=now)
+            self._cancel_with_superseded(session, job, old, now=now, reason=reason)
             return row
 
-
-def _cancel_with_superseded(
-    session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float, by: str
-) -> None:
-    found = load_override_statuses(session, job)
-    for new in transitions.cancel_with_superseded(
-        [old for _, old in found.values()], cancelled, layer_names(job), by=by
-    ):
-        row, old = found[new.id]
-        store_override_status(session, job, row=row, old=old, new=new, now=now, by=by)
+    def _cancel_with_superseded(
+        self, session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float, reason: str
+    ) -> None:
+        found, by = load_override_statuses(session, job), self._caller.user
+        for new in transitions.cancel_with_superseded(
+            [old for _, old in found.values()], cancelled, layer_names(job), by=by, reason=reason
+        ):
+            row, old = found[new.id]
+            if new == old:
+                continue
+            store_override_status(session, job, row=row, old=old, new=new, now=now, by=by)
+            before = {"number": row.number, "level": row.level, "layers": row.layers}
+            after = {"reason": reason} if reason else None
+            action = AuditAction.OVERRIDE_CANCELLED
+            self._append_audit(session, action, job.id, before=before, after=after, now=now)
 
 
 def _check_override(job: JobRow, request: RequestedOverride) -> None:
