@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import runpy
 import sys
 import zipfile
@@ -27,8 +28,9 @@ from accordion_workers.training.context import NoLink, RankProgress, WorkerConte
 from accordion_workers.training.loop import train_job
 from accordion_workers.training.script_runner import run_script
 from accordion_workers.user_code.install import install_code
-from accordion_workers.worker.process import run_training
+from accordion_workers.worker.process import GroupAssignment, run_training
 from accordion_workers.worker.process_damage import note_destroyed_groups
+from accordion_workers.worker.torchrun_env import build_torchrun_env
 from tests.distributed.loop_jobs import RecordingLink
 
 
@@ -97,6 +99,16 @@ def run_own_script(
     """Run the job's script, and say what came of it."""
     link = link or RecordingLink()
     said = io.StringIO()
+    assignment = GroupAssignment(
+        generation=generation,
+        rank=rank,
+        world_size=dist.get_world_size(),
+        store=("", 0, ""),
+        previous_group=None,
+        peer_timeout_s=60.0,
+        nodes=("node",) * dist.get_world_size(),
+    )
+    os.environ |= build_torchrun_env(assignment, "cpu")
     with process_of_its_own(), redirect_stdout(said):
         outcome = run_script(context(rank, order, link, generation))
     link.callback = None

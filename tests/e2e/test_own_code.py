@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from accordion_client.commands.pack import pack_folder
 from accordion_client.sdk.errors import Refused
+from accordion_service.schemas.overrides import OverrideRequest
 from tests.conftest import Require
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
@@ -119,6 +121,42 @@ def test_a_script_gets_its_variables_and_its_secret_is_not_in_the_log(up: Up) ->
     assert any("one 3 ***" in line for line in lines)
     stored = [file.read_bytes() for file in (up.home / "storage").rglob("*") if file.is_file()]
     assert not any(b"hf_seen" in content for content in stored)
+
+
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_the_loop_of_a_framework_survives_what_a_job_survives(up: Up, framework: str) -> None:
+    job_id = slow_framework(up, framework)
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 2)
+    os.kill(worker_of(up), 9)
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 3)
+    up.client.override(job_id, OverrideRequest(level="low"))
+    wait_for(lambda: up.client.overrides(job_id).items[0].state == "APPLIED")
+    up.client.pause(job_id)
+    wait_for(lambda: up.client.job(job_id).status == "PAUSED")
+    up.client.resume(job_id)
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 6)
+    up.client.resize(job_id, 1, 1)
+    job = ended(up, job_id)
+    check_result(up, job)
+    epochs = up.client.epochs(job_id).items
+    assert [epoch.step for epoch in epochs] == [22 * (number + 1) for number in range(10)]
+    assert {epoch.samples for epoch in epochs} == {1408}
+    assert [epochs[0].world_size, epochs[-1].world_size] == [2, 1]
+    assert set(epochs[-1].level_by_layer.values()) == {"low"}
+
+
+def slow_framework(up: Up, framework: str) -> str:
+    """The example of a framework with forward passes that take 50 ms more."""
+    spec = yaml.safe_load((JOBS / f"frameworks/{framework}.yaml").read_text())
+    folder = up.home / f"slow-{framework}"
+    shutil.copytree(JOBS / "frameworks/code", folder)
+    model = folder / "digits.py"
+    text, line = model.read_text(), "        logits = self.layers(inputs)\n"
+    assert text.count(line) == 1
+    model.write_text(text.replace(line, f"        __import__('time').sleep(0.05)\n{line}"))
+    code = up.client.upload(pack_folder(folder)).sha256
+    workers = {"min": 2, "max": 2, "cpus": 1}
+    return up.client.submit({**spec, "code": code, "workers": workers}).id
 
 
 def worker_of(up: Up) -> int:

@@ -113,17 +113,16 @@ def _check_task(job: JobSpec, archive: bytes | None) -> None:
         SettingsError: there is none, or the code is no zip file.
     """
     from accordion_service.errors import SettingsError
-    from accordion_workers.tasks import GUEST, SCRIPT
 
-    if job.task.name == GUEST:
+    if job.task.is_guest:
         raise SettingsError(
-            f"task.name is {GUEST!r}, which is for runs that register themselves: call"
+            f"task.name is {job.task.name!r}, which is for runs that register themselves: call"
             " accordion_ray.attach in a Ray Train script, and start the script"
         )
     if archive is None:
         return
     files = _open_code(archive)
-    if job.task.name == SCRIPT:
+    if job.task.is_script:
         _check_script(str(job.task.options["file"]), files.namelist())
     elif job.task.is_user_class:
         _check_class(job.task.name, files)

@@ -32,9 +32,9 @@ from accordion_workers.worker.ray_train_context import TrainFunctions
 from accordion_workers.worker.ray_train_worker import (
     MAX_METRICS,
     WorkerInRayTrain,
-    build_torchrun_env,
     keep_finite_numbers,
 )
+from accordion_workers.worker.torchrun_env import build_torchrun_env
 from tests.unit.workers.fake_ray import DEAD, OPEN
 from tests.unit.workers.pool_world import World, pool_of
 from tests.unit.workers.world import launch
@@ -269,15 +269,16 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
         peer_timeout_s=60.0,
         nodes=("a", "b", "a", "b"),
     )
-    told = build_torchrun_env(assignment, gpus=False)
+    told = build_torchrun_env(assignment, "cpu")
     assert told == {
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "NODE_RANK": "1",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
     }
-    assert build_torchrun_env(assignment, gpus=True)["LOCAL_RANK"] == "0"
+    assert build_torchrun_env(assignment, "cuda:0")["LOCAL_RANK"] == "0"
 
 
 def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(

@@ -78,6 +78,16 @@ class TaskSpec(Strict):
     """
 
     @property
+    def is_script(self) -> bool:
+        """Whether the task is a whole script of the user's."""
+        return self.name == SCRIPT
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether the task is that of runs which register themselves; it cannot be submitted."""
+        return self.name == GUEST
+
+    @property
     def is_user_class(self) -> bool:
         """Whether the task is a user's class instead of a built-in one."""
         return ":" in self.name

@@ -20,8 +20,9 @@ OTHER_ATTACH = (
     "attach() was called in a job of the Accordion service, which saves and records only what its"
     " own session trains; write `from accordion_workers import session` and"
     " session.attach(model, optimizer), with session.backward(loss) and session.step() in the loop,"
-    " as docs/start/own_script.md shows, or start the script with torchrun, outside of a job; loops"
-    " inside a Trainer (Transformers, Lightning) cannot be jobs"
+    " as docs/start/own_script.md shows; for Accelerate, Transformers and Lightning take"
+    " accordion_workers.frameworks, as docs/start/frameworks.md shows; or start the script with"
+    " torchrun, outside of a job"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""
 

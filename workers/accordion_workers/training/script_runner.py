@@ -43,12 +43,23 @@ def run_script(context: WorkerContext) -> Outcome:
         RuntimeError: a collective broke, because a peer is gone.
     """
     torch.set_num_threads(context.launch.spec.workers.num_threads)
+    _forget_earlier_group()
     session.bind(context)
     try:
         with _attribute_errors():
             return _run_to_outcome(context)
     finally:
         session.reset()
+
+
+def _forget_earlier_group() -> None:
+    """Let Accelerate look again which group this process is in: it remembers the one of the script
+    that ran before.
+    """
+    remembered = sys.modules.get("accelerate.state")
+    for name in ("AcceleratorState", "GradientState", "PartialState"):
+        if remembered is not None:
+            getattr(remembered, name)._reset_state()  # what Accelerate's tests call
 
 
 def _run_to_outcome(context: WorkerContext) -> Outcome:

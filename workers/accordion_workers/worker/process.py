@@ -54,6 +54,7 @@ from accordion_workers.worker.actor_link import ActorLink
 from accordion_workers.worker.exit_notes import enable_exit_note, exit_note_path
 from accordion_workers.worker.gpu_memory import wait_for_free_memory
 from accordion_workers.worker.memory import MemoryUse, read_memory_use
+from accordion_workers.worker.torchrun_env import build_torchrun_env
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -305,6 +306,7 @@ class Worker:
         if assignment.rank != 0:
             self._control = self._control.for_next_group()
         device = select_device(self._launch.spec.workers)
+        os.environ |= build_torchrun_env(assignment, device)
         source = LogSource(
             job_id=self._launch.job_id, attempt=self._launch.attempt, rank=assignment.rank
         )

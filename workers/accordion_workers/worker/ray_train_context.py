@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from accordion_workers.common.errors import CodeError
 
 if TYPE_CHECKING:
-    from accordion_workers.worker.ray_train_worker import LocalRanks
+    from accordion_workers.worker.torchrun_env import LocalRanks
 
 
 class ScriptContext:

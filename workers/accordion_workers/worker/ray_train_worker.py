@@ -16,12 +16,12 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accordion_workers.common.train_run import TRAIN_SETTINGS
 from accordion_workers.tasks import SCRIPT
 from accordion_workers.worker.process import GroupAssignment, Worker
+from accordion_workers.worker.torchrun_env import LocalRanks
 
 if TYPE_CHECKING:
     from accordion_workers.worker.ray_train_context import ScriptContext
@@ -81,11 +81,6 @@ class WorkerInRayTrain(Worker):
             WorkerError: as `loop.train`.
             RuntimeError: a collective broke, since some peer is gone.
         """
-        from accordion_workers.worker.process_group import select_device
-
-        os.environ |= build_torchrun_env(assignment, gpus=self._launch.spec.workers.gpus > 0)
-        # As Ray Train does: Accelerate would take LOCAL_RANK for the device number.
-        os.environ["ACCELERATE_TORCH_DEVICE"] = select_device(self._launch.spec.workers)
         if self._context is not None:
             self._context.show_ranks(
                 assignment.rank, assignment.world_size, LocalRanks.of_assignment(assignment)
@@ -155,40 +150,6 @@ class WorkerInRayTrain(Worker):
             log.warning("%s", text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRanks:
-    """Place of a rank among the ranks of its node, and of that node among the group's nodes."""
-
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-
-    @classmethod
-    def of_assignment(cls, assignment: GroupAssignment) -> LocalRanks:
-        """Return the local ranks of an assignment; nodes are numbered by their lowest rank."""
-        here = assignment.nodes[assignment.rank]
-        return cls(
-            local_rank=assignment.nodes[: assignment.rank].count(here),
-            local_world_size=assignment.nodes.count(here),
-            node_rank=list(dict.fromkeys(assignment.nodes)).index(here),
-        )
-
-
-def build_torchrun_env(assignment: GroupAssignment, *, gpus: bool) -> dict[str, str]:
-    """Return the environment variables in which torchrun passes a process its ranks.
-
-    A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts use it as a device number.
-    """
-    ranks = LocalRanks.of_assignment(assignment)
-    return {
-        "RANK": str(assignment.rank),
-        "WORLD_SIZE": str(assignment.world_size),
-        "LOCAL_RANK": "0" if gpus else str(ranks.local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
-        "NODE_RANK": str(ranks.node_rank),
-    }
-
-
 def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Return the metrics that are finite numbers, or scalars of an array library."""
     numbers: dict[str, float] = {}
@@ -201,8 +162,6 @@ def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
 
 __all__ = [
     "MAX_METRICS",
-    "LocalRanks",
     "WorkerInRayTrain",
-    "build_torchrun_env",
     "keep_finite_numbers",
 ]

@@ -1,0 +1,309 @@
+"""Loops of other frameworks as jobs: they train what a loop of one's own trains, and resume."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accordion_workers.common.errors import TaskRaised
+from tests.distributed.code_jobs import launch, packed_folder, run_own_script
+from tests.distributed.test_own_code import order_of
+
+EXAMPLES = Path(__file__).parents[2] / "deploy/jobs/frameworks"
+DATA = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from accordion_workers import session
+
+class Rows(torch.utils.data.Dataset):
+    inputs = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+    def __len__(self):
+        return len(self.inputs)
+    def __getitem__(self, row):
+        return {"inputs": self.inputs[row], "labels": self.inputs[row].tanh()}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 8))
+    def forward(self, inputs, labels):
+        outputs = self.layers(inputs)
+        return {"loss": nn.functional.mse_loss(outputs, labels), "outputs": outputs}
+
+def tell_end(model, *more):
+    print("end", float(sum(one.double().sum() for one in model.parameters())), *more)
+"""
+OWN = (
+    DATA
+    + """
+from torch.nn.parallel import DistributedDataParallel
+loader = DataLoader(Rows(), batch_sampler=session.batches(100))
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
+session.attach(model, optimizer, scheduler=scheduler)
+for epoch in session.epochs(99):
+    for batch in loader:
+        BODY
+        session.backward(model(**batch)["loss"])
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        session.step()
+        scheduler.step()
+        optimizer.zero_grad()
+tell_end(model)
+"""
+)
+ACCELERATE = (
+    DATA
+    + """
+from accelerate import Accelerator
+from accordion_workers.frameworks.accelerate import attach_accelerator
+accelerator = Accelerator(cpu=True)
+loader = DataLoader(Rows(), batch_sampler=session.batches(100))
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
+model, optimizer = accelerator.prepare(model, optimizer)
+attach_accelerator(accelerator, model, optimizer, scheduler=scheduler)
+for epoch in session.epochs(99):
+    for batch in loader:
+        BODY
+        optimizer.zero_grad()
+        accelerator.backward(model(**batch)["loss"])
+        accelerator.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        scheduler.step()
+tell_end(model)
+"""
+)
+TRAINER = (
+    DATA
+    + """
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from accordion_workers.frameworks.transformers import train
+class Body(TrainerCallback):
+    def on_step_begin(self, *_, **__):
+        BODY
+arguments = TrainingArguments(
+    output_dir="out", optim="sgd", learning_rate=0.1, lr_scheduler_type="linear",
+    max_grad_norm=0.05, report_to="none", disable_tqdm=True, use_cpu=True, MORE
+)
+trainer = Trainer(model=Net(), args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+trainer.add_callback(Body())
+train(trainer)
+tell_end(trainer.model)
+"""
+)
+LIGHTNING = (
+    DATA
+    + """
+import pytorch_lightning as lightning
+from accordion_workers.frameworks.lightning import fit, trainer_options
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def training_step(self, batch, number):
+        BODY
+        return self.net(**batch)["loss"]
+    def validation_step(self, batch, number):
+        self.log("held_out", self.net(**batch)["loss"], sync_dist=True)
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+trainer = lightning.Trainer(
+    max_epochs=99, gradient_clip_val=0.05, logger=False, enable_progress_bar=False,
+    enable_model_summary=False, num_sanity_val_steps=0, MORE **trainer_options(),
+)
+module = Module()
+fit(trainer, module, DataLoader(Rows(), batch_sampler=session.batches(100)), DataLoader(Rows()))
+tell_end(module)
+"""
+)
+LOOPS = {"accelerate": ACCELERATE, "transformers": TRAINER, "lightning": LIGHTNING}
+STEPS = "session.state.session.steps"
+
+
+def stop_in(step: int, signal: str) -> str:
+    return (
+        "from accordion.compress.step_signals import Signal\n"
+        f"        if {STEPS} == {step}: session.state.session.request(Signal.{signal})"
+    )
+
+
+def run_job(
+    run_group: Any,
+    folder: Path,
+    source: str,
+    *,
+    body: str = "pass",
+    more: str = "",
+    workers: int = 2,
+    generation: int = 1,
+    **changes: Any,
+) -> Any:
+    """Result of rank 0 of a group."""
+    text = source.replace("BODY", body).replace("MORE", more)
+    order = order_of(folder, {"train.py": text}, **changes)
+    return run_group(workers, run_own_script, order, None, generation)[0]
+
+
+def end_of(*args: Any, **kwargs: Any) -> tuple[str, str]:
+    result = run_job(*args, **kwargs)
+    return result.outcome, result.said.partition("end ")[2]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_group: Any, tmp_path_factory: Any) -> Any:
+    """How a script ends that nothing stops; each is run once."""
+
+    @cache
+    def end(source: str, body: str = "pass", more: str = "") -> tuple[str, str]:
+        return end_of(run_group, tmp_path_factory.mktemp("whole"), source, body=body, more=more)
+
+    return end
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loop_of_a_framework_trains_what_a_loop_of_ones_own_trains(
+    undisturbed: Any, loop: str
+) -> None:
+    seeded = f"if {STEPS} == 0: torch.manual_seed(7)"  # of the dropout
+    without = "limit_val_batches=0, " if loop == "lightning" else ""  # it would draw numbers too
+    assert undisturbed(LOOPS[loop], seeded, without) == undisturbed(OWN, seeded)
+    assert undisturbed(OWN, seeded)[0] == "completed"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("signal", "step"), [("SAVE_STOP", 5), ("RESIZE", 5), ("SAVE_STOP", 3), ("SAVE_STOP", 2)]
+)
+def test_a_stopped_loop_goes_on_where_it_was(
+    run_group: Any, undisturbed: Any, tmp_path: Path, *, loop: str, signal: str, step: int
+) -> None:
+    first = end_of(run_group, tmp_path, LOOPS[loop], body=stop_in(step, signal))
+    assert first == ({"SAVE_STOP": "stopped", "RESIZE": "resized"}[signal], "")
+    whole = undisturbed(LOOPS[loop])
+    assert end_of(run_group, tmp_path, LOOPS[loop], generation=2) == whole
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_loop_whose_workers_died_goes_on_from_its_last_saved_step(
+    run_group: Any, undisturbed: Any, tmp_path: Path, *, loop: str, step: int
+) -> None:
+    death, saving = f"if {STEPS} == {step}: raise KeyError('a death')", {"every_steps": 1}
+    with pytest.raises(TaskRaised, match="a death"):
+        end_of(run_group, tmp_path, LOOPS[loop], body=death, checkpoint=saving)
+    again = end_of(run_group, tmp_path, LOOPS[loop], generation=2, checkpoint=saving)
+    assert again == undisturbed(LOOPS[loop])
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_example_of_a_framework_learns(run_group: Any, tmp_path: Path, *, loop: str) -> None:
+    spec = yaml.safe_load((EXAMPLES / f"{loop}.yaml").read_text())
+    order = launch(tmp_path / "storage", spec, packed_folder(tmp_path, EXAMPLES / "code"))
+    result = run_group(2, run_own_script, order)[0]
+    assert result.outcome == "completed"
+    epochs = result.link.of("epoch")
+    assert epochs[-1].metrics["accuracy"] > 0.9
+    assert 0 < epochs[-1].bytes.payload < epochs[-1].bytes.dense / 4
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_goes_on_with_another_number_of_workers(
+    run_group: Any, tmp_path: Path, *, loop: str
+) -> None:
+    first = end_of(run_group, tmp_path, LOOPS[loop], body=stop_in(5, "RESIZE"))
+    assert first == ("resized", "")
+    again = run_job(run_group, tmp_path, LOOPS[loop], generation=2, workers=3)
+    assert again.outcome == "completed"
+    assert [record.epoch for record in again.link.of("epoch")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("loop", "more", "name"),
+    [
+        ("transformers", "eval_strategy='epoch'", "held_out_loss"),
+        ("lightning", "", "held_out"),
+    ],
+)
+@pytest.mark.parametrize("step", [None, 3])
+def test_what_a_framework_evaluates_is_in_the_record_of_the_epoch(
+    run_group: Any, tmp_path: Path, *, loop: str, more: str, name: str, step: int | None
+) -> None:
+    records, generation = [], 1
+    if step is not None:  # after the last step of the first epoch, and before its evaluation
+        body, generation = stop_in(step, "SAVE_STOP"), 2
+        stopped = run_job(run_group, tmp_path, LOOPS[loop], body=body, more=more)
+        records += stopped.link.of("epoch")
+    goal = {"metric": name, "mode": "min"}
+    whole = {"generation": generation, "objective": goal}
+    records += run_job(run_group, tmp_path, LOOPS[loop], more=more, **whole).link.of("epoch")
+    assert [record.epoch for record in records] == [0, 1, 2]
+    losses = [record.metrics[name] for record in records]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[2]
+
+
+@pytest.mark.parametrize(
+    ("loop", "more", "name"),
+    [
+        ("transformers", "eval_strategy='epoch'", "held_out_loss"),
+        ("lightning", "", "held_out"),
+    ],
+)
+def test_a_job_that_stops_improving_ends_the_loop(
+    run_group: Any, tmp_path: Path, *, loop: str, more: str, name: str
+) -> None:
+    goal = {"metric": name, "mode": "max", "patience": 1}  # the loss only falls
+    ended = run_job(run_group, tmp_path, LOOPS[loop], more=more, objective=goal)
+    assert ended.outcome == "ended early"
+    assert [record.epoch for record in ended.link.of("epoch")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("loop", "more", "spec", "sentence"),
+    [
+        ("transformers", "gradient_accumulation_steps=2", {}, "accumulation_steps is 2, but a"),
+        ("transformers", "max_steps=5", {}, "max_steps is 5, but a job ends by training.epochs"),
+        ("transformers", "auto_find_batch_size=True", {}, "auto_find_batch_size changes the batch"),
+        ("transformers", "", {"batch": {"high": 64}}, "the job file has batch levels, but a"),
+        ("lightning", "accumulate_grad_batches=2,", {}, "accumulate_grad_batches is 2, but a"),
+        ("lightning", "max_steps=5,", {}, "max_steps is 5, but a job ends by training.epochs"),
+        ("lightning", "", {"batch": {"high": 64}}, "the job file has batch levels, but a"),
+    ],
+)
+def test_what_a_job_cannot_follow_is_refused_before_any_step(
+    run_group: Any, tmp_path: Path, *, loop: str, more: str, spec: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(TaskRaised, match=sentence):
+        run_job(run_group, tmp_path, LOOPS[loop], more=more, **spec)
+
+
+@pytest.mark.parametrize(
+    ("loop", "old", "new", "sentence"),
+    [
+        ("accelerate", "Accelerator(", "Accelerator(gradient_accumulation_steps=2, ", "is 2, but"),
+        ("accelerate", "optimizer = accelerator.prepare(model, ", "_ = accelerator.prepare(model, ", "is not prepared"),
+        ("accelerate", "attach_accelerator(", "scheduler = accelerator.prepare(scheduler); attach_accelerator(", "scheduler is prepared, and would step once for each worker"),
+        ("transformers", "train_dataset=Rows()", "train_dataset=iter(Rows())", "no train_dataset with a length"),
+        ("lightning", "batch_sampler=session.batches(100)", "batch_size=8", "do not read the job's batches"),
+        ("lightning", "def validation_step", "def backward(self, loss):\n        loss.backward()\n    def validation_step", "has a backward\\(\\) of its own"),
+        ("lightning", "super().__init__()\n        self.net", "super().__init__(); self.automatic_optimization = False\n        self.net", "automatic_optimization is False"),
+    ],
+)  # fmt: skip
+def test_a_script_that_would_train_wrongly_is_told_what_to_write(
+    run_group: Any, tmp_path: Path, *, loop: str, old: str, new: str, sentence: str
+) -> None:
+    assert LOOPS[loop].count(old) == 1
+    steps = "max_steps=5" if "iter" in new else ""  # which Transformers asks for itself
+    with pytest.raises(TaskRaised, match=sentence):
+        run_job(run_group, tmp_path, LOOPS[loop].replace(old, new), more=steps)

@@ -1,0 +1,246 @@
+"""Transformers: a `Trainer` trains as its job does.
+
+trainer = Trainer(model=model, args=arguments, train_dataset=data)
+train(trainer)  # in place of trainer.train()
+
+The job's `training.epochs`, `global_batch` and seed of the order hold in place of
+`num_train_epochs`, `per_device_train_batch_size` and `seed`; everything else is the trainer's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from accordion.base.errors import MissingFrameworkError
+from accordion.session.session import Session
+from accordion_workers.common.errors import CodeError
+from accordion_workers.frameworks.accelerate import attach_accelerator
+from accordion_workers.training.script_batches import Batches
+from accordion_workers.training.script_session import session
+from accordion_workers.training.standalone_context import NO_JOB
+
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer import TRAINER_STATE_NAME
+except ImportError as error:
+    raise MissingFrameworkError(
+        f"accordion_workers.frameworks.transformers needs transformers ({error}): pip install"
+        ' "transformers[torch]", or name it in `pip` of the job file'
+    ) from error
+
+_METRIC = "eval_"
+"""What the trainer's metrics of the held-out data begin with."""
+
+
+def train(trainer: Any) -> Any:
+    """Train as `trainer.train()` does, and return what it returns; from the job's newest
+    checkpoint, to its end or until its job is to stop or to continue with other workers.
+
+    A batch has all of this worker's samples of a step, and the loss is their mean, weighted by
+    their number.
+
+    Raises:
+        CodeError: the trainer has no training data of a known length, accumulates gradients, ends
+            by a number of steps, searches for a batch size, or the job has batch levels.
+        HookError: the strategy is not DistributedDataParallel.
+    """
+    session.init_process_group()
+    _check(trainer)
+    batches = session.batches(len(trainer.train_dataset))
+    kept = _TrainerState(trainer)
+    attached = _attach(trainer, kept)
+    _check_batch()
+    _follow_job(trainer, batches, attached)
+    is_read = session.state.position.samples >= batches.num_samples
+    trainer.add_callback(_Epochs(kept, is_read=is_read))
+    steps = session.epoch * len(batches) + session.state.position.samples // session.global_batch
+    if steps == 0:
+        return trainer.train()
+    with TemporaryDirectory() as folder:
+        # A trainer finds its epoch by the steps; one whose samples are all read is still to end.
+        steps = (session.epoch + 1) * len(batches) - 1 if is_read else steps
+        _write_state(trainer, kept, Path(folder), steps=steps, epoch=session.epoch)
+        return trainer.train(resume_from_checkpoint=folder)
+
+
+class _TrainerState:
+    """What a trainer adds to a checkpoint of its job: the schedule of its learning rate, which
+    exists only once training begins, and its own history.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.history: dict[str, Any] = {}
+        self._schedule: Any = None
+        """Loaded state of the schedule, until it exists."""
+        self._settings: list[dict[str, Any]] = []
+        """Loaded settings of the optimizer's groups, which a new schedule changes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        schedule = self._trainer.lr_scheduler
+        state = self._schedule if schedule is None else schedule.state_dict()
+        return {"schedule": state, "history": json.dumps(asdict(self._trainer.state))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep a saved state until training begins."""
+        self._schedule, self.history = state["schedule"], json.loads(state["history"])
+        groups = self._trainer.optimizer.param_groups
+        self._settings = [
+            {name: value for name, value in group.items() if name != "params"} for group in groups
+        ]
+
+    def begin(self) -> None:
+        """Continue the schedule where it was, now that it exists."""
+        if self._schedule is not None:
+            self._trainer.lr_scheduler.load_state_dict(self._schedule)
+            self._schedule = None
+            for group, settings in zip(
+                self._trainer.optimizer.param_groups, self._settings, strict=True
+            ):
+                group.update(settings)
+
+
+class _Epochs(TrainerCallback):
+    """Ends the session's epochs with the trainer's, with the metrics of an evaluation that follows
+    an epoch.
+    """
+
+    def __init__(self, kept: _TrainerState, *, is_read: bool) -> None:
+        self._kept, self._is_read = kept, is_read
+        self._epochs: Iterator[int] = iter(())
+        self._waits = False
+        """Whether the epoch is over but for its evaluation."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self._kept.begin()
+        self._epochs = session.epochs(int(args.num_train_epochs))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        next(self._epochs, None)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if control.should_evaluate or control.should_save:
+            session.finish_round()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if self._is_read:  # the trainer, which found no batch, would end
+            self._is_read, control.should_training_stop = False, False
+            state.global_step, state.epoch = state.global_step + 1, float(session.epoch + 1)
+        self._waits = control.should_evaluate
+        if not self._waits:
+            self._end(control, {})
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
+        if self._waits:
+            self._waits = False
+            self._end(control, more["metrics"])
+
+    def _end(self, control: Any, metrics: Mapping[str, Any]) -> None:
+        numbers = {
+            _name_metric(name): float(value)
+            for name, value in metrics.items()
+            if name.startswith(_METRIC) and isinstance(value, int | float)
+        }
+        session.end_epoch(**numbers)
+        if session.state.ends_early:
+            control.should_training_stop = True
+
+
+def _name_metric(name: str) -> str:
+    """Return the name of a metric in the record of an epoch, where `loss` is that of training."""
+    name = name.removeprefix(_METRIC)
+    return "held_out_loss" if name == "loss" else name
+
+
+def _check(trainer: Any) -> None:
+    args = trainer.args
+    data = trainer.train_dataset
+    if data is None or not hasattr(data, "__len__"):
+        raise CodeError(
+            "the trainer has no train_dataset with a length, and a job divides its samples among"
+            " its workers; give a dataset with len(), or write the loop with session.batches()"
+        )
+    if args.gradient_accumulation_steps != 1:
+        raise CodeError(
+            f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a batch of a"
+            " job has all samples of a step; give 1, and a larger training.global_batch for larger"
+            " steps"
+        )
+    if args.max_steps > 0:
+        raise CodeError(
+            f"max_steps is {args.max_steps}, but a job ends by training.epochs; leave it out"
+        )
+    if args.auto_find_batch_size:
+        raise CodeError(
+            "auto_find_batch_size changes the batch, which the job file sets for all workers; leave"
+            " it out, and lower training.global_batch if memory is short"
+        )
+
+
+def _check_batch() -> None:
+    if session.state.spec.batch is not None:
+        raise CodeError(
+            "the job file has batch levels, but a Trainer counts its epochs in steps of one size;"
+            " leave `batch` out, or write the loop with session.batches()"
+        )
+
+
+def _attach(trainer: Any, kept: _TrainerState) -> Session:
+    """Wrap model and optimizer as the trainer would, and resume them."""
+    trainer.create_optimizer()
+    model = trainer._wrap_model(trainer.model_wrapped)  # sets what DDP gets
+    model, optimizer = trainer.accelerator.prepare(model, trainer.optimizer)
+    trainer.model_wrapped, trainer.optimizer = model, optimizer
+    return attach_accelerator(trainer.accelerator, model, optimizer, trainer=kept)
+
+
+def _follow_job(trainer: Any, batches: Batches, attached: Session) -> None:
+    """Let the trainer read the job's batches, for its epochs, and leave checkpoints to it."""
+    args = trainer.args
+    if session.state.context.launch.job_id != NO_JOB:
+        args.num_train_epochs = session.state.spec.training.epochs
+    args.ignore_data_skip = True
+    if not args.load_best_model_at_end:
+        args.save_strategy = type(args.save_strategy)("no")
+    trainer.model_accepts_loss_kwargs = False  # the loss is a mean over samples
+    trainer.get_train_dataloader = lambda: _create_loader(trainer, batches)
+    trainer._load_from_checkpoint = lambda *_, **__: None  # the session has loaded
+    trainer.accordion = attached
+
+
+def _create_loader(trainer: Any, batches: Batches) -> DataLoader[Any]:
+    """Return a loader as the trainer's, with the job's batches; it is not prepared."""
+    usual = type(trainer).get_train_dataloader(trainer)
+    workers = usual.num_workers
+    return DataLoader(
+        usual.dataset,
+        batch_sampler=batches,
+        collate_fn=usual.collate_fn,
+        num_workers=workers,
+        pin_memory=usual.pin_memory and torch.cuda.is_available(),
+        worker_init_fn=usual.worker_init_fn,
+        persistent_workers=usual.persistent_workers,
+        prefetch_factor=usual.prefetch_factor,
+        multiprocessing_context=usual.multiprocessing_context,
+    )
+
+
+def _write_state(
+    trainer: Any, kept: _TrainerState, folder: Path, *, steps: int, epoch: int
+) -> None:
+    """Write the file by which a trainer finds epoch and step in which it continues."""
+    history = kept.history or asdict(trainer.state)
+    history |= {"global_step": steps, "epoch": float(epoch)}
+    (folder / TRAINER_STATE_NAME).write_text(json.dumps(history))
+
+
+__all__ = ["train"]
