@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +72,19 @@ def test_what_an_image_copies_is_sent_to_its_builder(recipe: Path):
     assert len(copied) > 100
     assert [path for path in copied if not (ROOT / path).exists()] == []
     assert [path for path in copied if not is_sent(path, rules)] == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_the_wheel_is_built_from_what_an_image_copies(recipe: Path, tmp_path: Path) -> None:
+    for path in copied_files(recipe):
+        place = tmp_path / "context" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, place)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    said = run_program([*pip, "--wheel-dir", str(tmp_path), str(tmp_path / "context")])
+    assert said.returncode == 0, said.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    assert any("examples/jobs" in name for name in zipfile.ZipFile(wheel).namelist())
 
 
 def test_an_ignore_file_leaves_out_what_no_rule_readmits():
