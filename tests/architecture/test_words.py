@@ -55,6 +55,9 @@ SHARED_MODULE_NAMES = {
     "errors": "the errors of a package",
     "language": "language models and the tasks that train them",
     "loop": "the loop that a process runs until it ends",
+    **dict.fromkeys(
+        ("accelerate", "lightning", "transformers"), "a framework: in a script, and in a job"
+    ),
     "process": "the entry point of a process",
     "objective": "the metric by which models are compared: how a job names it, and its values",
     "retries": "when what failed is tried again",

@@ -218,7 +218,8 @@ def _replace_step(trainer: Any, module: Any) -> None:
     def backward(loss: Any, *_: Any, **__: Any) -> None:
         session.backward(loss)
 
-    def optimizer_step(_epoch: int, _batch: int, optimizer: Any, closure: Any = None) -> None:
+    def optimizer_step(*given: Any) -> None:
+        _, _, optimizer, closure = given
         raw = getattr(optimizer, "optimizer", optimizer)
         # With the hook before the step, and the clipping of gradients.
         trainer.precision_plugin._wrap_closure(module, raw, closure)
