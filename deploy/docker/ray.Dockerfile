@@ -12,11 +12,7 @@ RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-
 COPY accordion accordion
 COPY workers workers
 COPY service service
-COPY deploy/jobs deploy/jobs
-COPY deploy/recipes deploy/recipes
-COPY deploy/examples deploy/examples
-COPY deploy/grafana deploy/grafana
-COPY deploy/prometheus deploy/prometheus
+COPY deploy deploy
 # "service,demo,postgresql,mlflow,wandb" adds the packages of these loggers.
 ARG EXTRAS=service,demo,postgresql
 RUN pip install --constraint constraints.txt ".[$EXTRAS]"

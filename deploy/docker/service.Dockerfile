@@ -10,11 +10,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY accordion accordion
 COPY workers workers
 COPY service service
-COPY deploy/jobs deploy/jobs
-COPY deploy/recipes deploy/recipes
-COPY deploy/examples deploy/examples
-COPY deploy/grafana deploy/grafana
-COPY deploy/prometheus deploy/prometheus
+COPY deploy deploy
 RUN pip install --constraint constraints.txt ".[api,postgresql]"
 # "numpy torch" lets this api export models (accordion download), and adds about 700 MB.
 ARG EXTRA_PACKAGES=""

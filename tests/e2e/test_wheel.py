@@ -191,7 +191,10 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     inside = [name for name in names if not name.parts[0].endswith(".dist-info")]
     suffixes = {name.suffix for name in inside if name.name != "py.typed"}
-    assert suffixes == {".py", ".html", ".css", ".js", ".yaml", ".mako", ".json", ".yml"}
+    assert suffixes == {
+        *(".py", ".html", ".css", ".js", ".yaml", ".mako", ".json", ".yml"),
+        *(".md", ".sh"),
+    }
     assert {name.parts[0] for name in names if name.name == "py.typed"} == PACKAGES
 
 

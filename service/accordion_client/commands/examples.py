@@ -17,6 +17,8 @@ FOLDERS = (
     "grafana/dashboards",
     "grafana/provisioning",
     "prometheus",
+    "k8s",
+    "agents",
 )
 """What is written, as in the project's folder `deploy`."""
 
@@ -28,7 +30,8 @@ def examples(
     *,
     json: JsonOption = False,
 ) -> None:
-    """Write job files, training scripts, Grafana dashboards and Prometheus rules to a directory.
+    """Write job files, training scripts, Grafana dashboards, Prometheus rules, manifests for
+    Kubernetes and a skill for agents to a directory.
 
     Example: accordion examples accordion-examples
     """
