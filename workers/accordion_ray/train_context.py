@@ -12,7 +12,7 @@ import ray
 
 from accordion.session.training_warnings import TrainingWarning
 from accordion_ray.errors import AttachError
-from accordion_workers.controller.ray_train_pool import RAY_SERIES
+from accordion_workers.controller.ray_releases import KNOWN, is_known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ def current_run() -> GuestContext:
 
 
 def warn_of_other_ray(version: str) -> None:
-    """Warn if the installed Ray is not of the release that was tested."""
-    if not version.startswith(f"{RAY_SERIES}."):
+    """Warn if the installed Ray is none of the releases that were tried."""
+    if not is_known(version):
         warnings.warn(
-            f"Ray {version} is installed, and accordion_ray was tested with Ray {RAY_SERIES}; "
-            f'training continues. Install "ray[train]=={RAY_SERIES}.*" if something fails',
+            f"Ray {version} is installed, and accordion_ray was tried with Ray {KNOWN}; training"
+            " continues. Install one of these if something fails",
             TrainingWarning,
             stacklevel=4,
         )
@@ -114,7 +114,7 @@ def _train_context() -> Any:
     except ImportError as error:
         raise AttachError(
             f"Ray {importlib.metadata.version('ray')} is installed without the Ray Train that "
-            f'accordion_ray needs ({error}); install "ray[train]=={RAY_SERIES}.*"'
+            f'accordion_ray needs ({error}); install "ray[train]" {KNOWN}'
         ) from error
     try:
         return get_train_context()

@@ -22,9 +22,9 @@ from accordion_ray.train_context import (
     follow_reports,
     warn_of_other_ray,
 )
-from accordion_workers.controller.ray_train_pool import RAY_SERIES
+from accordion_workers.controller.ray_releases import KNOWN
 
-WAY_OUT = f"adapt workers/accordion_ray/train_context.py, which was written for Ray {RAY_SERIES}"
+WAY_OUT = f"adapt workers/accordion_ray/train_context.py, which was tried with Ray {KNOWN}"
 
 
 def test_ray_train_has_the_private_names_that_are_used() -> None:

@@ -20,11 +20,11 @@ from accordion_workers.controller.ray_train_pool import (
     MAX_FAILED_CONTROLLERS,
     MAX_FAILED_JOINS,
     MAX_RETRY_S,
-    RAY_SERIES,
     RETRY_S,
     RayTrainPool,
     check_ray_train,
 )
+from accordion_workers.controller.worker_pool import choose_engine
 from accordion_workers.records.contract import EndRecord, PausedRecord
 from accordion_workers.spec.job import TaskSpec
 from accordion_workers.worker.process import GroupAssignment
@@ -230,11 +230,25 @@ def test_ray_train_notes_how_the_attempt_ended(
     assert world.ray.controllers[0] in world.ray.killed
 
 
-def test_another_version_of_ray_is_refused_with_both_versions_and_the_way_out() -> None:
-    with pytest.raises(
-        EngineUnavailable, match=rf"needs Ray {RAY_SERIES}\.\*, and 2\.61\.0 is installed.*actors"
-    ):
-        check_ray_train("2.61.0")
+@pytest.mark.parametrize("release", ["2.54.1", "2.61.0", "3.0.0", "2.x", "3"])
+def test_on_a_ray_that_was_not_tried_a_job_runs_on_plain_actors(
+    tmp_path: Path, release: str
+) -> None:
+    asked = launch(tmp_path)
+    chosen, why = choose_engine(asked, release)
+    assert (chosen.spec.workers.engine, asked.spec.workers.engine) == ("actors", "ray-train")
+    assert f"Ray {release} is installed, and the ray-train engine was tried with Ray 2.55" in why
+
+
+@pytest.mark.parametrize("release", ["2.55.0", "2.60.7", "2.58.0rc1", ray.__version__])
+def test_on_a_ray_that_was_tried_the_engine_is_that_of_the_job(
+    tmp_path: Path, release: str
+) -> None:
+    asked = launch(tmp_path)
+    assert choose_engine(asked, release) == (asked, "")
+    actors, why = choose_engine(asked, "1.0")
+    assert why
+    assert choose_engine(actors, "1.0") == (actors, "")
 
 
 def test_a_ray_without_what_ray_train_imports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +256,7 @@ def test_a_ray_without_what_ray_train_imports_is_refused(monkeypatch: pytest.Mon
         "importlib.util.find_spec", lambda name: None if name == "pyarrow" else SimpleNamespace()
     )
     with pytest.raises(EngineUnavailable, match=r"needs pyarrow; pip install 'ray\[train\]"):
-        check_ray_train(ray.__version__)
+        check_ray_train()
 
 
 def test_only_finite_reported_metrics_are_kept() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
-from accordion_workers.controller.ray_train_pool import RAY_SERIES
+from accordion_workers.controller.ray_releases import KNOWN, NEWEST, is_known
 
+ROOT = Path(__file__).parents[3]
 V2 = "ray.train.v2"
 EXECUTION = f"{V2}._internal.execution"
 MEMBERS: Mapping[str, set[str]] = {
@@ -60,8 +63,8 @@ MEMBERS: Mapping[str, set[str]] = {
 """Classes as `module:name`, each with the members that are overridden or called."""
 WAY_OUT = (
     "adapt controller/ray_train_internals.py and worker/ray_train_context.py of accordion_workers,"
-    f" written for Ray {RAY_SERIES}, and raise RAY_SERIES in controller/ray_train_pool.py with the"
-    " pin in pyproject.toml; until then jobs run with workers.engine: actors"
+    f" tried with Ray {KNOWN}, and raise NEWEST in controller/ray_releases.py; until then jobs run"
+    " on plain actors"
 )
 
 
@@ -74,9 +77,9 @@ def test_ray_train_has_the_private_names_that_the_engine_extends(path: str) -> N
 
 
 def test_the_pinned_ray_is_the_one_that_the_engine_was_made_for() -> None:
-    assert ray.__version__.startswith(f"{RAY_SERIES}."), (
-        f"Ray {ray.__version__} is installed; {WAY_OUT}"
-    )
+    assert is_known(ray.__version__), f"Ray {ray.__version__} is installed; {WAY_OUT}"
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert re.search(rf"^ray=={NEWEST[0]}\.{NEWEST[1]}\.", pinned, re.MULTILINE)
 
 
 ARGUMENTS: Mapping[str, set[str]] = {

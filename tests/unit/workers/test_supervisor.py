@@ -332,21 +332,43 @@ def test_an_engine_that_cannot_run_ends_the_job_with_its_sentence(
 
     def create(_: Launch) -> FakePool:
         if not is_late:
-            raise EngineUnavailable("needs Ray 2.60.*")
+            raise EngineUnavailable("needs pyarrow")
         pool = FakePool(started, ["completed"], True)
         pool.poll = fail
         return pool
 
     def fail(timeout_s: float) -> None:
-        raise EngineUnavailable("needs Ray 2.60.*")
+        raise EngineUnavailable("needs pyarrow")
 
     supervisor = Supervisor(
         started.model_dump_json(), create_pool=create, client=cluster, pause=PAUSES.append
     )
     until(lambda: supervisor.state()[0] == "ended")
     assert the_end(tmp_path) == EndRecord(
-        status="FAILED", reason="START_FAILED", message="needs Ray 2.60.*"
+        status="FAILED", reason="START_FAILED", message="needs pyarrow"
     )
+
+
+def test_on_an_unknown_ray_an_attempt_runs_on_plain_actors_and_says_why(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.99.0")
+    made: list[Launch] = []
+
+    def create(given: Launch) -> FakePool:
+        made.append(given)
+        return FakePool(given, ["completed"], True)
+
+    supervisor = Supervisor(
+        launch(tmp_path).model_dump_json(),
+        create_pool=create,
+        client=cluster,
+        pause=PAUSES.append,
+    )
+    until(lambda: supervisor.state()[0] == "ended")
+    assert [one.spec.workers.engine for one in made] == ["actors"]
+    lines = [line.text for line in cluster.drain().logs if line.rank is None]
+    assert any("Ray 2.99.0 is installed, and the ray-train engine was" in line for line in lines)
 
 
 def swap(here: Path) -> None:

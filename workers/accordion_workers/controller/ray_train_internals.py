@@ -1,4 +1,5 @@
-"""A Ray Train run whose workers come and go one by one; uses Ray Train's private API (2.60).
+"""A Ray Train run whose workers come and go one by one; uses Ray Train's private API, of the
+releases in `ray_releases.py`.
 
 Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs:
 the worker group begins empty, lists workers that the supervisor has started, and drops dead ones.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from importlib import metadata as distributions
 from types import SimpleNamespace
@@ -57,6 +58,10 @@ _UNUSED_CALLBACKS = {
     "PlacementGroupCleanerCallback",
 }
 """Callbacks of Ray Train that start actors or change directories for unused features."""
+_REPLICA_GROUPS: tuple[dict[int, int], ...] = (
+    ({},) if len(fields(WorkerGroupPollStatus)) > 1 else ()
+)
+"""Second argument of a poll's status: none before Ray 2.56."""
 POLL_WAIT_S = 0.1
 """Timeout of a poll in seconds; it blocks the controller, and workers may be loading torch."""
 
@@ -133,9 +138,8 @@ class ExternalWorkerGroup(WorkerGroup):
         if len(kept) < len(found):
             self._set_workers(kept)
         # An error in a status would make the controller end the whole run.
-        polled = WorkerGroupPollStatus(
-            {rank: WorkerStatus(running=True) for rank in range(len(kept))}, {}
-        )
+        statuses = {rank: WorkerStatus(running=True) for rank in range(len(kept))}
+        polled = WorkerGroupPollStatus(statuses, *_REPLICA_GROUPS)
         # Ray Train's callbacks take an empty group for one that has not begun.
         for callback in self._callbacks if kept else ():
             callback.after_worker_group_poll_status(polled)

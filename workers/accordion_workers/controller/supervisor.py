@@ -27,7 +27,7 @@ from accordion_workers.controller.package_resolution import (
     ResolutionStopped,
     resolve_packages,
 )
-from accordion_workers.controller.worker_pool import WorkerPool, create_worker_pool
+from accordion_workers.controller.worker_pool import WorkerPool, choose_engine, create_worker_pool
 from accordion_workers.hub.actor_client import (
     HEAD_NODE,
     ActorClient,
@@ -92,7 +92,7 @@ class Supervisor:
         client: ActorClient | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._launch = Launch.model_validate_json(launch)
+        self._launch, self._warning = choose_engine(Launch.model_validate_json(launch))
         self._mask = SecretMask(self._launch.list_secret_values())
         self._storage = Path(self._launch.storage)
         self._create_pool = create_pool
@@ -171,6 +171,8 @@ class Supervisor:
         except (EngineUnavailable, PackagesError) as error:
             return self._record_failed_start(error)
         log.info("engine: %s", self._launch.spec.workers.engine)
+        if self._warning:
+            log.warning("%s", self._warning)
         attempt = Attempt(
             launch=self._launch,
             pool=pool,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, cast
 
+from accordion_workers.controller.ray_releases import explain_fallback, is_known
 from accordion_workers.controller.scaling_policy import Process
 from accordion_workers.controller.start_failures import FailedStart
 from accordion_workers.records.contract import EndRecord, Launch, PausedRecord, ResizeRecord
@@ -16,6 +18,24 @@ ENGINES = {
     "actors": "accordion_workers.controller.actor_pool:ActorPool",
 }
 """Implementation of each value of `workers.engine`; a module is imported at first use."""
+
+
+def choose_engine(launch: Launch, ray: str | None = None) -> tuple[Launch, str]:
+    """Return the attempt with the engine that it can run on, and why that is not the one of its
+    job; empty if it is.
+
+    Args:
+        launch: the attempt.
+        ray: release of Ray; None for the one that is installed.
+    """
+    release = ray or importlib.metadata.version("ray")
+    workers = launch.spec.workers
+    if workers.engine == "actors" or is_known(release):
+        return launch, ""
+    spec = launch.spec.model_copy(
+        update={"workers": workers.model_copy(update={"engine": "actors"})}
+    )
+    return launch.model_copy(update={"spec": spec}), explain_fallback(release)
 
 
 def create_worker_pool(launch: Launch) -> WorkerPool:

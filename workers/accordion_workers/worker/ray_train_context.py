@@ -1,4 +1,4 @@
-"""What `ray.train` does in the user code of a worker; uses Ray Train's private API (2.60).
+"""What `ray.train` does in the user code of a worker; uses Ray Train's private API.
 
 User code sees the rank of its present group, and `ray.train.report` adds to the job's records.
 """
