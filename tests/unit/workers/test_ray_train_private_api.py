@@ -61,6 +61,14 @@ MEMBERS: Mapping[str, set[str]] = {
     "ray.train.backend:BackendConfig": {"framework"},
 }
 """Classes as `module:name`, each with the members that are overridden or called."""
+NEW = (
+    set()
+    if ray.__version__.startswith(f"{NEWEST[0]}.{NEWEST[1]}.")
+    else {"get_preemption_info", "worker_rank_to_replica_group_rank"}
+)
+"""What releases of Ray before the newest may lack: a method that nobody calls there, and an
+argument that is left out.
+"""
 WAY_OUT = (
     "adapt controller/ray_train_internals.py and worker/ray_train_context.py of accordion_workers,"
     f" tried with Ray {KNOWN}, and raise NEWEST in controller/ray_releases.py; until then jobs run"
@@ -72,7 +80,7 @@ WAY_OUT = (
 def test_ray_train_has_the_private_names_that_the_engine_extends(path: str) -> None:
     members = set(dir(ray_train_class(path)))
     name = path.partition(":")[2]
-    missing = sorted(MEMBERS[path] - members)
+    missing = sorted(MEMBERS[path] - members - NEW)
     assert not missing, f"{name} of Ray {ray.__version__} has no {', '.join(missing)}; {WAY_OUT}"
 
 
@@ -152,7 +160,8 @@ def ray_train_class(path: str) -> Any:
 
 @pytest.mark.parametrize("path", ARGUMENTS)
 def test_ray_trains_classes_take_the_arguments_that_are_given(path: str) -> None:
-    missing = ARGUMENTS[path] - inspect.signature(ray_train_class(path)).parameters.keys()
+    known = inspect.signature(ray_train_class(path)).parameters.keys()
+    missing = ARGUMENTS[path] - known - NEW
     assert not missing, (
         f"{path} of Ray {ray.__version__} takes no {', '.join(sorted(missing))}; {WAY_OUT}"
     )
