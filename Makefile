@@ -41,7 +41,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo docs test test-postgresql test-elastic test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-sharded bench-learning bench-paper bench-accuracy bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-postgresql test-elastic test-ray test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-sharded bench-learning bench-paper bench-accuracy bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -107,6 +107,14 @@ test-elastic: $(TEST_STAMP)
 	@rm -rf $(CRASHES)
 	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(ELASTIC_PROCESSES) tests/elastic $(PYTEST_ARGS) || \
 	  { status=$$?; $(NONE_FAILED) || { $(CRASHED) exit 1; }; }
+
+# Another release of Ray beside that of the environment: the folder comes first in the path of every process.
+test-ray: $(TEST_STAMP)
+	@[ -n "$(RAY)" ] || { echo "give a release of Ray, such as make test-ray RAY=2.55.1"; exit 1; }
+	@[ -d build/ray-$(RAY) ] || $(BIN)/python -m pip install --quiet --no-deps --target build/ray-$(RAY) ray==$(RAY)
+	@rm -rf $(CRASHES)
+	PYTHONPATH=$(CURDIR)/build/ray-$(RAY) $(BIN)/python -m pytest tests/unit/accordion_ray tests/unit/workers/test_ray_train_private_api.py tests/unit/workers/test_ray_train_pool.py
+	PYTHONPATH=$(CURDIR)/build/ray-$(RAY) $(PYTEST) --part elastic $(IN_PROCESSES) $(ELASTIC_PROCESSES) $(RAY_TESTS) $(PYTEST_ARGS)
 
 test-gpu: $(TEST_STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'
