@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -310,6 +312,7 @@ ITERABLE = """class Rows(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield self[0]"""
 BACKWARD = "def backward(self, loss): loss.backward()\n    def validation_step"
+FROM_FILE = "DataLoader(Rows()), ckpt_path='last')"
 BY_ITSELF = "super().__init__(); self.automatic_optimization = False\n        self.net"
 MISTAKES = [
     ("accelerate", "Accelerator(", "Accelerator(gradient_accumulation_steps=2, ", "is 2, but"),
@@ -325,6 +328,7 @@ MISTAKES = [
         "reads 2 samples, and train_dataset has 100",
     ),
     ("lightning", "batch_sampler=session.batches(100)", "batch_size=8", "do not read the job's"),
+    ("lightning", "DataLoader(Rows()))", FROM_FILE, "ckpt_path is 'last', but a job resumes"),
     ("lightning", "def validation_step", BACKWARD, r"has a backward\(\) of its own"),
     ("lightning", "super().__init__()\n        self.net", BY_ITSELF, "automatic_optimization is"),
 ]
@@ -419,3 +423,11 @@ def devices_of(rank: int, order: Any) -> Any:
 
 def test_a_trainer_takes_the_device_of_its_worker(run_group: Any, tmp_path: Path) -> None:
     assert run_group(1, devices_of, order_of(tmp_path, {"train.py": ""})) == [[1]]
+
+
+def test_a_script_under_torchrun_needs_no_backend_for_lightning(tmp_path: Path) -> None:
+    source = LIGHTNING.replace("BODY", "pass").replace("MORE", "").replace("epochs=99", "epochs=1")
+    (tmp_path / "train.py").write_text(source)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "train.py"]
+    ended = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "end " in ended.stdout, ended.stderr

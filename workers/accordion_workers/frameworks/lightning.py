@@ -56,6 +56,11 @@ def fit(trainer: Any, module: Any, loader: DataLoader[Any], *more: Any, **option
             steps in a way of its own.
         HookError: the strategy is not DDP, or there is not exactly one optimizer.
     """
+    if options.get("ckpt_path") is not None:
+        raise CodeError(
+            f"ckpt_path is {options['ckpt_path']!r}, but a job resumes from its own checkpoints;"
+            " leave it out, and load weights to begin with into the module before fit()"
+        )
     _check_trainer(trainer, loader)
     _check_module(trainer, module)
     if session.job_epochs is not None:
