@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
+from accordion_workers import session
 from accordion_workers.common.errors import TaskRaised
-from tests.distributed.code_jobs import launch, packed_folder, run_own_script
+from tests.distributed.code_jobs import (
+    context,
+    launch,
+    packed_folder,
+    process_of_its_own,
+    run_own_script,
+)
+from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import order_of
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/jobs/frameworks"
@@ -32,9 +43,10 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 8))
-    def forward(self, inputs, labels):
+    def forward(self, inputs, labels=None):
         outputs = self.layers(inputs)
-        return {"loss": nn.functional.mse_loss(outputs, labels), "outputs": outputs}
+        loss = None if labels is None else nn.functional.mse_loss(outputs, labels)
+        return {"loss": loss, "outputs": outputs}
 
 def tell_end(model, *more):
     print("end", float(sum(one.double().sum() for one in model.parameters())), *more)
@@ -278,6 +290,8 @@ def test_a_job_that_stops_improving_ends_the_loop(
         ("transformers", "", {"batch": {"high": 64}}, "the job file has batch levels, but a"),
         ("lightning", "accumulate_grad_batches=2,", {}, "accumulate_grad_batches is 2, but a"),
         ("lightning", "max_steps=5,", {}, "max_steps is 5, but a job ends by training.epochs"),
+        ("lightning", "limit_train_batches=1,", {}, "limit_train_batches is 1, but a job trains"),
+        ("lightning", "overfit_batches=0.5,", {}, "limit_train_batches is 0.5, but a job trains"),
         ("lightning", "", {"batch": {"high": 64}}, "the job file has batch levels, but a"),
     ],
 )
@@ -288,18 +302,40 @@ def test_what_a_job_cannot_follow_is_refused_before_any_step(
         run_job(run_group, tmp_path, LOOPS[loop], more=more, **spec)
 
 
-@pytest.mark.parametrize(
-    ("loop", "old", "new", "sentence"),
-    [
-        ("accelerate", "Accelerator(", "Accelerator(gradient_accumulation_steps=2, ", "is 2, but"),
-        ("accelerate", "optimizer = accelerator.prepare(model, ", "_ = accelerator.prepare(model, ", "is not prepared"),
-        ("accelerate", "attach_accelerator(", "scheduler = accelerator.prepare(scheduler); attach_accelerator(", "scheduler is prepared, and would step once for each worker"),
-        ("transformers", "train_dataset=Rows()", "train_dataset=iter(Rows())", "no train_dataset with a length"),
-        ("lightning", "batch_sampler=session.batches(100)", "batch_size=8", "do not read the job's batches"),
-        ("lightning", "def validation_step", "def backward(self, loss):\n        loss.backward()\n    def validation_step", "has a backward\\(\\) of its own"),
-        ("lightning", "super().__init__()\n        self.net", "super().__init__(); self.automatic_optimization = False\n        self.net", "automatic_optimization is False"),
-    ],
-)  # fmt: skip
+PREPARED = "scheduler = accelerator.prepare(scheduler); attach_accelerator("
+LOADER = "loader = accelerator.prepare(loader); attach_accelerator("
+OTHER_DATA = """class Own(Trainer):
+    def get_train_dataloader(self):
+        return DataLoader([1, 2])
+trainer = Own("""
+ITERABLE = """class Rows(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield self[0]"""
+BACKWARD = "def backward(self, loss): loss.backward()\n    def validation_step"
+FROM_FILE = "DataLoader(Rows()), ckpt_path='last')"
+BY_ITSELF = "super().__init__(); self.automatic_optimization = False\n        self.net"
+MISTAKES = [
+    ("accelerate", "Accelerator(", "Accelerator(gradient_accumulation_steps=2, ", "is 2, but"),
+    ("accelerate", "model, optimizer = acc", "model, _ = acc", "the optimizer is not prepared"),
+    ("accelerate", "attach_accelerator(", PREPARED, "would step once for each worker"),
+    ("transformers", "train_dataset=Rows()", "train_dataset=iter(Rows())", "no train_dataset with"),
+    ("accelerate", "attach_accelerator(", LOADER, r"loader of session.batches\(\) is prepared"),
+    ("transformers", "class Rows(torch.utils.data.Dataset):", ITERABLE, "no train_dataset with"),
+    (
+        "transformers",
+        "trainer = Trainer(",
+        OTHER_DATA,
+        "reads 2 samples, and train_dataset has 100",
+    ),
+    ("lightning", "batch_sampler=session.batches(100)", "batch_size=8", "do not read the job's"),
+    ("lightning", "DataLoader(Rows()))", FROM_FILE, "ckpt_path is 'last', but a job resumes"),
+    ("lightning", "def validation_step", BACKWARD, r"has a backward\(\) of its own"),
+    ("lightning", "super().__init__()\n        self.net", BY_ITSELF, "automatic_optimization is"),
+]
+"""Changes of a loop, and what its script is told."""
+
+
+@pytest.mark.parametrize(("loop", "old", "new", "sentence"), MISTAKES)
 def test_a_script_that_would_train_wrongly_is_told_what_to_write(
     run_group: Any, tmp_path: Path, *, loop: str, old: str, new: str, sentence: str
 ) -> None:
@@ -307,3 +343,91 @@ def test_a_script_that_would_train_wrongly_is_told_what_to_write(
     steps = "max_steps=5" if "iter" in new else ""  # which Transformers asks for itself
     with pytest.raises(TaskRaised, match=sentence):
         run_job(run_group, tmp_path, LOOPS[loop].replace(old, new), more=steps)
+
+
+PLATEAU = [
+    ('"linear"', '"reduce_lr_on_plateau"'),
+    ("tell_end(trainer.model)", "tell_end(trainer.model, trainer._get_learning_rate())"),
+]
+
+
+def changed(source: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    return source
+
+
+def test_a_schedule_that_follows_an_evaluation_goes_on_where_it_was(
+    run_group: Any, undisturbed: Any, tmp_path: Path
+) -> None:
+    source = changed(TRAINER, *PLATEAU)
+    more = "eval_strategy='epoch', lr_scheduler_kwargs={'patience': 0, 'threshold': 10.0}"
+    end_of(run_group, tmp_path, source, body=stop_in(3, "SAVE_STOP"), more=more)
+    again = run_job(run_group, tmp_path, source, more=more, generation=2)
+    whole = undisturbed(source, "pass", more)
+    assert again.said.partition("end ")[2] == whole[1]
+    assert float(whole[1].split()[1]) < 0.001  # after two epochs that did not improve
+
+
+def test_the_record_of_an_epoch_has_the_metrics_of_all_held_out_data(
+    run_group: Any, tmp_path: Path
+) -> None:
+    two = ("eval_dataset=Rows()", "eval_dataset={'a': Rows(), 'b': Rows()}")
+    source, more = changed(TRAINER, two), "eval_strategy='epoch'"
+    epochs = run_job(run_group, tmp_path, source, more=more).link.of("epoch")
+    assert all({"a_loss", "b_loss"} <= epoch.metrics.keys() for epoch in epochs)
+
+
+def test_an_epoch_without_validation_has_no_metrics_of_an_earlier_one(
+    run_group: Any, tmp_path: Path
+) -> None:
+    every = "check_val_every_n_epoch=2, "
+    epochs = run_job(run_group, tmp_path, LIGHTNING, more=every).link.of("epoch")
+    assert [epoch.metrics.keys() for epoch in epochs] == [set(), {"held_out"}, set()]
+
+
+COUNTED_LOSS = (
+    "train_dataset=Rows()",
+    "train_dataset=Rows(), compute_loss_func=lambda outputs, labels, num_items_in_batch:"
+    " nn.functional.mse_loss(outputs['outputs'], labels) * (labels.numel() / num_items_in_batch)",
+)
+
+
+@pytest.mark.parametrize("change", [("model=Net()", "model_init=Net"), COUNTED_LOSS])
+def test_a_trainer_that_makes_its_model_or_loss_trains_the_same(
+    run_group: Any, tmp_path: Path, *, change: tuple[str, str]
+) -> None:
+    ends = []
+    for name, source in {"own": changed(TRAINER, change), "usual": TRAINER}.items():
+        seeded = f"if {STEPS} == 0: torch.manual_seed(7)"
+        (folder := tmp_path / name).mkdir()
+        ends += [end_of(run_group, folder, source, body=seeded, workers=3)]  # uneven batches
+    assert ends[0] == ends[1]
+
+
+def test_a_module_may_ask_for_the_number_of_steps(undisturbed: Any) -> None:
+    asking = ("total_iters=12", "total_iters=self.trainer.estimated_stepping_batches")
+    assert undisturbed(changed(LIGHTNING, asking)) == undisturbed(LIGHTNING)
+
+
+def devices_of(rank: int, order: Any) -> Any:
+    from accordion_workers.frameworks.lightning import trainer_options
+
+    with process_of_its_own():
+        session.bind(replace(context(0, order, RecordingLink()), device="cuda:1"))
+        found = trainer_options()["devices"]
+        session.reset()
+    return found
+
+
+def test_a_trainer_takes_the_device_of_its_worker(run_group: Any, tmp_path: Path) -> None:
+    assert run_group(1, devices_of, order_of(tmp_path, {"train.py": ""})) == [[1]]
+
+
+def test_a_script_under_torchrun_needs_no_backend_for_lightning(tmp_path: Path) -> None:
+    source = LIGHTNING.replace("BODY", "pass").replace("MORE", "").replace("epochs=99", "epochs=1")
+    (tmp_path / "train.py").write_text(source)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "train.py"]
+    ended = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "end " in ended.stdout, ended.stderr

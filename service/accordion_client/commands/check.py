@@ -181,7 +181,7 @@ def _check_class(name: str, files: ZipFile) -> None:
         tree = ast.parse(files.read(held[0]), held[0])
     except (SyntaxError, ValueError) as error:
         raise SettingsError(f"{held[0]} of the code is no Python: {error}") from None
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     if wanted not in classes and not _binds(tree, wanted):
         raise SettingsError(
             f"task.name is {name!r}, and {held[0]} has no class {wanted!r}; it has"

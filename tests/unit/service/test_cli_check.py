@@ -100,6 +100,7 @@ def test_a_script_that_its_code_lacks_is_named(alone: Accordion, tmp_path: Path)
         ("class Other: pass", "models.py has no class 'Mine'; it has Other"),
         ("class Mine(: pass", "models.py of the code is no Python: invalid syntax"),
         ("class Mine: pass", ""),
+        ("try:\n    import fast\nexcept ImportError:\n    class Mine: pass", ""),
         ("from base import Mine", ""),
         ("from base import *", ""),
         ("if True:\n    Mine = type('Mine', (), {})", ""),

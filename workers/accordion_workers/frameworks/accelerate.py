@@ -21,6 +21,7 @@ from torch import nn
 from accordion.integrations.accelerate import check_strategy
 from accordion.session.session import Session
 from accordion_workers.common.errors import CodeError
+from accordion_workers.training.script_batches import Batches
 from accordion_workers.training.script_session import session
 
 
@@ -32,8 +33,9 @@ def attach_accelerator(accelerator: Any, model: nn.Module, optimizer: Any, **kep
     prepared: Accelerate would step it once for each worker, whose number changes.
 
     Raises:
-        CodeError: the optimizer is not prepared or the scheduler is, gradients are accumulated over
-            batches, or `session.attach` refuses what it is given.
+        CodeError: the optimizer is not prepared, gradients are accumulated over batches, or
+            `session.attach` refuses what it is given. The first `accelerator.backward` raises it
+            if a scheduler or the loader of the job's batches is prepared.
         HookError: the strategy is not DistributedDataParallel.
     """
     check_strategy(accelerator)
@@ -48,12 +50,6 @@ def attach_accelerator(accelerator: Any, model: nn.Module, optimizer: Any, **kep
             "the optimizer is not prepared; write model, optimizer = accelerator.prepare(model,"
             " optimizer) before attach_accelerator()"
         )
-    for name, one in kept.items():
-        if hasattr(one, "step_with_optimizer"):
-            raise CodeError(
-                f"{name} is prepared, and would step once for each worker; leave it out of"
-                " accelerator.prepare()"
-            )
     attached = session.attach(model, optimizer.optimizer, scaler=accelerator.scaler, **kept)
     follow_session(accelerator, optimizer)
     return attached
@@ -63,6 +59,7 @@ def follow_session(accelerator: Any, optimizer: Any) -> None:
     """Let the backward pass and the steps of a prepared optimizer be those of the session."""
 
     def backward(loss: Any, **_: Any) -> None:
+        _check_prepared(accelerator)
         session.backward(loss)
 
     def step(itself: Any, closure: Any = None) -> None:
@@ -76,6 +73,26 @@ def follow_session(accelerator: Any, optimizer: Any) -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     accelerator.backward, optimizer.step = backward, MethodType(step, optimizer)
+
+
+def _check_prepared(accelerator: Any) -> None:
+    """Check that only model and optimizer are prepared, and loaders of other data.
+
+    Raises:
+        CodeError: a scheduler is, or the loader of the job's batches.
+    """
+    if accelerator._schedulers:
+        raise CodeError(
+            "a scheduler is prepared, and would step once for each worker; leave it out of"
+            " accelerator.prepare()"
+        )
+    samplers = [loader.batch_sampler for loader in accelerator._dataloaders]
+    if any(isinstance(getattr(one, "batch_sampler", one), Batches) for one in samplers):
+        raise CodeError(
+            "the loader of session.batches() is prepared, and would divide this worker's batches"
+            " among the workers again; leave it out of accelerator.prepare(), and move each batch"
+            " to accelerator.device"
+        )
 
 
 __all__ = ["attach_accelerator"]

@@ -14,13 +14,13 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from accordion.integrations.lightning import check_trainer, import_lightning
 from accordion_workers.common.errors import CodeError
 from accordion_workers.training.script_batches import Batches
 from accordion_workers.training.script_session import session
-from accordion_workers.training.standalone_context import NO_JOB
 
 _lightning = import_lightning()
 _Environment: Any = importlib.import_module(
@@ -35,7 +35,7 @@ def trainer_options() -> dict[str, Any]:
     session.init_process_group()
     return {
         "accelerator": "cpu" if session.device == "cpu" else "gpu",
-        "devices": 1,
+        "devices": 1 if session.device == "cpu" else [torch.device(session.device).index],
         "num_nodes": session.world_size,
         "strategy": "ddp",
         "plugins": [_JobEnvironment()],
@@ -56,7 +56,15 @@ def fit(trainer: Any, module: Any, loader: DataLoader[Any], *more: Any, **option
             steps in a way of its own.
         HookError: the strategy is not DDP, or there is not exactly one optimizer.
     """
-    _check(trainer, module, loader)
+    if options.get("ckpt_path") is not None:
+        raise CodeError(
+            f"ckpt_path is {options['ckpt_path']!r}, but a job resumes from its own checkpoints;"
+            " leave it out, and load weights to begin with into the module before fit()"
+        )
+    _check_trainer(trainer, loader)
+    _check_module(trainer, module)
+    if session.job_epochs is not None:
+        trainer.fit_loop.max_epochs = session.job_epochs
     batches = _JobLoader(trainer, module, loader)
     trainer.callbacks.append(_Epochs(batches))
     trainer.fit(module, batches, *more, **options)
@@ -107,6 +115,8 @@ class _JobLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
+        if not self._trainer.optimizers:  # `configure_optimizers` asks how many steps there are
+            return iter(())
         if not self._is_attached:
             self._is_attached = True
             self._resume()
@@ -138,6 +148,11 @@ class _Epochs(_lightning.Callback):  # type: ignore[name-defined]
     def __init__(self, batches: _JobLoader) -> None:
         self._batches = batches
         self._is_trained = False
+        self._recorded: dict[str, Any] = {}
+        """Metrics of the epochs before, of which the trainer keeps those not measured again."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        trainer.fit_loop._combined_loader = None  # read again, now that there is an optimizer
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
         vars(trainer.fit_loop.epoch_loop).pop("update_lr_schedulers", None)  # of `_read_nothing`
@@ -160,11 +175,12 @@ class _Epochs(_lightning.Callback):  # type: ignore[name-defined]
     def _end(self, trainer: Any) -> None:
         if self._is_trained:
             self._is_trained = False
-            found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            session.end_epoch(**{name: value for name, value in found.items() if name != "loss"})
+            kept, self._recorded = self._recorded, dict(trainer.callback_metrics)
+            new = {name: one for name, one in self._recorded.items() if one is not kept.get(name)}
+            session.end_epoch(**{name: float(one) for name, one in new.items() if name != "loss"})
 
 
-def _check(trainer: Any, module: Any, loader: DataLoader[Any]) -> None:
+def _check_trainer(trainer: Any, loader: DataLoader[Any]) -> None:
     if not isinstance(getattr(loader, "batch_sampler", None), Batches):
         raise CodeError(
             "the training data of fit() do not read the job's batches; give a"
@@ -180,6 +196,15 @@ def _check(trainer: Any, module: Any, loader: DataLoader[Any]) -> None:
         raise CodeError(
             f"max_steps is {trainer.max_steps}, but a job ends by training.epochs; leave it out"
         )
+    limit = trainer.limit_train_batches  # which overfit_batches sets too
+    if isinstance(limit, int) or limit != 1.0:
+        raise CodeError(
+            f"limit_train_batches is {limit}, but a job trains all samples of an epoch; leave it"
+            " out, and give fewer samples, such as a torch.utils.data.Subset"
+        )
+
+
+def _check_module(trainer: Any, module: Any) -> None:
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise CodeError("precision 16-mixed is not supported in a job; give bf16-mixed or 32")
     own = _lightning.LightningModule
@@ -208,8 +233,6 @@ def _attach(trainer: Any, module: Any) -> None:
             " leave `batch` out, or write the loop with session.batches()"
         )
     _replace_step(trainer, module)
-    if session.state.context.launch.job_id != NO_JOB:
-        trainer.fit_loop.max_epochs = session.state.spec.training.epochs
 
 
 def _replace_step(trainer: Any, module: Any) -> None:

@@ -10,6 +10,7 @@ The job's `training.epochs`, `global_batch` and seed of the order hold in place 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from accordion.base.errors import MissingFrameworkError
 from accordion.session.session import Session
@@ -25,7 +26,6 @@ from accordion_workers.common.errors import CodeError
 from accordion_workers.frameworks.accelerate import attach_accelerator
 from accordion_workers.training.script_batches import Batches
 from accordion_workers.training.script_session import session
-from accordion_workers.training.standalone_context import NO_JOB
 
 try:
     from transformers import TrainerCallback
@@ -58,9 +58,11 @@ def train(trainer: Any) -> Any:
     kept = _TrainerState(trainer)
     attached = _attach(trainer, kept)
     _check_batch()
-    _follow_job(trainer, batches, attached)
     is_read = session.state.position.samples >= batches.num_samples
-    trainer.add_callback(_Epochs(kept, is_read=is_read))
+    epochs = _Epochs(kept, is_read=is_read)
+    trainer.add_callback(epochs)
+    _follow_job(trainer, batches, attached)
+    _end_epochs(trainer, epochs)
     steps = session.epoch * len(batches) + session.state.position.samples // session.global_batch
     if steps == 0:
         return trainer.train()
@@ -110,19 +112,20 @@ class _TrainerState:
 
 
 class _Epochs(TrainerCallback):
-    """Ends the session's epochs with the trainer's, with the metrics of an evaluation that follows
+    """Ends the session's epochs with the trainer's, with the metrics of the evaluations that follow
     an epoch.
     """
 
     def __init__(self, kept: _TrainerState, *, is_read: bool) -> None:
         self._kept, self._is_read = kept, is_read
         self._epochs: Iterator[int] = iter(())
-        self._waits = False
-        """Whether the epoch is over but for its evaluation."""
+        self._is_over = False
+        """Whether the epoch is over but for its evaluations."""
+        self._metrics: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self._kept.begin()
-        self._epochs = session.epochs(int(args.num_train_epochs))
+        self._epochs = session.epochs(math.ceil(args.num_train_epochs))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         next(self._epochs, None)
@@ -135,19 +138,19 @@ class _Epochs(TrainerCallback):
         if self._is_read:  # the trainer, which found no batch, would end
             self._is_read, control.should_training_stop = False, False
             state.global_step, state.epoch = state.global_step + 1, float(session.epoch + 1)
-        self._waits = control.should_evaluate
-        if not self._waits:
-            self._end(control, {})
+        self._is_over, self._metrics = True, {}
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
-        if self._waits:
-            self._waits = False
-            self._end(control, more["metrics"])
+        self._metrics |= more["metrics"]  # of one of several data sets
 
-    def _end(self, control: Any, metrics: Mapping[str, Any]) -> None:
+    def end_evaluated(self, control: Any) -> None:
+        """End the epoch if it is over, once the trainer has done what follows from its metrics."""
+        if not self._is_over:
+            return
+        self._is_over = False
         numbers = {
             _name_metric(name): float(value)
-            for name, value in metrics.items()
+            for name, value in self._metrics.items()
             if name.startswith(_METRIC) and isinstance(value, int | float)
         }
         session.end_epoch(**numbers)
@@ -164,10 +167,11 @@ def _name_metric(name: str) -> str:
 def _check(trainer: Any) -> None:
     args = trainer.args
     data = trainer.train_dataset
-    if data is None or not hasattr(data, "__len__"):
+    if not hasattr(data, "__len__") or isinstance(data, IterableDataset):
         raise CodeError(
-            "the trainer has no train_dataset with a length, and a job divides its samples among"
-            " its workers; give a dataset with len(), or write the loop with session.batches()"
+            "the trainer has no train_dataset with a length and rows by number, and a job divides"
+            " them among its workers; give one with len() and [], or write the loop with"
+            " session.batches()"
         )
     if args.gradient_accumulation_steps != 1:
         raise CodeError(
@@ -196,6 +200,7 @@ def _check_batch() -> None:
 
 def _attach(trainer: Any, kept: _TrainerState) -> Session:
     """Wrap model and optimizer as the trainer would, and resume them."""
+    trainer.model_init = None  # it has made the model; another one would be trained, and not saved
     trainer.create_optimizer()
     model = trainer._wrap_model(trainer.model_wrapped)  # sets what DDP gets
     model, optimizer = trainer.accelerator.prepare(model, trainer.optimizer)
@@ -206,26 +211,44 @@ def _attach(trainer: Any, kept: _TrainerState) -> Session:
 def _follow_job(trainer: Any, batches: Batches, attached: Session) -> None:
     """Let the trainer read the job's batches, for its epochs, and leave checkpoints to it."""
     args = trainer.args
-    if session.state.context.launch.job_id != NO_JOB:
-        args.num_train_epochs = session.state.spec.training.epochs
+    if session.job_epochs is not None:
+        args.num_train_epochs = session.job_epochs
     args.ignore_data_skip = True
     if not args.load_best_model_at_end:
         args.save_strategy = type(args.save_strategy)("no")
-    trainer.model_accepts_loss_kwargs = False  # the loss is a mean over samples
+    trainer.model_accepts_loss_kwargs = False  # the loss is a mean over this worker's samples
+    args.average_tokens_across_devices = False  # also that of a compute_loss_func
     trainer.get_train_dataloader = lambda: _create_loader(trainer, batches)
     trainer._load_from_checkpoint = lambda *_, **__: None  # the session has loaded
     trainer.accordion = attached
 
 
+def _end_epochs(trainer: Any, epochs: _Epochs) -> None:
+    """End each epoch of the session after the trainer's evaluation, the step of a schedule that
+    follows its metrics, and the trainer's own checkpoint, so that all of them are saved.
+    """
+    evaluate = trainer._maybe_log_save_evaluate
+
+    def evaluate_and_end(*args: Any, **options: Any) -> None:
+        evaluate(*args, **options)
+        epochs.end_evaluated(trainer.control)
+
+    trainer._maybe_log_save_evaluate = evaluate_and_end
+
+
 def _create_loader(trainer: Any, batches: Batches) -> DataLoader[Any]:
     """Return a loader as the trainer's, with the job's batches; it is not prepared."""
     usual = type(trainer).get_train_dataloader(trainer)
-    workers = usual.num_workers
+    if len(usual.dataset) != batches.num_samples:
+        raise CodeError(
+            f"get_train_dataloader() reads {len(usual.dataset)} samples, and train_dataset has"
+            f" {batches.num_samples}; give the trainer the data that it reads as train_dataset"
+        )
     return DataLoader(
         usual.dataset,
         batch_sampler=batches,
         collate_fn=usual.collate_fn,
-        num_workers=workers,
+        num_workers=usual.num_workers,
         pin_memory=usual.pin_memory and torch.cuda.is_available(),
         worker_init_fn=usual.worker_init_fn,
         persistent_workers=usual.persistent_workers,

@@ -145,6 +145,12 @@ class ScriptSession:
         return self._state.session.global_batch if self._state else spec.training.global_batch
 
     @property
+    def job_epochs(self) -> int | None:
+        """`training.epochs` of the job; None outside of one, where the script decides."""
+        launch = self._worker_context.launch
+        return None if launch.job_id == standalone.NO_JOB else launch.spec.training.epochs
+
+    @property
     def state(self) -> TrainState:
         """Training state that `attach` created; a CodeError is raised before it."""
         if self._state is None:
@@ -173,7 +179,7 @@ class ScriptSession:
             StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():
-            dist.init_process_group(backend)
+            dist.init_process_group(backend or standalone.default_backend())
         if self._context is None:
             self._context = standalone.standalone_context(job or {}, storage)
         else:
@@ -260,7 +266,7 @@ class ScriptSession:
         """Iterate over the remaining epochs, from 0; a job has `training.epochs`, not `number`."""
         state = self.state
         self._is_epoch_unread = False
-        self._epochs = state.spec.training.epochs if self._in_job else number
+        self._epochs = number if self.job_epochs is None else self.job_epochs
         if self._epochs != number:
             checks.log_replaced_epochs(state, number)
         standalone.log_if_done(state, self._epochs)
@@ -456,7 +462,7 @@ class ScriptSession:
 
     def _leave_if_trained(self) -> None:
         """End a script that goes on after the last epoch of its job; all is saved."""
-        if self._in_job and self.state.position.epoch >= self.state.spec.training.epochs:
+        if self.job_epochs is not None and self.state.position.epoch >= self.job_epochs:
             checks.log_extra_epochs(self.state)
             self.close()
             self._leave("ended early" if self.state.ends_early else "completed")
@@ -472,13 +478,7 @@ class ScriptSession:
     @property
     def _num_epochs(self) -> int | None:
         """Number of epochs, if it is known before the script ends."""
-        if self._epochs is None and self._in_job:
-            return self.state.spec.training.epochs
-        return self._epochs
-
-    @property
-    def _in_job(self) -> bool:
-        return self._worker_context.launch.job_id != standalone.NO_JOB
+        return self.job_epochs if self._epochs is None else self._epochs
 
     @contextmanager
     def _service_errors(self) -> Iterator[None]:

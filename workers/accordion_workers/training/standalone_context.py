@@ -193,6 +193,13 @@ def _claim_shared_generation(directory: str) -> int:
     return int(claimed[0])
 
 
+def default_backend() -> str | None:
+    """Return gloo by name without GPUs: a group that torch chooses by device has no name, and
+    Lightning takes it for NCCL. None lets torch choose.
+    """
+    return None if torch.cuda.is_available() else "gloo"
+
+
 def _on_gpus() -> bool:
     """Return whether the group's backend for GPUs is NCCL, also if gloo serves the CPU
     beside it.
@@ -205,6 +212,7 @@ __all__ = [
     "JournalLink",
     "check_not_superseded",
     "check_unchanged",
+    "default_backend",
     "log_if_done",
     "log_resume",
     "standalone_context",
