@@ -14,6 +14,7 @@ LIVE_PROCESSES ?= 3
 ELASTIC_PROCESSES ?= 2
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
+RAY_TESTS ?= tests/elastic/test_ray_train.py tests/elastic/test_ray_train_engine.py tests/elastic/test_nodes.py
 ENGINE ?=
 # What `make schemathesis` tests: the address of a service, its token and those of other users, and for how long.
 URL ?= http://127.0.0.1:8080
@@ -48,6 +49,7 @@ help:
 	@echo "make test    linters, types, import contracts, then all tests"
 	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost; ENGINE=actors for the other engine"
 	@echo "make test-postgresql  on PostgreSQL the tests that 'make test' runs on SQLite only; 'make chaos' runs them too"
+	@echo "make test-ray RAY=2.57.1  the engine, guests and lost nodes on another release of Ray"
 	@echo "make test-gpu  the library on one card; without a card nothing is run, and it says so"
 	@echo "make docs    build the book of docs/ into build/docs; a warning or a dead link fails it"
 	@echo "make lint    the checks without the tests"
