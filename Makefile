@@ -13,8 +13,9 @@ LIVE_PROCESSES ?= 3
 # Tests of faults start several nodes each.
 ELASTIC_PROCESSES ?= 2
 IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
-# Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
+# What test-ray runs on another release of Ray, beside the unit tests of Ray Train's private names.
 RAY_TESTS ?= tests/elastic/test_ray_train.py tests/elastic/test_ray_train_engine.py tests/elastic/test_nodes.py
+# Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=
 # What `make schemathesis` tests: the address of a service, its token and those of other users, and for how long.
 URL ?= http://127.0.0.1:8080
