@@ -33,7 +33,7 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="URL of the service (default: ACCORDION_URL, or the service of ACCORDION_HOME)",
+        help="URL of the service (default: ACCORDION_URL, a profile, or the service of this home)",
     ),
 ]
 SpecArgument = Annotated[

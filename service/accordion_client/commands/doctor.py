@@ -81,7 +81,7 @@ def run_checks(url: str) -> Iterator[Finding]:
     yield from _check_tables(settings)
     yield from _check_secrets(settings)
     yield from _check_resources(settings.home)
-    yield from _check_service(settings, url)
+    yield from _check_service(url)
 
 
 def _check_python() -> Finding:
@@ -292,14 +292,21 @@ def _available_memory() -> int | None:
     return int(psutil.virtual_memory().available)
 
 
-def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
+def _check_service(url: str) -> Iterator[Finding]:
     """Check whether the service is ready or, if none is expected, whether one could start."""
     from accordion_client import Client, ClientError
     from accordion_client.commands.storage_check import check_storages, read_storage_jobs
     from accordion_client.machine.connection import is_same_service, service_token, service_url
+    from accordion_client.machine.profiles import load_client_settings
     from accordion_service.access.guards import is_loopback
+    from accordion_service.errors import SettingsError
     from accordion_service.settings.home import Home
 
+    try:
+        settings = load_client_settings(url)
+    except SettingsError as error:
+        yield Finding(name="profile", state="bad", message=str(error))
+        return
     address, running = service_url(settings, url), Home(settings.home).running()
     expected = bool(url or settings.url or running)
     try:

@@ -47,7 +47,7 @@ def login(
         try:
             link = client.login_link(page)
         except APIStatusError as error:
-            if error.status != _UNAUTHORIZED or _is_token_given():
+            if error.status != _UNAUTHORIZED or _is_token_given(url):
                 raise
             made = _log_in(client, port)
             _report_login(client, made, as_json=json)
@@ -63,10 +63,10 @@ def logout(*, url: UrlOption = "", json: JsonOption = False) -> None:
     import time
 
     from accordion_client.machine.connection import service_url
+    from accordion_client.machine.profiles import load_client_settings
     from accordion_client.machine.saved_logins import SavedLogins
-    from accordion_service.settings.settings import load_settings
 
-    settings = load_settings()
+    settings = load_client_settings(url)
     address, logins = service_url(settings, url), SavedLogins(settings.home)
     token = logins.find(address, time.time())
     if token is not None:
@@ -90,11 +90,11 @@ def _revoke(address: str, token: str) -> None:
                 raise
 
 
-def _is_token_given() -> bool:
+def _is_token_given(url: str) -> bool:
     """Whether the settings name a token, which goes before a saved one."""
-    from accordion_service.settings.settings import load_settings
+    from accordion_client.machine.profiles import load_client_settings
 
-    settings = load_settings()
+    settings = load_client_settings(url)
     return (settings.client_token() or settings.token()) is not None
 
 

@@ -113,11 +113,11 @@ def _why_silent(job: JobView, url: str) -> str:
 def _find_ray_logs(url: str) -> str:
     """Describe where Ray keeps the output of the workers; for `accordion up`, by its path."""
     from accordion_client.machine.connection import is_same_service, service_url
+    from accordion_client.machine.profiles import load_client_settings
     from accordion_client.machine.programs import ray_log_folder
     from accordion_service.settings.home import Home
-    from accordion_service.settings.settings import load_settings
 
-    settings = load_settings()
+    settings = load_client_settings(url)
     running = Home(settings.home).running()
     if running is not None and is_same_service(service_url(settings, url), running):
         return str(ray_log_folder(running.ray_dir))

@@ -5,7 +5,8 @@
     with connect() as client:
         client.submit({"task": {"name": "digits-mlp"}})
 
-By default this is the service that `accordion up` runs on this home directory (`ACCORDION_HOME`).
+By default this is the service of a profile (`profiles.py`), or the one that `accordion up` runs on
+this home directory (`ACCORDION_HOME`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from accordion_client import AsyncClient, Client, RetryBudget, Waiter
+from accordion_client.machine.profiles import load_client_settings
 from accordion_client.machine.saved_logins import SavedLogins
 from accordion_service.access.guards import is_loopback
 from accordion_service.settings.home import Home, Running
-from accordion_service.settings.settings import Settings, load_settings
+from accordion_service.settings.settings import Settings
 
 
 def connect(
@@ -49,7 +51,7 @@ def connect_async(
 
 def _find_service(url: str) -> tuple[str, str | None, RetryBudget]:
     """Find the address and the token of a service, and how long to wait for it."""
-    settings = load_settings()
+    settings = load_client_settings(url)
     address = service_url(settings, url)
     limits = RetryBudget(timeout_s=settings.request_timeout_s, total_s=settings.request_total_s)
     return address, service_token(settings, address), limits

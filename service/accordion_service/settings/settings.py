@@ -62,7 +62,11 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     """Port of the api; 0 for any free one."""
     url: str = ""
-    """URL of the service for clients; empty is the service of this home directory."""
+    """URL of the service for clients; empty is that of the profile, or of this home directory."""
+    profile: str = ""
+    """Profile of clients in `~/.config/accordion/config.toml`, which has a URL and the file of a
+    token; empty is its `default`.
+    """
     completion_timeout_s: float = Field(default=1.0, gt=0)
     """Seconds for which the shell waits for the service when it completes a word."""
     request_timeout_s: float = Field(default=10.0, gt=0)

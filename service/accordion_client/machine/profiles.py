@@ -1,0 +1,98 @@
+"""Profiles: services that a client knows by name, in `~/.config/accordion/config.toml`.
+
+    default = "lab"
+
+    [profiles.lab]
+    url = "https://accordion.example.com"
+    token_file = "~/.config/accordion/lab.token"
+
+`ACCORDION_PROFILE` names another one. A profile counts only where neither `--url` nor
+`ACCORDION_URL` names a service, so that its token goes to no other.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from accordion_service.errors import SettingsError
+from accordion_service.settings.settings import Settings, load_settings
+
+
+class Profile(BaseModel):
+    """One service."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(pattern=r"^https?://")
+    token_file: Path | None = None
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    request_total_s: float | None = Field(default=None, gt=0)
+
+
+class _ConfigFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    default: str = ""
+    profiles: dict[str, Profile] = {}
+
+
+def load_client_settings(url: str = "") -> Settings:
+    """Return the settings of a client: those of the environment, and of a profile if neither
+    `url` nor the environment names a service.
+
+    Raises:
+        SettingsError: a setting is wrong, the file cannot be read, or there is no such profile.
+    """
+    settings = load_settings()
+    if url or settings.url:
+        return settings
+    profile = _find_profile(settings.profile, os.environ)
+    if profile is None:
+        return settings
+    given: dict[str, Any] = {"url": profile.url}
+    if settings.user_token is None and settings.user_token_file is None and profile.token_file:
+        given["user_token_file"] = profile.token_file.expanduser()
+    for name in ("request_timeout_s", "request_total_s"):
+        if name not in settings.model_fields_set and getattr(profile, name) is not None:
+            given[name] = getattr(profile, name)
+    return load_settings(**given)
+
+
+def config_file(variables: Mapping[str, str]) -> Path:
+    """Return where the profiles are, by the XDG base directories."""
+    folder = variables.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(folder).expanduser() / "accordion/config.toml"
+
+
+def _find_profile(name: str, variables: Mapping[str, str]) -> Profile | None:
+    path = config_file(variables)
+    found = _read(path)
+    name = name or found.default
+    if not name:
+        return None
+    if name not in found.profiles:
+        known = ", ".join(found.profiles) or "none"
+        raise SettingsError(f"there is no profile {name!r} in {path}; its profiles are {known}")
+    return found.profiles[name]
+
+
+def _read(path: Path) -> _ConfigFile:
+    try:
+        return _ConfigFile.model_validate(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        return _ConfigFile()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        place = ".".join(map(str, item["loc"]))
+        known = ", ".join(Profile.model_fields)
+        raise SettingsError(
+            f"{place} of {path}: {item['msg'].lower()}; a profile has {known}"
+        ) from None

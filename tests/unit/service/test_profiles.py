@@ -1,0 +1,95 @@
+"""Services that a client knows by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accordion_client import connect
+from accordion_client.machine.profiles import load_client_settings
+from tests.unit.service.conftest import Accordion
+
+TWO = """
+default = "lab"
+
+[profiles.lab]
+url = "https://lab.example"
+token_file = "{folder}/lab.token"
+request_timeout_s = 3
+
+[profiles.cloud]
+url = "https://cloud.example"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "home"))
+    for name in ("URL", "TOKEN", "TOKEN_FILE", "ADMIN_TOKEN", "PROFILE", "REQUEST_TIMEOUT_S"):
+        monkeypatch.delenv(f"ACCORDION_{name}", raising=False)
+    (tmp_path / "lab.token").write_text("a token of the lab\n")
+    file = tmp_path / "accordion/config.toml"
+    file.parent.mkdir()
+    file.write_text(TWO.format(folder=tmp_path))
+    return file
+
+
+def found(url: str = "") -> tuple[str, str | None]:
+    """URL and token of the client's settings."""
+    settings = load_client_settings(url)
+    return url or settings.url, settings.client_token()
+
+
+def test_the_default_profile_names_the_service_and_its_token(config: Path) -> None:
+    assert found() == ("https://lab.example", "a token of the lab")
+    assert load_client_settings().request_timeout_s == 3
+    with connect() as client:
+        assert client.url == "https://lab.example"
+
+
+def test_a_variable_chooses_another_profile(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    monkeypatch.setenv("ACCORDION_PROFILE", "cloud")
+    assert found() == ("https://cloud.example", None)
+
+
+def test_the_token_of_a_profile_goes_to_no_other_service(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    assert found("https://elsewhere.example") == ("https://elsewhere.example", None)
+    monkeypatch.setenv("ACCORDION_URL", "https://other.example")
+    assert found() == ("https://other.example", None)
+
+
+def test_variables_go_before_the_profile(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    monkeypatch.setenv("ACCORDION_TOKEN", "a token of my own")
+    monkeypatch.setenv("ACCORDION_REQUEST_TIMEOUT_S", "7")
+    assert found() == ("https://lab.example", "a token of my own")
+    assert load_client_settings().request_timeout_s == 7
+
+
+def test_without_the_file_nothing_changes(config: Path) -> None:
+    config.unlink()
+    assert found() == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("default = 'office'\n[profiles.lab]\nurl = 'https://a.example'", "no profile 'office' in"),
+        ("default = 'lab'", "its profiles are none"),
+        ("default = ", "config.toml cannot be read: Invalid value"),
+        ("[profiles.lab]\nurl = 'a.example'", "profiles.lab.url of"),
+        ("[profiles.lab]\nulr = 'https://a.example'", "a profile has url, token_file, request_"),
+        ("[profile.lab]\nurl = 'https://a.example'", "profile of"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_path(
+    alone: Accordion, config: Path, text: str, sentence: str
+) -> None:
+    config.write_text(text)
+    said = alone("list")
+    assert (said.code, said.out) == (2, "")
+    assert str(config) in said.err
+    assert sentence in said.err
