@@ -411,6 +411,33 @@ def test_a_module_may_ask_for_the_number_of_steps(undisturbed: Any) -> None:
     assert undisturbed(changed(LIGHTNING, asking)) == undisturbed(LIGHTNING)
 
 
+PATIENT = {
+    "transformers": (
+        "trainer.add_callback(Body())",
+        "trainer.add_callback(Body())\nfrom transformers import EarlyStoppingCallback\n"
+        "trainer.add_callback(EarlyStoppingCallback(2, 9.0))",
+        "eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,"
+        " restore_callback_states_from_checkpoint=True",
+    ),
+    "lightning": (
+        "max_epochs=99, ",
+        "max_epochs=99, callbacks=[lightning.callbacks.EarlyStopping('held_out', 9.0, 2)], ",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", PATIENT)
+def test_a_stop_does_not_renew_the_patience_of_a_callback(
+    run_group: Any, tmp_path: Path, loop: str
+) -> None:
+    old, new, more = PATIENT[loop]
+    source, training = changed(LOOPS[loop], (old, new)), {"epochs": 6, "global_batch": 32}
+    run_job(run_group, tmp_path, source, more=more, training=training, body=stop_in(9, "SAVE_STOP"))
+    again = run_job(run_group, tmp_path, source, more=more, training=training, generation=2)
+    assert [record.epoch for record in again.link.of("epoch")] == [2]
+
+
 def devices_of(rank: int, order: Any) -> Any:
     from accordion_workers.frameworks.lightning import trainer_options
 

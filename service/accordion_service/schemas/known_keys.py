@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -102,7 +102,8 @@ def _list_paths(kind: Any, start: str = "", depth: int = 0) -> list[str]:
     for model in _find_models(kind):
         for name, field in model.model_fields.items():
             paths += [f"{start}{name}"]
-            paths += _list_paths(field.annotation, f"{start}{name}.", depth + 1)
+            if get_origin(field.annotation) not in (list, tuple, dict):
+                paths += _list_paths(field.annotation, f"{start}{name}.", depth + 1)
     return paths
 
 

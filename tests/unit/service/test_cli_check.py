@@ -157,6 +157,7 @@ def test_what_hardly_anybody_wants_is_doubted(
             ["training.lr: unknown key 'lr'; did you mean 'training.optimizer"],
         ),
         ("training: {learning_rate: 1}", ["did you mean 'training.optimizer.lr'?"]),
+        ("kind: RayJob", ["kind: unknown key 'kind'; allowed keys: 'name'"]),
         ("batch: {min: 9}", ["batch.min: unknown key 'min'; allowed keys: 'low'"]),
         (
             "{run: torchrun x.py, resources: {accelerators: 'A100:8'}}",

@@ -168,6 +168,13 @@ def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_o
     ]
 
 
+@pytest.mark.parametrize(("reason", "words"), [(" the\nloss ", ": the loss"), (" \n", "")])
+def test_the_message_of_a_cancellation_has_the_words_of_its_reason(reason: str, words: str) -> None:
+    assert transitions.cancel(status(1), by="ada", reason=reason).message == (
+        f"cancelled by ada{words}"
+    )
+
+
 def test_an_override_whose_epochs_ended_before_all_workers_had_it_never_held() -> None:
     late, held = replace(status(1, until=5), step=None), replace(status(2, until=5), step=40)
     messages = [transitions.expire(one, 5).message for one in (late, held)]

@@ -11,7 +11,7 @@ loader's batch size and its order; everything else is the trainer's and the modu
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -226,13 +226,30 @@ def _attach(trainer: Any, module: Any) -> None:
         f"schedule_{number}": one.scheduler
         for number, one in enumerate(trainer.lr_scheduler_configs)
     }
-    session.attach(trainer.strategy.model, optimizer, **schedules)
+    session.attach(
+        trainer.strategy.model, optimizer, callbacks=_CallbackStates(trainer), **schedules
+    )
     if session.state.spec.batch is not None:
         raise CodeError(
             "the job file has batch levels, but a Trainer counts its epochs in steps of one size;"
             " leave `batch` out, or write the loop with session.batches()"
         )
     _replace_step(trainer, module)
+
+
+class _CallbackStates:
+    """States of a trainer's callbacks, such as how long EarlyStopping has waited."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._callbacks = trainer.callbacks
+
+    def state_dict(self) -> dict[str, Any]:
+        return {one.state_key: one.state_dict() for one in self._callbacks}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        for one in self._callbacks:
+            if state := states.get(one.state_key):
+                one.load_state_dict(state)
 
 
 def _replace_step(trainer: Any, module: Any) -> None:

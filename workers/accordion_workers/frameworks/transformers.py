@@ -28,8 +28,9 @@ from accordion_workers.training.script_batches import Batches
 from accordion_workers.training.script_session import session
 
 try:
-    from transformers import TrainerCallback
+    from transformers import TrainerCallback, TrainerState
     from transformers.trainer import TRAINER_STATE_NAME
+    from transformers.trainer_callback import ExportableState
 except ImportError as error:
     raise MissingFrameworkError(
         f"accordion_workers.frameworks.transformers needs transformers ({error}): pip install"
@@ -90,7 +91,8 @@ class _TrainerState:
         """Return plain values."""
         schedule = self._trainer.lr_scheduler
         state = self._schedule if schedule is None else schedule.state_dict()
-        return {"schedule": state, "history": json.dumps(asdict(self._trainer.state))}
+        history = asdict(self._trainer.state) | {"stateful_callbacks": self._read_callbacks()}
+        return {"schedule": state, "history": json.dumps(history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep a saved state until training begins."""
@@ -99,6 +101,12 @@ class _TrainerState:
         self._settings = [
             {name: value for name, value in group.items() if name != "params"} for group in groups
         ]
+
+    def _read_callbacks(self) -> Any:
+        """Return the states of the callbacks, for `restore_callback_states_from_checkpoint`."""
+        found = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        kept = [one for one in found if isinstance(one, ExportableState)]
+        return TrainerState(stateful_callbacks=kept).stateful_callbacks
 
     def begin(self) -> None:
         """Continue the schedule where it was, now that it exists."""

@@ -80,7 +80,7 @@ def cancel(status: OverrideStatus, *, by: str, reason: str = "") -> OverrideStat
     """Cancel one override on request of a user."""
     if status.state not in LIVE:
         return status
-    why = f": {' '.join(reason.split())}" if reason else ""
+    why = f": {words}" if (words := " ".join(reason.split())) else ""
     return replace(status, state="CANCELLED", message=f"cancelled by {by}{why}")
 
 
