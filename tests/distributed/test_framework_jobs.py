@@ -183,14 +183,42 @@ def undisturbed(run_group: Any, tmp_path_factory: Any) -> Any:
     return end
 
 
+def training_of(micro_batch: int) -> dict[str, int]:
+    return {"epochs": 3, "global_batch": 32, "micro_batch": micro_batch}
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_loop_of_a_framework_trains_what_a_loop_of_ones_own_trains(
-    undisturbed: Any, loop: str
+    run_group: Any, tmp_path: Path, loop: str
 ) -> None:
     seeded = f"if {STEPS} == 0: torch.manual_seed(7)"  # of the dropout
     without = "limit_val_batches=0, " if loop == "lightning" else ""  # it would draw numbers too
-    assert undisturbed(LOOPS[loop], seeded, without) == undisturbed(OWN, seeded)
-    assert undisturbed(OWN, seeded)[0] == "completed"
+    ends = []
+    for name, source in {"theirs": LOOPS[loop], "own": OWN}.items():
+        (tmp_path / name).mkdir()
+        given = {"body": seeded, "more": without, "training": training_of(16)}
+        ends.append(end_of(run_group, tmp_path / name, source, **given))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == "completed"
+
+
+def test_a_trainer_takes_micro_batches_whose_gradients_add_up(
+    run_group: Any, tmp_path: Path
+) -> None:
+    source = TRAINER.replace("Dropout(0.1)", "Dropout(0.0)").replace(
+        "outputs = self.layers(inputs)",
+        "outputs = self.layers(inputs); print('pass', len(inputs))",
+    )
+    sums, passes = [], []
+    for size in (16, 4):
+        (tmp_path / str(size)).mkdir()
+        result = run_job(run_group, tmp_path / str(size), source, training=training_of(size))
+        sums.append(float(result.said.partition("end ")[2]))
+        passes.append([line for line in result.said.splitlines() if line.startswith("pass")])
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+    # Three batches of 16 and one of 4 in each epoch, on the first of two workers.
+    assert passes[0] == ["pass 16", "pass 16", "pass 16", "pass 4"] * 3
+    assert passes[1] == ["pass 4"] * 13 * 3
 
 
 @pytest.mark.parametrize("loop", LOOPS)

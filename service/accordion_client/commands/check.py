@@ -179,8 +179,8 @@ def _check_class(name: str, files: ZipFile) -> None:
         return
     try:
         tree = ast.parse(files.read(held[0]), held[0])
-    except (SyntaxError, ValueError) as error:
-        raise SettingsError(f"{held[0]} of the code is no Python: {error}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SettingsError(f"{held[0]} of the code is no Python: {error or 'too deep'}") from None
     classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     if wanted not in classes and not _binds(tree, wanted):
         raise SettingsError(

@@ -89,6 +89,7 @@ def translate_foreign(body: Any) -> list[tuple[str, str]]:
     for known in _FILES:
         if known.marks <= body.keys() and (not known.kind or body["kind"] == known.kind):
             found = [(path, ours) for path, ours in known.ours.items() if _has(body, path)]
+            found = found or [("kind", _SCRIPT)]
             return [
                 (f"/{path.replace('.', '/')}", f"is of {known.name}; in a job file: {ours}")
                 for path, ours in found

@@ -171,6 +171,10 @@ def test_what_hardly_anybody_wants_is_doubted(
             ["spec.pytorchReplicaSpecs: is of a PyTorchJob; in a job file: task: {name"],
         ),
         (
+            "{apiVersion: v1, kind: RayJob, spec: {}}",
+            ["kind: is of a RayJob; in a job file: task: {name: script"],
+        ),
+        (
             "{distributed_type: MULTI_GPU, num_processes: 8, mixed_precision: bf16}",
             ["num_processes: is of a configuration of Accelerate; in a job file: workers"],
         ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +40,8 @@ except ImportError as error:
 
 _METRIC = "eval_"
 """What the trainer's metrics of the held-out data begin with."""
+_SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_time")
+"""What the trainer measures of an evaluation beside the model."""
 
 
 def train(trainer: Any) -> Any:
@@ -46,7 +49,7 @@ def train(trainer: Any) -> Any:
     checkpoint, to its end or until its job is to stop or to continue with other workers.
 
     A batch has all of this worker's samples of a step, and the loss is their mean, weighted by
-    their number.
+    their number. It is trained in forward passes of `training.micro_batch` samples.
 
     Raises:
         CodeError: the trainer has no training data of a known length, accumulates gradients, ends
@@ -63,6 +66,7 @@ def train(trainer: Any) -> Any:
     epochs = _Epochs(kept, is_read=is_read)
     trainer.add_callback(epochs)
     _follow_job(trainer, batches, attached)
+    _cut_batches(trainer, session.state.spec.training.micro_batch)
     _end_epochs(trainer, epochs)
     steps = session.epoch * len(batches) + session.state.position.samples // session.global_batch
     if steps == 0:
@@ -159,7 +163,9 @@ class _Epochs(TrainerCallback):
         numbers = {
             _name_metric(name): float(value)
             for name, value in self._metrics.items()
-            if name.startswith(_METRIC) and isinstance(value, int | float)
+            if name.startswith(_METRIC)
+            and isinstance(value, int | float)
+            and not name.endswith(_SPEEDS)
         }
         session.end_epoch(**numbers)
         if session.state.ends_early:
@@ -184,8 +190,8 @@ def _check(trainer: Any) -> None:
     if args.gradient_accumulation_steps != 1:
         raise CodeError(
             f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a batch of a"
-            " job has all samples of a step; give 1, and a larger training.global_batch for larger"
-            " steps"
+            " job has all samples of a step; give 1, and in the job file training.global_batch"
+            " samples in a step and training.micro_batch in a forward pass"
         )
     if args.max_steps > 0:
         raise CodeError(
@@ -194,7 +200,7 @@ def _check(trainer: Any) -> None:
     if args.auto_find_batch_size:
         raise CodeError(
             "auto_find_batch_size changes the batch, which the job file sets for all workers; leave"
-            " it out, and lower training.global_batch if memory is short"
+            " it out, and lower training.micro_batch if memory is short"
         )
 
 
@@ -229,6 +235,46 @@ def _follow_job(trainer: Any, batches: Batches, attached: Session) -> None:
     trainer.get_train_dataloader = lambda: _create_loader(trainer, batches)
     trainer._load_from_checkpoint = lambda *_, **__: None  # the session has loaded
     trainer.accordion = attached
+
+
+def _cut_batches(trainer: Any, size: int) -> None:
+    """Train a batch in forward passes of so many samples, whose gradients add up."""
+    whole, accelerator = trainer.training_step, trainer.accelerator
+    backward = accelerator.backward
+
+    def training_step(model: Any, inputs: Any, items: Any = None) -> Any:
+        # A `compute_loss_func` divides by the items of the whole batch, so its losses add up.
+        adds_up = trainer.compute_loss_func is not None and items is not None
+        parts, total = list(_cut(inputs, size)), 0.0
+        for number, (part, of_batch) in enumerate(parts, start=1):
+            share = 1.0 if adds_up else of_batch
+            accelerator.backward = lambda loss, share=share, **_: backward(loss * share)
+            is_last = number == len(parts)
+            with nullcontext() if is_last else accelerator.no_sync(model):
+                total += whole(model, part, items) * share
+        return total
+
+    trainer.training_step = training_step
+
+
+def _cut(inputs: Any, size: int) -> Iterator[tuple[Any, float]]:
+    """Yield parts of a batch, each with its share of the samples; all of one whose tensors do not
+    agree on their number.
+    """
+    values = inputs.values() if isinstance(inputs, Mapping) else ()
+    tensors = [one for one in values if isinstance(one, torch.Tensor)]
+    numbers = {len(one) if one.dim() else 0 for one in tensors}
+    [number] = numbers if len(numbers) == 1 else [0]
+    if number <= size:
+        yield inputs, 1.0
+        return
+    for start in range(0, number, size):
+        rows = slice(start, start + size)
+        part = {
+            name: one[rows] if isinstance(one, torch.Tensor) else one
+            for name, one in inputs.items()
+        }
+        yield part, len(range(number)[rows]) / number
 
 
 def _end_epochs(trainer: Any, epochs: _Epochs) -> None:
