@@ -41,8 +41,7 @@ def check(file: SpecArgument, *, changes: ChangesOption = None, json: JsonOption
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
     job = parse_job(_replace_names(spec, archive))
-    _check_task(job, archive)
-    for doubt in find_doubts(job):
+    for doubt in [*_check_task(job, archive), *find_doubts(job)]:
         typer.echo(f"accordion: {doubt}", err=True)
     if json:
         print_json(job)
@@ -106,8 +105,8 @@ def find_doubts(job: JobSpec) -> list[str]:
     return doubts
 
 
-def _check_task(job: JobSpec, archive: bytes | None) -> None:
-    """Check that there is such a task, as far as a laptop can know.
+def _check_task(job: JobSpec, archive: bytes | None) -> list[str]:
+    """Check that there is such a task, as far as a laptop can know; return what it cannot know.
 
     Raises:
         SettingsError: there is none, or the code is no zip file.
@@ -120,12 +119,13 @@ def _check_task(job: JobSpec, archive: bytes | None) -> None:
             " accordion_ray.attach in a Ray Train script, and start the script"
         )
     if archive is None:
-        return
+        return []
     files = _open_code(archive)
     if job.task.is_script:
         _check_script(str(job.task.options["file"]), files.namelist())
     elif job.task.is_user_class:
-        _check_class(job.task.name, files)
+        return _check_class(job.task.name, files)
+    return []
 
 
 def _open_code(archive: bytes) -> ZipFile:
@@ -161,9 +161,9 @@ def _check_script(script: str, names: Sequence[str]) -> None:
         )
 
 
-def _check_class(name: str, files: ZipFile) -> None:
-    """Check that a module of the code has the class; a module that the code lacks may be a package
-    of the workers.
+def _check_class(name: str, files: ZipFile) -> list[str]:
+    """Check that a module of the code has the class; return a doubt about one that the code lacks,
+    which may be a package of the workers.
 
     Raises:
         SettingsError: it has not, or the module is no Python.
@@ -176,7 +176,7 @@ def _check_class(name: str, files: ZipFile) -> None:
     path = module.replace(".", "/")
     held = [one for one in (f"{path}.py", f"{path}/__init__.py") if one in files.namelist()]
     if not held:
-        return
+        return [f"task.name is {name!r}, and {path}.py is not in the code; install it on workers"]
     try:
         tree = ast.parse(files.read(held[0]), held[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -187,6 +187,7 @@ def _check_class(name: str, files: ZipFile) -> None:
             f"task.name is {name!r}, and {held[0]} has no class {wanted!r}; it has"
             f" {', '.join(classes[:5]) or 'none'}"
         )
+    return []
 
 
 def _binds(tree: ast.Module, name: str) -> bool:

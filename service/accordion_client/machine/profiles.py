@@ -7,7 +7,8 @@
     token_file = "~/.config/accordion/lab.token"
 
 `ACCORDION_PROFILE` names another one. A profile counts only where neither `--url` nor
-`ACCORDION_URL` names a service, so that its token goes to no other.
+`ACCORDION_URL` names a service, so that its token goes to no other, and the default one only where
+no service runs on this home.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from accordion_service.errors import SettingsError
+from accordion_service.settings.home import Home
 from accordion_service.settings.settings import Settings, load_settings
+
+_OTHERS = 0o077
+"""Permissions of everybody but the owner."""
 
 
 class Profile(BaseModel):
@@ -44,23 +49,24 @@ class _ConfigFile(BaseModel):
 
 def load_client_settings(url: str = "") -> Settings:
     """Return the settings of a client: those of the environment, and of a profile if neither
-    `url` nor the environment names a service.
+    `url` nor the environment names a service, and none runs on this home. A profile that
+    `ACCORDION_PROFILE` names counts beside a service on this home too.
 
     Raises:
-        SettingsError: a setting is wrong, the file cannot be read, or there is no such profile.
+        SettingsError: a setting is wrong, a file cannot be read, or there is no such profile.
     """
     settings = load_settings()
-    if url or settings.url:
+    if url or settings.url or (not settings.profile and Home(settings.home).running()):
         return settings
-    profile = _find_profile(settings.profile, os.environ)
+    name, profile = _find_profile(settings.profile, config_file(os.environ))
     if profile is None:
         return settings
     given: dict[str, Any] = {"url": profile.url}
     if settings.user_token is None and settings.user_token_file is None and profile.token_file:
-        given["user_token_file"] = profile.token_file.expanduser()
-    for name in ("request_timeout_s", "request_total_s"):
-        if name not in settings.model_fields_set and getattr(profile, name) is not None:
-            given[name] = getattr(profile, name)
+        given["user_token_file"] = _find_token(name, profile.token_file)
+    for field in ("request_timeout_s", "request_total_s"):
+        if field not in settings.model_fields_set and getattr(profile, field) is not None:
+            given[field] = getattr(profile, field)
     return load_settings(**given)
 
 
@@ -70,16 +76,36 @@ def config_file(variables: Mapping[str, str]) -> Path:
     return Path(folder).expanduser() / "accordion/config.toml"
 
 
-def _find_profile(name: str, variables: Mapping[str, str]) -> Profile | None:
-    path = config_file(variables)
+def _find_token(profile: str, file: Path) -> Path:
+    """Return where the token of a profile is; a relative path is below the folder of the profiles.
+
+    Raises:
+        SettingsError: it cannot be read, or others can read it.
+    """
+    path = config_file(os.environ).parent / file.expanduser()
+    which = f"token_file of profile {profile!r} is {path}"
+    try:
+        mode = path.stat().st_mode
+        path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{which}, which cannot be read ({error.strerror})") from None
+    if mode & _OTHERS:
+        raise SettingsError(f"{which}, which others can read; chmod 600 {path}")
+    return path
+
+
+def _find_profile(name: str, path: Path) -> tuple[str, Profile | None]:
     found = _read(path)
+    source = "ACCORDION_PROFILE" if name else f"default of {path}"
     name = name or found.default
     if not name:
-        return None
+        return "", None
     if name not in found.profiles:
         known = ", ".join(found.profiles) or "none"
-        raise SettingsError(f"there is no profile {name!r} in {path}; its profiles are {known}")
-    return found.profiles[name]
+        raise SettingsError(
+            f"{source} is {name!r}, and there is no such profile; those of {path} are {known}"
+        )
+    return name, found.profiles[name]
 
 
 def _read(path: Path) -> _ConfigFile:

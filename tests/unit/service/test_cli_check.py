@@ -116,7 +116,8 @@ def test_a_class_that_its_module_lacks_is_named(
     said = alone("check", file)
     assert (said.code, sentence in said.err) == (2 if sentence else 0, True)
     file.write_text("task: {name: 'installed.models:Mine'}\ncode: ./code\n")
-    assert alone("check", file).code == 0
+    said = alone("check", file)
+    assert (said.code, "installed/models.py is not in the code" in said.err) == (0, True)
 
 
 def test_a_guest_is_no_job(alone: Accordion, spec: Path) -> None:

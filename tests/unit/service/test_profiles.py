@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from accordion_client import connect
 from accordion_client.machine.profiles import load_client_settings
+from accordion_service.errors import SettingsError
 from tests.unit.service.conftest import Accordion
 
 TWO = """
@@ -15,7 +17,7 @@ default = "lab"
 
 [profiles.lab]
 url = "https://lab.example"
-token_file = "{folder}/lab.token"
+token_file = "lab.token"
 request_timeout_s = 3
 
 [profiles.cloud]
@@ -29,10 +31,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "home"))
     for name in ("URL", "TOKEN", "TOKEN_FILE", "ADMIN_TOKEN", "PROFILE", "REQUEST_TIMEOUT_S"):
         monkeypatch.delenv(f"ACCORDION_{name}", raising=False)
-    (tmp_path / "lab.token").write_text("a token of the lab\n")
+    (tmp_path / "accordion").mkdir()
+    token = tmp_path / "accordion/lab.token"
+    token.write_text("a token of the lab\n")
+    token.chmod(0o600)
     file = tmp_path / "accordion/config.toml"
-    file.parent.mkdir()
-    file.write_text(TWO.format(folder=tmp_path))
+    file.write_text(TWO)
     return file
 
 
@@ -77,8 +81,8 @@ def test_without_the_file_nothing_changes(config: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("default = 'office'\n[profiles.lab]\nurl = 'https://a.example'", "no profile 'office' in"),
-        ("default = 'lab'", "its profiles are none"),
+        ("default = 'office'\n[profiles.lab]\nurl = 'https://a.example'", "default of"),
+        ("default = 'lab'", "config.toml are none"),
         ("default = ", "config.toml cannot be read: Invalid value"),
         ("[profiles.lab]\nurl = 'a.example'", "profiles.lab.url of"),
         ("[profiles.lab]\nulr = 'https://a.example'", "a profile has url, token_file, request_"),
@@ -93,3 +97,23 @@ def test_a_wrong_file_is_told_with_its_path(
     assert (said.code, said.out) == (2, "")
     assert str(config) in said.err
     assert sentence in said.err
+
+
+def test_a_token_that_others_can_read_or_nobody_is_refused(config: Path) -> None:
+    token = config.with_name("lab.token")
+    token.chmod(0o644)
+    with pytest.raises(SettingsError, match=r"of profile 'lab' is .*others can read; chmod 600"):
+        load_client_settings()
+    token.unlink()
+    with pytest.raises(SettingsError, match=r"token_file of profile 'lab' is .*cannot be read"):
+        load_client_settings()
+
+
+def test_a_service_on_this_home_goes_before_the_default_profile_only(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    running = SimpleNamespace(url="http://127.0.0.1:9", token_file="")
+    monkeypatch.setattr("accordion_service.settings.home.Home.running", lambda _: running)
+    assert found() == ("", None)
+    monkeypatch.setenv("ACCORDION_PROFILE", "lab")
+    assert found() == ("https://lab.example", "a token of the lab")

@@ -63,7 +63,8 @@ def train(trainer: Any) -> Any:
     attached = _attach(trainer, kept)
     _check_batch()
     is_read = session.state.position.samples >= batches.num_samples
-    epochs = _Epochs(kept, is_read=is_read)
+    asked = math.ceil(trainer.args.num_train_epochs)
+    epochs = _Epochs(kept, is_read=is_read, asked=asked)
     trainer.add_callback(epochs)
     _follow_job(trainer, batches, attached)
     _cut_batches(trainer, session.state.spec.training.micro_batch)
@@ -128,8 +129,8 @@ class _Epochs(TrainerCallback):
     an epoch.
     """
 
-    def __init__(self, kept: _TrainerState, *, is_read: bool) -> None:
-        self._kept, self._is_read = kept, is_read
+    def __init__(self, kept: _TrainerState, *, is_read: bool, asked: int) -> None:
+        self._kept, self._is_read, self._asked = kept, is_read, asked
         self._epochs: Iterator[int] = iter(())
         self._is_over = False
         """Whether the epoch is over but for its evaluations."""
@@ -137,7 +138,7 @@ class _Epochs(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self._kept.begin()
-        self._epochs = session.epochs(math.ceil(args.num_train_epochs))
+        self._epochs = session.epochs(self._asked)  # a job's log says what replaces them
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         next(self._epochs, None)

@@ -65,7 +65,8 @@ def read_objective(
     if not measured:
         raise ValueError(
             f"objective.metric is {objective.metric!r}, and the epoch ended without metrics; give"
-            f" it to session.end_epoch({objective.metric}=...)"
+            f" it to session.end_epoch({objective.metric}=...), or let a framework's trainer"
+            ' evaluate every epoch (Transformers: eval_strategy="epoch" and compute_metrics)'
         )
     check_metric(objective, measured, "the evaluation")
     return metrics.get(objective.metric)

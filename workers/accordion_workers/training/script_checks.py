@@ -25,6 +25,12 @@ OTHER_ATTACH = (
     " torchrun, outside of a job"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""
+OF_FRAMEWORKS = (
+    ", as docs/start/own_script.md shows; with another framework's loop, write train(trainer)"
+    " (Transformers), fit(trainer, module, loader) (Lightning) or attach_accelerator(...)"
+    " (Accelerate) of accordion_workers.frameworks, as docs/start/frameworks.md shows"
+)
+"""How a script names what it trains."""
 
 
 def check_backward(state: TrainState, *, has_run: bool) -> None:

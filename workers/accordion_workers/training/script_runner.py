@@ -21,7 +21,11 @@ from accordion_workers.common.error_text import format_with_line
 from accordion_workers.common.errors import CodeError, TaskRaised, WorkerError
 from accordion_workers.records.contract import Launch
 from accordion_workers.training.context import WorkerContext
-from accordion_workers.training.script_checks import OTHER_ATTACH, explain_second_group
+from accordion_workers.training.script_checks import (
+    OF_FRAMEWORKS,
+    OTHER_ATTACH,
+    explain_second_group,
+)
 from accordion_workers.training.script_session import session
 from accordion_workers.user_code.install import append_to_path, install_code
 from accordion_workers.user_code.moved_imports import explain_moved_import
@@ -105,7 +109,7 @@ def _run_to_end(context: WorkerContext) -> None:
     if session.step_and_epoch == (None, None):
         raise CodeError(
             f"the script {context.launch.spec.task.options['file']} ended without"
-            " session.attach(model, optimizer); docs/start/own_script.md shows how"
+            f" session.attach(model, optimizer){OF_FRAMEWORKS}"
         )
     session.close()
 
@@ -124,7 +128,7 @@ def _warn_before_attach(context: WorkerContext) -> Iterator[None]:
             context.link.log(
                 "warning: an optimizer's step was taken before session.attach(model, optimizer); a"
                 " job saves and records only what is trained after it, and fails at the end of a"
-                " script that does not call it"
+                f" script that does not call it{OF_FRAMEWORKS}"
             )
 
     followed = register_optimizer_step_pre_hook(warn)

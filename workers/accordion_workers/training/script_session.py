@@ -81,7 +81,7 @@ class ScriptSession:
         """Signals of the last step, until the next call follows them."""
         self._thread = 0
         """Thread that called `backward` last."""
-        self._rate = 0.0
+        self._rate: float | None = None
         self._has_backward = False
         """Whether `backward` was called since the last step."""
         self._has_read_on = False
@@ -155,7 +155,7 @@ class ScriptSession:
         """Training state that `attach` created; a CodeError is raised before it."""
         if self._state is None:
             raise CodeError(
-                "session.attach(model, optimizer) must come first; call it before the first epoch"
+                f"session.attach(model, optimizer) must come first{checks.OF_FRAMEWORKS}"
             )
         return self._state
 
@@ -401,7 +401,7 @@ class ScriptSession:
         checks.check_epoch_trained(state)
         self._generators = None
         rate = float(state.optimizer.param_groups[0]["lr"])
-        last_step = self._rate or rate
+        last_step = rate if self._rate is None else self._rate
         totals = {name: float(value) for name, value in metrics.items()}
         sums = MetricSums(totals=totals, samples=1 if totals else 0)
         state.phases.count_lap("evaluate")

@@ -172,6 +172,8 @@ class TrainState:
     stop: Literal["cancel", "pause"] | None = None
     """Stop that a user requested, as far as rank 0 knows; None on other ranks."""
     save_status: SaveStatus = field(default_factory=SaveStatus)
+    limited_factors: set[float] = field(default_factory=set)
+    """Factors of overrides of which the log has said that a range holds the learning rate."""
 
     @property
     def spec(self) -> JobSpec:
@@ -215,7 +217,20 @@ class TrainState:
         # Where the schedule leaves the range, a factor below 1 raises no rate, nor the other way.
         bounds = (*self.spec.training.override_ranges.lr, scheduled)
         least, most = min(bounds), max(bounds)
-        return min(max(scheduled * held["lr_factor"], least), most)
+        asked = scheduled * held["lr_factor"]
+        rate = min(max(asked, least), most)
+        if rate != asked:
+            self._tell_limit(held["lr_factor"], asked, rate)
+        return rate
+
+    def _tell_limit(self, factor: float, asked: float, rate: float) -> None:
+        """Say once for each factor that the job's range holds the learning rate."""
+        if self.context.rank == 0 and factor not in self.limited_factors:
+            self.limited_factors.add(factor)
+            self.context.link.log(
+                f"warning: the override's factor {factor:g} asks for a learning rate of {asked:g},"
+                f" and training.override_ranges.lr of the job file keeps it at {rate:g}"
+            )
 
     @property
     def ends_early(self) -> bool:
