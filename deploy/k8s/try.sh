@@ -3,6 +3,7 @@
 # Ends with a job that has trained on a worker which Ray's autoscaler has started. `kind delete cluster --name accordion` removes all.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[[ -f deploy/docker/ray.Dockerfile ]] || { echo "try.sh builds the images: run it in a checkout of the project" >&2; exit 1; }
 for tool in docker kind kubectl; do
   command -v "$tool" >/dev/null || { echo "$tool is missing; install it first" >&2; exit 1; }
 done

@@ -180,7 +180,11 @@ def test_overlays_are_rendered(tmp_path: Path, overlay: str) -> None:
     secrets = run_program([K8S / "make_secrets.sh"]).stdout
     (deploy / "k8s/overlays/kind/secrets.env").write_text(secrets)
     own = deploy / "k8s/overlays/cluster/kustomization.yaml"
-    own.write_text(own.read_text().replace("# - ../../gpu", "- ../../gpu"))
+    parts = own.read_text()
+    for line in ("components:", "  - ../../monitoring", "  - ../../gpu"):
+        assert parts.count(f"\n# {line}") == 1
+        parts = parts.replace(f"\n# {line}", f"\n{line}")
+    own.write_text(parts)
     found = render(deploy / "k8s/overlays" / overlay)
     kinds = [one["kind"] for one in found]
     assert {"Deployment", "RayCluster", "NetworkPolicy", "PersistentVolumeClaim"} <= set(kinds)
@@ -194,6 +198,7 @@ def test_overlays_are_rendered(tmp_path: Path, overlay: str) -> None:
     [settings] = [data for name, data in maps.items() if name.startswith("accordion-settings")]
     assert {"ACCORDION_URL", "ACCORDION_STORAGE"} <= settings.keys()
     if overlay == "cluster":
+        assert {"ServiceMonitor", "PrometheusRule", "Namespace"} <= set(kinds)
         [cluster] = [one for one in found if one["kind"] == "RayCluster"]
         [worker] = cluster["spec"]["workerGroupSpecs"]
         [container] = worker["template"]["spec"]["containers"]
