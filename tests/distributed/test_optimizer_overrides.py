@@ -79,7 +79,13 @@ def test_a_value_replaces_schedule_warm_up_and_growth_of_the_batch(run_group, tm
 def test_what_a_factor_makes_of_the_rate_stays_within_the_jobs_range(run_group, tmp_path):
     limited = job(override_ranges={"lr": [0.03, 0.08]}, lr_decay={"at": [3]})
     double = by_hand("lr", {"factor": 2}, apply_at=1)
-    assert rates(ordered(run_group, tmp_path, limited, double)) == [0.05, 0.08, 0.08, 0.01]
+    result = ordered(run_group, tmp_path, limited, double)
+    assert rates(result) == [0.05, 0.08, 0.08, 0.01]
+    told = [line for line in result.link.lines if "override_ranges.lr" in line]
+    assert told == [
+        "warning: the override's factor 2 asks for a learning rate of 0.1, and"
+        " training.override_ranges.lr of the job file keeps it at 0.08"
+    ]
 
 
 @pytest.mark.parametrize("target", ["lr", "clip_norm"])

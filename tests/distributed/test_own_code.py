@@ -483,3 +483,13 @@ def test_a_script_outside_of_a_job_ends_if_another_run_uses_its_storage(run_grou
         assert re.search(
             r"raised another run started on storage .* give each run a directory", said
         )
+
+
+def test_a_rate_of_0_is_recorded_as_it_is(run_group, tmp_path):
+    schedule = (
+        "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [1, 0, 0.5, 1].__getitem__)"
+    )
+    text = SCRIPT.replace("BODY", "pass").replace("session.attach(", f"{schedule}\nsession.attach(")
+    text = text.replace('print("read", epoch, rows)', "if 0: pass\n    scheduler.step()")
+    result = run_group(2, run_own_script, order_of(tmp_path, {"train.py": text}))[0]
+    assert [record.lr for record in result.link.of("epoch")] == [0.1, 0.0, 0.05]

@@ -19,6 +19,7 @@ from accordion_workers.common.errors import (
     CheckpointError,
     LossNotFinite,
     ProcessCrashed,
+    ScriptMistaken,
     StorageError,
     TaskRaised,
 )
@@ -182,6 +183,7 @@ def test_an_error_that_no_retry_can_cure_ends_the_job_at_once() -> None:
     ("error", "reason"),
     [
         (LossNotFinite(9, 0, 10), "LOSS_NOT_FINITE"),
+        (ScriptMistaken(3, 0, "CodeError: call session.step()"), "TASK_RAISED"),
         (TaskRaised(None, None, "ImportError: no module"), "TASK_RAISED"),
         (ConfigError("local_steps.budget is 500"), "START_FAILED"),
         (RAISED, None),

@@ -2,6 +2,7 @@
 
     WorkerError
     ├── TaskRaised        the task's own code raised; carries the place of the error
+    │   ├── ScriptMistaken  the session refuses what the script does, and would again
     │   └── TaskNotReady  it was not loaded within the job's limit
     ├── LossNotFinite     too many steps were skipped in a row: loss or gradient was not finite
     │   └── RoundsNotFinite  too many rounds of local steps were undone in a row
@@ -51,6 +52,10 @@ class TaskRaised(WorkerError):
 
     def __str__(self) -> str:
         return f"{self.summary}; the traceback is in the job's log"
+
+
+class ScriptMistaken(TaskRaised):
+    """A script calls the session in a way that it refuses, and would refuse again."""
 
 
 class TaskNotReady(TaskRaised):
@@ -175,6 +180,7 @@ __all__ = [
     "ProcessCrashed",
     "ProcessLost",
     "RoundsNotFinite",
+    "ScriptMistaken",
     "StorageError",
     "StorageNotShared",
     "TaskNotReady",

@@ -18,6 +18,7 @@ from accordion_workers.common.error_text import format_error
 from accordion_workers.common.errors import (
     LossNotFinite,
     ProcessCrashed,
+    ScriptMistaken,
     StorageError,
     TaskRaised,
     WorkerError,
@@ -64,7 +65,8 @@ def find_fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
     if any(isinstance(error, StorageError | ConfigError) for error in by_rank.values()):
         return "START_FAILED"
     built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
-    return "TASK_RAISED" if any(error.step is None for error in built) else None
+    fatal = any(error.step is None or isinstance(error, ScriptMistaken) for error in built)
+    return "TASK_RAISED" if fatal else None
 
 
 def find_disagreement(progress: Mapping[int, RankProgress]) -> FailureRecord | None:

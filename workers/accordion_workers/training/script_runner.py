@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from accordion.hook.attach_refusal import refuse_attach
 from accordion_workers.common.error_kinds import is_peer_loss
 from accordion_workers.common.error_text import format_with_line
-from accordion_workers.common.errors import CodeError, TaskRaised, WorkerError
+from accordion_workers.common.errors import CodeError, ScriptMistaken, TaskRaised, WorkerError
 from accordion_workers.records.contract import Launch
 from accordion_workers.training.context import WorkerContext
 from accordion_workers.training.script_checks import (
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from accordion_workers.training.boundaries import Outcome
 
 logger = logging.getLogger(__name__)
+
+
+class ScriptEndedError(CodeError):
+    """The script ended with an exit code other than 0, for a reason of its own."""
 
 
 def run_script(context: WorkerContext) -> Outcome:
@@ -99,7 +103,7 @@ def _run_to_end(context: WorkerContext) -> None:
             runpy.run_path(str(file), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0) and session.leaving is None:
-            error = CodeError(
+            error = ScriptEndedError(
                 f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong"
             )
             # It names the script's line.
@@ -195,4 +199,6 @@ def _attribute_errors() -> Iterator[None]:
 def _task_raised(error: BaseException) -> TaskRaised:
     logger.exception("the script raised")
     step, epoch = session.step_and_epoch
-    return TaskRaised(step, epoch, format_with_line(error))
+    is_refused = isinstance(error, CodeError) and not isinstance(error, ScriptEndedError)
+    kind = ScriptMistaken if is_refused else TaskRaised
+    return kind(step, epoch, format_with_line(error))
