@@ -192,6 +192,9 @@ def test_an_error_that_no_retry_can_cure_ends_the_job_at_once() -> None:
 )
 def test_which_errors_no_retry_can_cure(error: Exception, reason: str | None) -> None:
     assert find_fatal_reason({0: error, 1: GLOO}) == reason
+    always = isinstance(error, LossNotFinite | ScriptMistaken)
+    later = find_fatal_reason({0: error, 1: GLOO}, has_trained=True)
+    assert later == (reason if always else None)
 
 
 def test_groups_that_are_lost_without_progress_end_the_job_after_twenty() -> None:

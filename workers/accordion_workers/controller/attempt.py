@@ -352,10 +352,9 @@ class Attempt:
         if (verdict := self._blame_members(group, errors)) is not None:
             progressed = self.host.has_progressed(group.generation)
             return self._handle_failure(verdict.failure, progressed=progressed, fatal=None)
-        fatal = failure_causes.find_fatal_reason(errors) if failure.cause == "job" else None
-        if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
-            # The task was built before, so what is missing now may come back.
-            fatal = None
+        fatal = None
+        if failure.cause == "job":
+            fatal = failure_causes.find_fatal_reason(errors, has_trained=self.has_trained)
         if failure == failure_causes.find_disagreement(self.pool.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"

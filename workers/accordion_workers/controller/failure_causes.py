@@ -57,16 +57,21 @@ def find_cause(
     return _classify_own(own, known) if own else _classify_collectives(by_rank, known)
 
 
-def find_fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
+def find_fatal_reason(
+    by_rank: Mapping[int, BaseException], *, has_trained: bool = False
+) -> EndReason | None:
     """Return why the job must end at once; None if a retry may help. No process may have died."""
     if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
         return "LOSS_NOT_FINITE"
+    if any(isinstance(error, ScriptMistaken) for error in by_rank.values()):
+        return "TASK_RAISED"
+    if has_trained:
+        return None  # The task was built before, so what is missing now may come back.
     # Settings that were refused, such as a budget that no rounds keep to, are refused again.
     if any(isinstance(error, StorageError | ConfigError) for error in by_rank.values()):
         return "START_FAILED"
     built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
-    fatal = any(error.step is None or isinstance(error, ScriptMistaken) for error in built)
-    return "TASK_RAISED" if fatal else None
+    return "TASK_RAISED" if any(error.step is None for error in built) else None
 
 
 def find_disagreement(progress: Mapping[int, RankProgress]) -> FailureRecord | None:
