@@ -347,6 +347,8 @@ MISTAKES = [
     ("accelerate", "model, optimizer = acc", "model, _ = acc", "the optimizer is not prepared"),
     ("accelerate", "attach_accelerator(", PREPARED, "would step once for each worker"),
     ("transformers", "train_dataset=Rows()", "train_dataset=iter(Rows())", "no train_dataset with"),
+    ("transformers", "train(trainer)", "train(trainer, trial=None)", "takes no trial: a job goes"),
+    ("transformers", "train(trainer)", "trainer.train()", r"write train\(trainer\)"),
     ("accelerate", "attach_accelerator(", LOADER, r"loader of session.batches\(\) is prepared"),
     ("transformers", "class Rows(torch.utils.data.Dataset):", ITERABLE, "no train_dataset with"),
     (

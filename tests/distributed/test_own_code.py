@@ -302,7 +302,7 @@ def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
             {"train.py": "print('done')"},
             "CodeError: the script train.py ended without session.attach(model, optimizer)",
         ),
-        ({"train.py": "raise SystemExit(3)"}, "CodeError: the script ended with sys.exit(3)"),
+        ({"train.py": "raise SystemExit(3)"}, "the script ended with sys.exit(3)"),
         (
             {"train.py": "from accordion_workers import session\nsession.step()"},
             "attach(model, optimizer) must come first",

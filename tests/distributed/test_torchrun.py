@@ -138,3 +138,12 @@ def test_the_example_of_a_script_runs_under_torchrun_as_in_a_job():
 @pytest.mark.parametrize("method", ["none", "powersgd"])
 def test_a_script_may_end_right_after_its_last_step(method):
     assert torchrun("ends_at_once.py", method).stdout == "trained\n"
+
+
+def test_a_script_that_nobody_started_in_a_group_is_told_how(tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("from accordion_workers import session\nsession.init_process_group()\n")
+    alone = {name: value for name, value in os.environ.items() if name != "RANK"}
+    said = run_program([sys.executable, script], env=alone)
+    assert said.returncode == 1
+    assert "start the script with torchrun --nproc-per-node 2 FILE" in said.stderr

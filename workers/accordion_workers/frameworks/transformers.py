@@ -44,7 +44,7 @@ _SPEEDS = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation
 """What the trainer measures of an evaluation beside the model."""
 
 
-def train(trainer: Any) -> Any:
+def train(trainer: Any, **options: Any) -> Any:
     """Train as `trainer.train()` does, and return what it returns; from the job's newest
     checkpoint, to its end or until its job is to stop or to continue with other workers.
 
@@ -56,6 +56,11 @@ def train(trainer: Any) -> Any:
             by a number of steps, searches for a batch size, or the job has batch levels.
         HookError: the strategy is not DistributedDataParallel.
     """
+    if options:
+        raise CodeError(
+            f"train() takes no {', '.join(options)}: a job goes on from its newest checkpoint by"
+            " itself; leave it out"
+        )
     session.init_process_group()
     _check(trainer)
     batches = session.batches(len(trainer.train_dataset))

@@ -179,7 +179,7 @@ class ScriptSession:
             StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():
-            dist.init_process_group(backend or standalone.default_backend())
+            standalone.join_group(backend)
         if self._context is None:
             self._context = standalone.standalone_context(job or {}, storage)
         else:

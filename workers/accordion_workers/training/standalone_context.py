@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -193,11 +194,20 @@ def _claim_shared_generation(directory: str) -> int:
     return int(claimed[0])
 
 
-def default_backend() -> str | None:
-    """Return gloo by name without GPUs: a group that torch chooses by device has no name, and
-    Lightning takes it for NCCL. None lets torch choose.
+def join_group(backend: str | None) -> None:
+    """Join the process group that torchrun has announced; without a name of the backend on GPUs by
+    torch's choice, and on CPUs by gloo: a group that torch chooses has no name, and Lightning takes
+    it for NCCL.
+
+    Raises:
+        CodeError: nobody has announced one.
     """
-    return None if torch.cuda.is_available() else "gloo"
+    if "RANK" not in os.environ:
+        raise CodeError(
+            "this process belongs to no group of workers; start the script with torchrun"
+            " --nproc-per-node 2 FILE, or submit it as a job"
+        )
+    dist.init_process_group(backend or (None if torch.cuda.is_available() else "gloo"))
 
 
 def _on_gpus() -> bool:
@@ -212,7 +222,7 @@ __all__ = [
     "JournalLink",
     "check_not_superseded",
     "check_unchanged",
-    "default_backend",
+    "join_group",
     "log_if_done",
     "log_resume",
     "standalone_context",
