@@ -125,7 +125,7 @@ def override(
     )
     with connect_client(url) as client:
         found = client.find(job)
-        made = client.override(found.id, request)
+        made = _send(client, found.id, request)
         if wait:
             _report_wait(found, made)
             made = _wait_until_applied(client, found.id, made)
@@ -135,6 +135,26 @@ def override(
         typer.echo(f"override {format_override(made.model_dump(mode='json'))}")
     if wait and made.state != "APPLIED":
         raise typer.Exit(FAILED)
+
+
+def _send(client: Client, job_id: str, request: OverrideRequest) -> OverrideView:
+    """Request an override; what the service refuses begins with a name of the command line's.
+
+    Raises:
+        SettingsError: the service refuses a value.
+    """
+    from accordion_client import Refused
+    from accordion_service.errors import SettingsError
+
+    try:
+        return client.override(job_id, request)
+    except Refused as error:
+        if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        text = str(error)
+        for place in ("level: ", "target: "):
+            text = text.removeprefix(place)
+        raise SettingsError(text) from None
 
 
 def hand_back(

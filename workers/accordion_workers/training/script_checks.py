@@ -146,8 +146,9 @@ def log_missing_epochs(state: TrainState) -> None:
     if state.context.rank == 0 and done < epochs and not state.ends_early:
         state.context.link.log(
             f"warning: the script ended after {done} of the {epochs} epochs of the job"
-            f" (training.epochs), in step {state.session.steps}; iterate over session.epochs(), or"
-            " call session.end_epoch() at the end of each epoch, to train and record all of them"
+            f" (training.epochs), in step {state.session.steps}; unless it, or a callback of its"
+            " trainer, meant that, iterate over session.epochs(), or call session.end_epoch() at"
+            " the end of each epoch, to train and record all of them"
         )
 
 
