@@ -258,12 +258,13 @@ def test_the_example_of_a_framework_learns(run_group: Any, tmp_path: Path, *, lo
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_loop_goes_on_with_another_number_of_workers(
-    run_group: Any, tmp_path: Path, *, loop: str
+    run_group: Any, tmp_path: Path, *, loop: str, workers: int
 ) -> None:
     first = end_of(run_group, tmp_path, LOOPS[loop], body=stop_in(5, "RESIZE"))
     assert first == ("resized", "")
-    again = run_job(run_group, tmp_path, LOOPS[loop], generation=2, workers=3)
+    again = run_job(run_group, tmp_path, LOOPS[loop], generation=2, workers=workers)
     assert again.outcome == "completed"
     assert [record.epoch for record in again.link.of("epoch")] == [1, 2]
 

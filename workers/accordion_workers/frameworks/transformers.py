@@ -256,7 +256,8 @@ def _cut_batches(trainer: Any, size: int) -> None:
             share = 1.0 if adds_up else of_batch
             accelerator.backward = lambda loss, share=share, **_: backward(loss * share)
             is_last = number == len(parts)
-            with nullcontext() if is_last else accelerator.no_sync(model):
+            # Accelerate's own leaves out the DDP of a single worker.
+            with nullcontext() if is_last else getattr(model, "no_sync", nullcontext)():
                 total += whole(model, part, items) * share
         return total
 
