@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from accordion import Config, attach
-from accordion_workers.common.errors import TaskRaised
+from accordion_workers.common.errors import ScriptMistaken, TaskRaised
 from accordion_workers.records.contract import Launch
 from accordion_workers.spec.public_records import EpochRecord
 from tests.distributed.code_jobs import Result, run_own_script
@@ -200,6 +200,9 @@ def test_a_mistake_ends_the_script_with_what_to_write(
     with pytest.raises(TaskRaised) as caught:
         run_group(1, run_own_script, order_of(tmp_path, {"train.py": source}))
     assert sentence in caught.value.error
+    # What the session refuses once it has a module, it refuses again.
+    is_refused = caught.value.step is not None and caught.value.error.startswith("CodeError")
+    assert isinstance(caught.value, ScriptMistaken) == is_refused
 
 
 def test_an_attach_of_the_library_is_refused_before_any_training(

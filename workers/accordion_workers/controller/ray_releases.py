@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 OLDEST, NEWEST = (2, 55), (2, 60)
-"""First and last release, both of which its tests pass. What differs between them stands where it
-is used: `ray_train_internals.py`, with the release in a comment.
+"""First and last release that was tried; docs/how/ray_train.md says which tests each passes. What
+differs between them stands where it is used: `ray_train_internals.py`, with the release.
 """
 KNOWN = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 

@@ -61,7 +61,7 @@ _UNUSED_CALLBACKS = {
 _REPLICA_GROUPS: tuple[dict[int, int], ...] = (
     ({},) if len(fields(WorkerGroupPollStatus)) > 1 else ()
 )
-"""Second argument of a poll's status: none before Ray 2.56."""
+"""Second argument of a poll's status: Ray 2.55 has none."""
 POLL_WAIT_S = 0.1
 """Timeout of a poll in seconds; it blocks the controller, and workers may be loading torch."""
 

@@ -199,6 +199,8 @@ def _attribute_errors() -> Iterator[None]:
 def _task_raised(error: BaseException) -> TaskRaised:
     logger.exception("the script raised")
     step, epoch = session.step_and_epoch
+    # Before `session.attach` the code or the data may be missing, and come back.
     is_refused = isinstance(error, CodeError) and not isinstance(error, ScriptEndedError)
+    is_refused = is_refused and step is not None
     kind = ScriptMistaken if is_refused else TaskRaised
     return kind(step, epoch, format_with_line(error))
