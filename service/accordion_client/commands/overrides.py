@@ -151,9 +151,9 @@ def _send(client: Client, job_id: str, request: OverrideRequest) -> OverrideView
     except Refused as error:
         if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
-        text = str(error)
-        for place in ("level: ", "target: "):
-            text = text.removeprefix(place)
+        text = str(error).removeprefix("target: ")
+        if request.target != "compression":  # --level has the name of the request's field
+            text = text.removeprefix("level: ")
         raise SettingsError(text) from None
 
 

@@ -20,7 +20,7 @@ _SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:key|pass|secret|token)[^=&]*=)[^&]
 _FIRST_SENTENCE = re.compile(r"(.*?)\.(?:\s|$)")
 _CACHE = f"{VARIABLE_PREFIX}CACHE"
 """Prefix of the settings of the data cache; other `VARIABLE_PREFIX` variables are paths of data."""
-_OF_TESTS = re.compile(rf"{PREFIX}(CRASHES|DATA|REQUIRE|TEST_.*)")
+_OF_TESTS = re.compile(rf"{PREFIX}(CRASHES|DATA|LAST_START|REQUIRE|TEST_.*)")
 """Variables of the tests (CONTRIBUTING.md)."""
 
 

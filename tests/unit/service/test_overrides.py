@@ -245,3 +245,12 @@ def test_the_first_switch_says_where_it_was_applied() -> None:
     first = transitions.acknowledge(status, switched(1, acks))
     later = SwitchReport(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
     assert transitions.acknowledge(first, later).epoch == 3
+
+
+def test_one_applied_after_the_last_step_of_an_epoch_begins_in_the_next() -> None:
+    status = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    acks = (Ack(rank=0, step=9, digest="d"),)
+    first = transitions.acknowledge(status, switched(1, acks))
+    report = SwitchReport(epoch=4, step=9, world_size=1, digest="d", override_ids=("a",), acks=acks)
+    again = transitions.acknowledge(first, report)
+    assert (again.epoch, again.step) == (4, 9)

@@ -40,7 +40,8 @@ def acknowledge(status: OverrideStatus, report: SwitchReport) -> OverrideStatus:
     fault = _ack_fault(report)
     if fault:
         return replace(status, state="DELIVERED", message=fault, acks=report.acks)
-    begun = status if status.step is not None else report
+    # At the boundary after an epoch's last step, the first report names the epoch that ends.
+    begun = report if status.step in (None, report.step) else status
     return replace(
         status,
         state="APPLIED",
