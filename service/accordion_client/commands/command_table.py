@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "retry": "steering:retry",
     "change": "steering:change",
     "download": "download:download",
+    "export": "export:export",
     "report": "report:report",
     "compare": "compare:compare",
     "archive": "steering:archive",

@@ -62,6 +62,7 @@ archive {clone[id]}
 unarchive {clone[id]}
 archive --label team:vision
 download {clone[id]} --to {model}
+export {clone[id]} --to {rows}
 report {clone[id]} --to {report}
 compare {submit[id]} {clone[id]}
 report {submit[id]} {clone[id]} --to {report[file]} --force
@@ -165,7 +166,7 @@ def test_commands_of_a_service_print_one_document(
     model = tmp_path / "model.safetensors"
     report, runs = tmp_path / "report.html", tmp_path / "runs"
     files = {"spec": spec, "model": model, "report": report, "runs": runs}
-    files["examples"] = tmp_path / "examples"
+    files |= {"examples": tmp_path / "examples", "rows": tmp_path / "rows"}
     printed = call_each(accordion, CALLS, files)
     assert printed["download"] == {"file": str(model), "bytes": 7, "checkpoint": "g1"}
     assert printed["login"]["url"].startswith("http://127.0.0.1:")
