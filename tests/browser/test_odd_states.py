@@ -350,3 +350,21 @@ def test_past_epochs_are_not_loaded_again_by_their_events(page, long):
         page.goto(f"/jobs/{long}")
     expect(page.locator("#events")).to_contain_text("epoch 0: loss")
     assert len([url for url in asked if "/epochs?" in url]) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("override", "Override"), ("workers", "Resize")],
+    ids=["override", "resize"],
+)
+def test_a_form_waits_for_its_script(page, running, script, name):
+    """A click before would reload the page and lose what was typed."""
+    held = []
+    page.route(f"**/{script}.js", lambda route: held.append(route))
+    page.goto(f"/jobs/{running}", wait_until="commit")
+    button = page.locator("form").get_by_role("button", name=name, exact=True)
+    expect(button).to_be_disabled()
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].continue_()
+    expect(button).to_be_enabled()

@@ -52,8 +52,15 @@ def test_a_user_of_the_provider_logs_in_a_command_line(page):
     with open_listener(0) as listener:
         challenge = "c" * 43
         page.goto(f"/login/command-line?port={listener.port}&challenge={challenge}&label=laptop")
+        held = []
+        page.route("**/command_line.js", lambda route: held.append(route))
         sign_in(page)
         expect(page.get_by_text("Give “laptop” a token of user ada?")).to_be_visible()
-        page.get_by_role("button", name="Log in").click()
+        button = page.get_by_role("button", name="Log in")
+        expect(button).to_be_disabled()  # a click would reload the page until its script runs
+        while not held:
+            page.wait_for_timeout(20)
+        held[0].continue_()
+        button.click()
         assert len(listener.wait_for_code(30.0)) > 40
         expect(page.get_by_text("You can close this page.")).to_be_visible()

@@ -8,7 +8,7 @@ Attribute docstrings become the descriptions in `/docs`.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
@@ -59,6 +59,8 @@ class Answer(DescribedModel):
 class ProgressView(Answer):
     """How far a job is. Epochs and steps are counted from 0."""
 
+    type: ClassVar[Literal["progress"]] = "progress"
+    """In Python, what tells it from the events of a stream."""
     epoch: int
     """Epoch in progress, which equals the number of finished epochs."""
     epochs: int | None

@@ -2,6 +2,7 @@
 import { BASE, call } from "./api.js";
 
 const form = document.querySelector("form[data-port]");
+const button = form.querySelector("button");
 const said = document.querySelector("[role=alert]");
 
 form.addEventListener("submit", async (event) => {
@@ -15,3 +16,4 @@ form.addEventListener("submit", async (event) => {
     said.textContent = error.message;
   }
 });
+button.disabled = false; // before, a click would send the form to this page's own address

@@ -122,6 +122,7 @@ export function openForm(job, changed) {
       button.disabled = false;
     }
   });
+  form.querySelector("button").disabled = false;
   refresh(job);
 }
 

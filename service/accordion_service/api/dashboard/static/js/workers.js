@@ -41,6 +41,7 @@ export function openResize(job, changed) {
       button.disabled = false;
     }
   });
+  form.querySelector("button").disabled = false;
   refresh(job);
 }
 
