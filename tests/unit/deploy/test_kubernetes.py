@@ -24,19 +24,16 @@ import yaml
 from accordion_service.settings.settings import Settings
 from tests.conftest import free_port
 from tests.programs import run_program
+from tests.unit.deploy.manifests import K8S, ROOT, kustomize, render_overlay
 
-ROOT = Path(__file__).parents[3]
-K8S = ROOT / "deploy/k8s"
 MANIFESTS = sorted(
     path
     for path in K8S.rglob("*.yaml")
-    if path.name != "kustomization.yaml" and path.parent.name != "gpu"
+    if path.name != "kustomization.yaml" and not {"gpu", "chart"} & set(path.parts)
 )
 VERSION = "1.33"
 OTHERS = {"RayCluster", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
 """Kinds that operators add."""
-KUBECTL = shutil.which("kubectl") or ""
-needs_kubectl = pytest.mark.skipif(not KUBECTL, reason="kubectl is not installed")
 
 
 def objects(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -156,36 +153,15 @@ def test_alert_rules_are_those_of_prometheus() -> None:
     assert yaml.safe_load(built)["spec"] == rules
 
 
-def render(folder: Path) -> list[dict[str, Any]]:
-    said = subprocess.run(
-        [KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, check=False
-    )
-    assert said.returncode == 0, said.stderr
-    return list(yaml.safe_load_all(said.stdout))
-
-
-@needs_kubectl
-def test_an_overlay_without_its_secrets_is_refused(tmp_path: Path) -> None:
+def test_an_overlay_without_its_secrets_is_refused(tmp_path: Path, kubectl: Path) -> None:
     shutil.copytree(K8S, tmp_path / "k8s", ignore=shutil.ignore_patterns("secrets.env"))
     with pytest.raises(AssertionError, match="env source files"):
-        render(tmp_path / "k8s/overlays/kind")
+        kustomize(kubectl, tmp_path / "k8s/overlays/kind")
 
 
-@needs_kubectl
 @pytest.mark.parametrize("overlay", ["kind", "cluster"])
-def test_overlays_are_rendered(tmp_path: Path, overlay: str) -> None:
-    deploy = tmp_path / "deploy"
-    for name in ("k8s", "grafana"):
-        shutil.copytree(ROOT / "deploy" / name, deploy / name)
-    secrets = run_program([K8S / "make_secrets.sh"]).stdout
-    (deploy / "k8s/overlays/kind/secrets.env").write_text(secrets)
-    own = deploy / "k8s/overlays/cluster/kustomization.yaml"
-    parts = own.read_text()
-    for line in ("components:", "  - ../../monitoring", "  - ../../gpu"):
-        assert parts.count(f"\n# {line}") == 1
-        parts = parts.replace(f"\n# {line}", f"\n{line}")
-    own.write_text(parts)
-    found = render(deploy / "k8s/overlays" / overlay)
+def test_overlays_are_rendered(tmp_path: Path, overlay: str, kubectl: Path) -> None:
+    found = render_overlay(kubectl, overlay, folder=tmp_path)
     kinds = [one["kind"] for one in found]
     assert {"Deployment", "RayCluster", "NetworkPolicy", "PersistentVolumeClaim"} <= set(kinds)
     assert ("Ingress" in kinds, "Secret" in kinds) == (overlay == "cluster", overlay == "kind")

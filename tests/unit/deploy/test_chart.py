@@ -1,0 +1,205 @@
+"""Helm's chart of deploy/k8s: the same objects as Kustomize's overlay, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.programs import run_program
+from tests.unit.deploy.manifests import CHART, ROOT, render_overlay
+
+VERSION = "1.33"
+OTHERS = {"RayCluster", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
+"""Kinds that operators add."""
+URL = "https://accordion.example.com"
+
+Object = dict[str, Any]
+Render = Callable[..., list[Object]]
+
+
+@pytest.fixture
+def render(helm: Path, tmp_path: Path) -> Render:
+    """Objects of the chart with these values, as of a release `accordion`."""
+
+    def rendered(values: dict[str, Any] | None = None, *, release: str = "accordion") -> Any:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump({"url": URL, **(values or {})}))
+        said = run_program([helm, "template", release, CHART, "--values", file])
+        if said.returncode:
+            pytest.fail(said.stderr)
+        return [found for found in yaml.safe_load_all(said.stdout) if found]
+
+    return rendered
+
+
+def same_facts(found: Object) -> Object:
+    """An object without what only the chart, or only Kustomize, says."""
+    text = yaml.safe_dump(found)
+    text = re.sub(r"accordion-settings-\w{10}\b", "accordion-settings", text)
+    text = re.sub(r" *imagePullPolicy: IfNotPresent\n", "", text)
+    same: Object = yaml.safe_load(text)
+    meta = same["metadata"]
+    meta.pop("namespace", None)
+    labels = meta["labels"]
+    for name in ("managed-by", "instance", "version"):
+        labels.pop(f"app.kubernetes.io/{name}", None)
+    labels.pop("helm.sh/chart", None)
+    if same["kind"] == "PersistentVolumeClaim":
+        meta.pop("annotations", None)
+    if same["kind"] == "Deployment":
+        same["spec"]["template"]["metadata"].pop("annotations", None)
+    return same
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    return {
+        (found["kind"], same["metadata"]["name"]): same
+        for found in objects
+        for same in [same_facts(found)]
+    }
+
+
+def test_the_chart_makes_the_objects_of_the_overlay(
+    render: Render, kubectl: Path, tmp_path: Path
+) -> None:
+    overlay = by_name(render_overlay(kubectl, "cluster", folder=tmp_path))
+    del overlay["Namespace", "accordion"]
+    chart = by_name(
+        render(
+            {
+                "url": "https://accordion.EXAMPLE.COM",
+                "image": {"registry": "REGISTRY"},
+                "ray": {"workers": {"gpus": 1}},
+                "storage": {"className": "CLASS-THAT-SEVERAL-NODES-WRITE"},
+                "ingress": {"enabled": True, "className": "CLASS"},
+                "monitoring": {"enabled": True},
+            }
+        )
+    )
+    del chart["Pod", "accordion-ready"]
+    assert chart.keys() == overlay.keys()
+    assert len(chart) > 12
+    for name, found in chart.items():
+        assert found == overlay[name], name
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"api": {"replicas": 1}, "image": {"pullSecrets": [{"name": "registry"}]}},
+        {"ray": {"workers": {"nodeSelector": {"pool": "spot"}, "gpus": 2, "cpus": 8}}},
+        {"ingress": {"enabled": True}, "monitoring": {"enabled": True, "labels": {"team": "ml"}}},
+    ],
+    ids=lambda values: "+".join(values) or "defaults",
+)
+def test_what_it_makes_follows_the_schemas_of_kubernetes(
+    render: Render, values: dict[str, Any]
+) -> None:
+    found = render(values, release="other")
+    for one in found:
+        assert one["metadata"]["name"].startswith("other")
+        if one["kind"] not in OTHERS:
+            kubernetes_validate.validate(one, VERSION, strict=True)
+        elif one["kind"] == "RayCluster":
+            groups = (one["spec"]["headGroupSpec"], *one["spec"]["workerGroupSpecs"])
+            for group in groups:
+                pod = {"apiVersion": "v1", "kind": "PodTemplate", "template": group["template"]}
+                kubernetes_validate.validate(pod, VERSION, strict=True)
+    assert len(found) >= 10
+
+
+def test_values_reach_the_objects(render: Render) -> None:
+    workers = {"min": 1, "max": 3, "cpus": 16, "gpus": 4, "nodeSelector": {"pool": "spot"}}
+    own = {
+        "settings": {"ACCORDION_MAX_JOBS": 2_000_000, "ACCORDION_OIDC_ISSUER": "https://id"},
+        "image": {"tag": "0.2.0", "pullSecrets": [{"name": "registry"}]},
+        "api": {"replicas": 1},
+        "ray": {"workers": workers},
+    }
+    found = render(own, release="ml")
+    objects = {(one["kind"], one["metadata"]["name"]): one for one in found}
+    assert ("PodDisruptionBudget", "ml-api") not in objects
+    settings = objects["ConfigMap", "ml-settings"]["data"]
+    assert settings["ACCORDION_MAX_JOBS"] == "2000000"
+    assert settings["ACCORDION_URL"] == URL
+    [group] = objects["RayCluster", "ml"]["spec"]["workerGroupSpecs"]
+    assert (group["minReplicas"], group["maxReplicas"]) == (1, 3)
+    pod = group["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "spot"}
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "16", "memory": "4Gi", "nvidia.com/gpu": 4}
+    assert pod["containers"][0]["image"] == "accordion-ray:0.2.0"
+    scheduler = objects["Deployment", "ml-scheduler"]["spec"]["template"]
+    assert scheduler["metadata"]["labels"]["accordion/ray"] == "ml"
+    assert {"name": "RAY_ADDRESS", "value": "ml-head-svc:6379"} in scheduler["spec"]["containers"][
+        0
+    ]["env"]
+
+
+def test_other_settings_replace_the_pods(render: Render) -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        [api] = [
+            one
+            for one in render(values)
+            if (one["kind"], one["metadata"]["name"]) == ("Deployment", "accordion-api")
+        ]
+        value: str = api["spec"]["template"]["metadata"]["annotations"]["checksum/settings"]
+        return value
+
+    assert checksum({}) == checksum({"api": {"replicas": 3}})
+    assert checksum({}) != checksum({"settings": {"ACCORDION_MAX_JOBS": "7"}})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"url": ""}, "url is missing: give the address under which people reach the service"),
+        ({"url": "accordion.example.com"}, "'/url'.*does not match pattern"),
+        ({"api": {"replicas": 0}}, "'/api/replicas': minimum: got 0, want 1"),
+        ({"api": {"replica": 3}}, "'/api': additional properties 'replica' not allowed"),
+        ({"settings": {"MAX_JOBS": "3"}}, "invalid propertyName 'MAX_JOBS'"),
+        (
+            {"settings": {"ACCORDION_DATABASE_URL": "sqlite://"}},
+            "settings.ACCORDION_DATABASE_URL is set by the chart; see url, secret and storage",
+        ),
+        ({"ray": {"workers": {"min": 9}}}, "ray.workers.min is 9 and above ray.workers.max"),
+        ({"ray": {"workers": {"memory": "lots"}}}, "'/ray/workers/memory': 'lots' does not match"),
+    ],
+)
+def test_wrong_values_are_named(render: Render, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match=message):
+        render(values)
+
+
+def test_a_release_whose_name_is_too_long_for_kuberay_is_refused(render: Render) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"has a name of 41 characters; .* at most 40"):
+        render(release="a" * 41)
+
+
+def test_helm_finds_nothing_to_complain_about(helm: Path) -> None:
+    said = run_program([helm, "lint", "--strict", CHART, "--set", f"url={URL}"])
+    assert said.returncode == 0, said.stdout
+
+
+def test_what_to_do_next_names_the_release(helm: Path) -> None:
+    said = run_program(
+        [helm, "install", "ml", CHART, "--dry-run=client", "--set", f"url={URL}"], check=True
+    )
+    notes = said.stdout.partition("NOTES:")[2]
+    assert "port-forward service/ml-api 8080:80" in notes
+    assert """go-template='{{index .data "admin-token" | base64decode}}'""" in notes
+
+
+def test_its_version_is_that_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (chart["version"], chart["appVersion"]) == (project["version"], project["version"])
