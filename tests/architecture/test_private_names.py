@@ -10,6 +10,7 @@ FOREIGN = {
     "_base_exc": "Ray's wrapper of an error",
     "_exit": "os, documented",
     "_get_default_group": "torch has no public name for it",
+    "_hf_peft_config_loaded": "Transformers has no public name for it",
     "_load_model_state_pre_hook": "Accelerate's hooks cannot be removed otherwise",
     "_post_accumulate_grad_hooks": "torch has no public name for them",
     "_reset_state": "Accelerate has no public name for it",

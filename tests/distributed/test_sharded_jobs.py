@@ -95,7 +95,7 @@ def saved_model(folder: Path) -> dict[str, torch.Tensor]:
     """The model of the newest checkpoint."""
     storage = LocalStorage(folder / "storage" / "checkpoints")
     names = sorted(storage.names(), reverse=True)
-    return dict(read_model(storage, names, job_id="job-1")[1])
+    return dict(read_model(storage, names, job_id="job-1").state)
 
 
 def test_shards_are_no_difference_to_what_is_learned(run_group, tmp_path):

@@ -95,6 +95,8 @@ def test_the_sdk_works_from_afar(run: Run) -> None:
         (("accordion", "api"), "service"),
         (("accordion", "scheduler"), "service"),
         (("accordion", "simulate", "job.yaml", "--workers", "2"), "train"),
+        (("accordion", "download", "one", "--format", "dcp"), "ray"),
+        (("accordion", "export", "one", "--format", "parquet"), "service"),
         (("accordion", "mcp"), "mcp"),
         (("python", "-c", "from accordion import attach"), "train"),
         (("python", "-c", "from accordion_workers import session"), "ray"),

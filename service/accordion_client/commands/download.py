@@ -1,9 +1,10 @@
-"""`download`: the model of a job as a safetensors file."""
+"""`download`: the model of a job as a safetensors file, or in a folder of another format."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,9 +16,13 @@ from accordion_client.commands.cli_support import (
     print_json,
 )
 from accordion_client.commands.completion import complete_checkpoint
-from accordion_client.commands.output_file import choose_output_file
+from accordion_client.commands.model_formats import choose_converter
+from accordion_client.commands.output_file import choose_output_file, open_folder
 from accordion_service.domain.byte_sizes import format_bytes
 from accordion_service.domain.file_names import name_file
+
+MODEL_FILE = "model.safetensors"
+"""The name by which Transformers finds the tensors."""
 
 
 def download(
@@ -25,8 +30,20 @@ def download(
     *,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FILE", help="file to write (default: JOB.safetensors)"),
+        typer.Option(
+            "--to",
+            metavar="PATH",
+            help="file to write (default: JOB.safetensors), or folder of hf (JOB-hf) and dcp",
+        ),
     ] = None,
+    kind: Annotated[
+        Literal["safetensors", "hf", "dcp"],
+        typer.Option(
+            "--format",
+            help="hf: a folder for from_pretrained of Transformers; dcp: a folder for"
+            " torch.distributed.checkpoint, which needs the extra ray",
+        ),
+    ] = "safetensors",
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -36,20 +53,37 @@ def download(
             autocompletion=complete_checkpoint,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace existing files")] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
     """Download the model of a job from its newest checkpoint; the job may still train.
 
-    Load it with model.load_state_dict(safetensors.torch.load_file(FILE)).
+    Load it with model.load_state_dict(safetensors.torch.load_file(FILE)), in the format hf with
+    AutoModel.from_pretrained(FOLDER), and in the format dcp with
+    torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=FOLDER).
     """
+    convert = None if kind == "safetensors" else choose_converter(kind)
     with connect_client(url) as client:
         found = client.find(job)
-        with choose_output_file(to, name_file(found.name, ".safetensors"), force=force) as file:
-            name = client.download_model(found.id, file, checkpoint=checkpoint)
-    size = file.stat().st_size
-    if json:
-        print_json({"file": str(file), "bytes": size, "checkpoint": name})
+        fetch = partial(client.download_model, found.id, checkpoint=checkpoint)
+        if convert is None:
+            default = name_file(found.name, ".safetensors")
+            with choose_output_file(to, default, force=force) as path:
+                name = fetch(path)
+        else:
+            path = to or Path(name_file(found.name, f"-{kind}"))
+            with open_folder(path, force=force) as folder:
+                name = fetch(folder.new / MODEL_FILE)
+                convert(folder.new / MODEL_FILE)
+    _report(path, kind, name, as_json=json)
+
+
+def _report(path: Path, kind: str, checkpoint: str, *, as_json: bool) -> None:
+    files = [path] if path.is_file() else path.iterdir()
+    size = sum(file.stat().st_size for file in files)
+    if as_json:
+        key = "file" if path.is_file() else "folder"
+        print_json({key: str(path), "format": kind, "bytes": size, "checkpoint": checkpoint})
     else:
-        typer.echo(f"wrote {file} ({format_bytes(size)}) from checkpoint {name}")
+        typer.echo(f"wrote {path} ({format_bytes(size)}) from checkpoint {checkpoint}")

@@ -15,7 +15,8 @@ from accordion_client.commands.cli_support import (
     print_json,
 )
 from accordion_client.commands.job_rows import collect_job_rows
-from accordion_client.commands.table_files import choose_writer, open_folder
+from accordion_client.commands.output_file import open_folder
+from accordion_client.commands.table_files import choose_writer
 from accordion_service.domain.file_names import name_file
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +23,7 @@ from accordion_client.commands.cli_support import (
     print_json,
 )
 from accordion_client.commands.local_specs import build_environment, check_spec
+from accordion_client.commands.missing_packages import check_packages
 
 if TYPE_CHECKING:
     from accordion_client.commands.simulations import SeedRun
@@ -81,7 +81,7 @@ def simulate(
     from accordion_client.commands.simulations import Simulations
     from accordion_client.commands.spec_file import read_spec
 
-    _check_torch()
+    check_packages("a simulation trains on this machine and", "torch", extra="train")
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file)
     if archive is not None:
@@ -112,21 +112,6 @@ def simulate(
         for part in print_group(group):
             out_console.print(part)
     _report_unfinished(ended)
-
-
-def _check_torch() -> None:
-    """Check that workers can train here.
-
-    Raises:
-        SettingsError: torch is not installed.
-    """
-    from accordion_service.errors import SettingsError
-
-    if find_spec("torch") is None:
-        raise SettingsError(
-            "a simulation trains on this machine and needs torch; pip install"
-            " 'accordion-train[train]'"
-        )
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -1,64 +1,13 @@
-"""Tables as CSV or Parquet files in a folder that appears when all of them are complete."""
+"""Tables as CSV or Parquet files."""
 
 from __future__ import annotations
 
 import csv
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from tempfile import mkdtemp
-
-import typer
 
 from accordion_client.commands.job_rows import Cell, RowTable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputFolder:
-    """A folder that a command writes."""
-
-    path: Path
-    """Its final place."""
-    new: Path
-    """Where it is until it is complete."""
-
-
-@contextmanager
-def open_folder(path: Path, *, force: bool) -> Iterator[OutputFolder]:
-    """Make a folder that is filled in the block; after an error nothing of it is left.
-
-    Raises:
-        BadParameter: there is a file, or a folder and `force` is not given.
-        SettingsError: it cannot be written.
-    """
-    from accordion_service.errors import SettingsError
-
-    if path.exists() and not path.is_dir():
-        raise typer.BadParameter(f"{path} is a file; give a folder with --to")
-    if path.exists() and not force:
-        raise typer.BadParameter(f"{path} exists; give another folder with --to, or --force")
-    new = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-        yield OutputFolder(path=path, new=new)
-        _move_files(new, path)
-    except OSError as error:
-        raise SettingsError(
-            f"{path} cannot be written ({error.strerror}); give another folder with --to"
-        ) from error
-    finally:
-        if new is not None:
-            shutil.rmtree(new, ignore_errors=True)
-
-
-def _move_files(new: Path, path: Path) -> None:
-    path.mkdir(exist_ok=True)
-    for file in new.iterdir():
-        file.replace(path / file.name)
 
 
 def choose_writer(kind: str) -> Callable[[RowTable, Path], None]:

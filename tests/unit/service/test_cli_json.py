@@ -168,7 +168,12 @@ def test_commands_of_a_service_print_one_document(
     files = {"spec": spec, "model": model, "report": report, "runs": runs}
     files |= {"examples": tmp_path / "examples", "rows": tmp_path / "rows"}
     printed = call_each(accordion, CALLS, files)
-    assert printed["download"] == {"file": str(model), "bytes": 7, "checkpoint": "g1"}
+    assert printed["download"] == {
+        "file": str(model),
+        "format": "safetensors",
+        "bytes": 7,
+        "checkpoint": "g1",
+    }
     assert printed["login"]["url"].startswith("http://127.0.0.1:")
 
 

@@ -46,10 +46,10 @@ class Tied(nn.Module):
         pass
 
 
-def save(root: Path, epoch: int, model: nn.Module) -> str:
+def save(root: Path, epoch: int, model: nn.Module, **more: Any) -> str:
     """Write a checkpoint; return its name."""
     storage, name = LocalStorage(root), checkpoint_name(1, Position(epoch=epoch))
-    part = write_part(storage, f"{name}/{SHARED_FILE}", {"model": model.state_dict()})
+    part = write_part(storage, f"{name}/{SHARED_FILE}", {"model": model.state_dict(), **more})
     manifest = Manifest(
         job_id=JOB, name=name, epoch=epoch, step=10 * epoch, world_size=1, files=(part,)
     )

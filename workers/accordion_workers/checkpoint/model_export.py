@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from accordion_workers.checkpoint.checkpoint_files import Manifest
-from accordion_workers.checkpoint.saved_model import read_model
+from accordion_workers.checkpoint.saved_model import SavedModel, read_model
 from accordion_workers.checkpoint.storage import Storage, open_storage
 from accordion_workers.common.errors import CheckpointError
 
@@ -38,22 +38,23 @@ def export_model(storage: Storage, names: Sequence[str], *, job_id: str, file: P
     """Write the model of the first of these checkpoints that is complete; return its manifest.
 
     The file has all tensors of the model's `state_dict`, on the CPU; tensors that share memory are
-    written several times. Its metadata has `job_id`, `checkpoint`, `epoch` and `step`. Takes up to
-    twice the memory of the model and its optimizer.
+    written several times. Its metadata has `job_id`, `checkpoint`, `epoch` and `step`, and of a
+    model of Transformers the text of `config.json`. Takes up to twice the memory of the model and
+    its optimizer.
 
     Raises:
         CheckpointError: none is complete.
         UnsupportedTensorError: a tensor is sparse or quantized.
         OSError: the storage cannot be reached, or the file cannot be written.
     """
-    manifest, model = read_model(storage, names, job_id=job_id)
-    _write_tensors(file, model, manifest)
-    return manifest
+    model = read_model(storage, names, job_id=job_id)
+    _write_tensors(file, model)
+    return model.manifest
 
 
-def _write_tensors(file: Path, model: Mapping[str, Any], manifest: Manifest) -> None:
-    tensors, written = {}, set()
-    for name, value in model.items():
+def _write_tensors(file: Path, model: SavedModel) -> None:
+    tensors, written, manifest = {}, set(), model.manifest
+    for name, value in model.state.items():
         if isinstance(value, Tensor):
             _check_tensor(name, value, manifest)
             memory = value.untyped_storage().data_ptr()
@@ -67,6 +68,7 @@ def _write_tensors(file: Path, model: Mapping[str, Any], manifest: Manifest) -> 
         "checkpoint": manifest.name,
         "epoch": str(manifest.epoch),
         "step": str(manifest.step),
+        **model.configs,
     }
     try:
         save_file(tensors, file, metadata=metadata)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +15,19 @@ from accordion_workers.checkpoint.storage import Storage
 from accordion_workers.common.errors import CheckpointError
 
 
-def read_model(
-    storage: Storage, names: Sequence[str], *, job_id: str
-) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return the manifest and the model's `state_dict`, on the CPU, of the first of these
-    checkpoints that is complete.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedModel:
+    """A model of a checkpoint."""
+
+    manifest: Manifest
+    state: Mapping[str, Any]
+    """Its `state_dict`, on the CPU."""
+    configs: Mapping[str, str]
+    """Files of a model of Transformers by name (`training/pretrained.py`), else empty."""
+
+
+def read_model(storage: Storage, names: Sequence[str], *, job_id: str) -> SavedModel:
+    """Return the model of the first of these checkpoints that is complete.
 
     Raises:
         CheckpointError: none is complete.
@@ -38,18 +47,21 @@ def read_model(
             continue
         try:
             manifest = read_manifest(storage, name, job_id)
-            return manifest, _read_model(storage, manifest)
+            return _read_model(storage, manifest)
         except CheckpointError:
             reason = f"{name} is incomplete or damaged"
     raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
 
 
-def _read_model(storage: Storage, manifest: Manifest) -> Mapping[str, Any]:
-    """Return the model of a checkpoint; that of a sharded one is put together of its parts."""
+def _read_model(storage: Storage, manifest: Manifest) -> SavedModel:
     shared = read_part(storage, manifest, SHARED_FILE)
-    if manifest.num_shards == 1:
-        model: Mapping[str, Any] = shared["model"]
-        return model
+    state = shared["model"] if manifest.num_shards == 1 else _join(storage, manifest, shared)
+    # Checkpoints of earlier releases have no configs.
+    return SavedModel(manifest=manifest, state=state, configs=shared.get("configs", {}))
+
+
+def _join(storage: Storage, manifest: Manifest, shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the state of a sharded model together of its parts."""
     names = map(shard_file_name, range(manifest.num_shards))
     parts = [read_part(storage, manifest, name)["model"] for name in names]
     dimensions = shared["sharded_dimensions"]
@@ -59,4 +71,4 @@ def _read_model(storage: Storage, manifest: Manifest) -> Mapping[str, Any]:
     return whole
 
 
-__all__ = ["read_model"]
+__all__ = ["SavedModel", "read_model"]

@@ -22,6 +22,7 @@ from accordion_workers.records.contract import Bytes, Position
 from accordion_workers.training.data_checks import check_equal_to_saved, count_samples
 from accordion_workers.training.generators import read_generators, restore_generators
 from accordion_workers.training.objective import ObjectiveProgress
+from accordion_workers.training.pretrained import read_configs
 from accordion_workers.training.schedule import BatchChange
 from accordion_workers.training.sharded_state import load_model
 from accordion_workers.training.train_state import EpochBaseline, TrainState
@@ -96,6 +97,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
         "batch_change": asdict(state.batch_change),
         "objective": asdict(state.objective),
         "num_samples": count_samples(state),
+        "configs": read_configs(state.model),
     }
 
 

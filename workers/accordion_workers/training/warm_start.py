@@ -63,8 +63,8 @@ def _describe_misfit(error: RuntimeError) -> str:
 
 def _read(source: ModelSource) -> tuple[str, Mapping[str, Any]]:
     storage = open_storage(source.url, job_id=source.job_id, directory=Path(source.directory))
-    manifest, model = read_model(storage, source.names, job_id=source.job_id)
-    return manifest.name, model
+    found = read_model(storage, source.names, job_id=source.job_id)
+    return found.manifest.name, found.state
 
 
 __all__ = ["load_initial_model"]
