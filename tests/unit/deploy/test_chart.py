@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,20 @@ def test_what_to_do_next_names_the_release(helm: Path) -> None:
     notes = said.stdout.partition("NOTES:")[2]
     assert "port-forward service/ml-api 8080:80" in notes
     assert """go-template='{{index .data "admin-token" | base64decode}}'""" in notes
+
+
+def test_the_command_of_the_guide_makes_what_it_says(helm: Path) -> None:
+    text = (ROOT / "docs/guides/kubernetes.md").read_text().replace("\\\n", " ")
+    [command] = re.findall(r"(?m)^helm install (.+)$", text)
+    said = run_program([helm, "template", *shlex.split(command)], cwd=ROOT, check=True)
+    objects = [one for one in yaml.safe_load_all(said.stdout) if one]
+    [ingress] = [one for one in objects if one["kind"] == "Ingress"]
+    assert ingress["spec"]["rules"][0]["host"] == "accordion.example.com"
+    [cluster] = [one for one in objects if one["kind"] == "RayCluster"]
+    [group] = cluster["spec"]["workerGroupSpecs"]
+    [worker] = group["template"]["spec"]["containers"]
+    assert worker["resources"]["limits"] == {"cpu": "8", "memory": "32Gi"}
+    assert worker["image"].startswith("registry.example.com/ml/accordion-ray:")
 
 
 def test_its_version_is_that_of_the_package() -> None:

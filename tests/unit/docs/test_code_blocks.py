@@ -49,7 +49,8 @@ SLOW_TICKS = 25
 
 def commands_of(block: Block) -> list[list[str]]:
     """Words of each command of a shell block."""
-    lines = (shlex.split(line, comments=True) for line in block.text.splitlines())
+    text = block.text.replace("\\\n", " ")
+    lines = (shlex.split(line, comments=True) for line in text.splitlines())
     return [words for words in lines if words]
 
 
