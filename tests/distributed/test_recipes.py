@@ -1,4 +1,4 @@
-"""The scripts of deploy/jobs/recipes as jobs: they learn, and resume where they were stopped."""
+"""The scripts of deploy/jobs/script-recipes as jobs: they learn, and resume where they were stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accordion_workers.records.contract import DesiredState
 from tests.distributed.code_jobs import launch, packed_folder, run_own_script
 from tests.distributed.loop_jobs import RecordingLink
 
-RECIPES = Path(__file__).parents[2] / "deploy/jobs/recipes"
+RECIPES = Path(__file__).parents[2] / "deploy/jobs/script-recipes"
 SCRIPTS = ["adapters", "average", "gan", "iterations", "parts", "sharpness", "stream"]
 EPOCHS = 4
 STEPS = 23
