@@ -4,7 +4,7 @@ given here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,18 @@ CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
 
 
 @contextmanager
-def train_worker(rank: int, world_size: int, checkpoint: Path | None) -> Iterator[None]:
+def train_worker(
+    rank: int, world_size: int, checkpoint: Path | None, has_node_notice: Callable[[], bool] = bool
+) -> Iterator[None]:
     """Be a worker of a run whose newest checkpoint is this directory."""
     run = GuestContext(
-        name="r", rank=rank, world_size=world_size, filesystem=None, path="", max_failures=0
+        name="r",
+        rank=rank,
+        world_size=world_size,
+        filesystem=None,
+        path="",
+        max_failures=0,
+        has_node_notice=has_node_notice,
     )
     newest = Checkpoint.from_directory(checkpoint) if checkpoint is not None else None
     with ExitStack() as stack:
@@ -46,11 +54,12 @@ class Guest:
         *,
         config: Config = CONFIG,
         timeout_s: float = 60.0,
+        has_node_notice: Callable[[], bool] = bool,
         **options: Any,
     ) -> None:
         self.rank, world_size = dist.get_rank(), dist.get_world_size()
         self.model, self.optimizer = build()
-        with train_worker(self.rank, world_size, checkpoint):
+        with train_worker(self.rank, world_size, checkpoint, has_node_notice):
             self.session: Session = accordion_ray.attach(
                 self.model,
                 self.optimizer,

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import accordion
 import accordion_ray
 from accordion.base.errors import AccordionError
 from accordion.base.local_steps import LocalSteps
 from accordion.config import DetectorConfig, Window
+from accordion_ray.epochs import follower_of
 from tests.distributed.guests import CONFIG, Guest, train_worker
 from tests.distributed.small import backward, build
 
@@ -182,3 +184,45 @@ def test_a_second_session_of_a_run_with_the_same_name_is_refused(run_group, name
 
 def test_sessions_of_a_run_with_names_of_their_own_are_accepted(run_group) -> None:
     assert run_group(2, _attach_twice, (None, "a", "b")) == ["accepted"] * 2
+
+
+def _notice(rank, told, steps_per_epoch):
+    """Steps after which a save is due, if rank 1 is told after step 2 and rank 0 after step 4;
+    epochs before and after the save is reported.
+    """
+    known = []
+    guest = Guest(has_node_notice=lambda: bool(known), steps_per_epoch=steps_per_epoch)
+    due = []
+    for step in range(8):
+        if step == told[rank]:
+            known.append(True)
+        guest.train(range(step, step + 1))
+        if accordion_ray.save_is_due(guest.session):
+            due.append(step)
+    follower = follower_of(guest.session)
+    follower.begin_report({})
+    epoch = guest.session.epoch
+    guest.train(range(8, 9))
+    follower.begin_report({})
+    return due, epoch, guest.session.epoch
+
+
+def test_a_leaving_node_makes_a_save_due_once_and_everywhere_at_one_step(run_group) -> None:
+    for result in run_group(2, _notice, {0: 4, 1: 2}, None):
+        assert result == ([3], 0, 1)  # the report of the save ends no epoch, the next one does
+    for result in run_group(2, _notice, {0: 4, 1: 2}, 100):
+        assert result == ([3], 0, 0)
+    assert run_group(1, _notice, {0: 3}, None) == [([4], 0, 1)]
+    assert run_group(2, _notice, {0: 9, 1: 9}, None) == [([], 1, 2)] * 2
+
+
+def test_only_sessions_of_guests_know_of_nodes(run_group) -> None:
+    assert run_group(1, _ask_for_another)[0].startswith("save_is_due() got a session that")
+
+
+def _ask_for_another(rank):
+    model, optimizer = build()
+    session = accordion.attach(model, CONFIG, optimizer=optimizer)
+    with pytest.raises(AccordionError) as raised:
+        accordion_ray.save_is_due(session)
+    return str(raised.value)

@@ -1,4 +1,4 @@
-"""The scripts of deploy/jobs/script-recipes as jobs: they learn, and resume where they were stopped."""
+"""The scripts of deploy/jobs/script-recipes as jobs: they learn, and resume as if not stopped."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import ray
 
 from accordion_service.runtime.ray_backend import RayBackend
 from accordion_workers.records.contract import Launch
-from tests.elastic.conftest import Life, job_spec
-from tests.elastic.nodes import Cluster
+from tests.elastic.conftest import Life, job_spec, wait_for
+from tests.elastic.nodes import Cluster, Node
 
 
 def start_job(
@@ -46,3 +46,9 @@ def connected_cluster(**options: Any) -> Iterator[Cluster]:
             yield made
         finally:
             ray.shutdown()
+
+
+def host_of_a_worker(made: Cluster, title: str = "ray::Worker") -> Node:
+    """The last node with an actor of this title, which is by default a worker of a job."""
+    wait_for(lambda: any(node.workers(title) for node in made.nodes))
+    return [node for node in made.nodes if node.workers(title)][-1]

@@ -16,8 +16,8 @@ from tests.conftest import Require
 from tests.elastic.conftest import Watch, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, job
 from tests.elastic.memory_cgroup import memory_cgroup
-from tests.elastic.node_jobs import connected_cluster, start_job
-from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node
+from tests.elastic.node_jobs import connected_cluster, host_of_a_worker, start_job
+from tests.elastic.nodes import QUICK_DEATHS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
@@ -28,12 +28,6 @@ BIG = {"held_bytes": 1_200_000_000, "leak_bytes": 1_000_000, "min_step_s": 0.1}
 limit.
 """
 ELASTIC = {"workers": {"min": 1}}
-
-
-def host_of_a_worker(made: Cluster) -> Node:
-    """The last node that has one."""
-    wait_for(lambda: any(node.workers("ray::Worker") for node in made.nodes))
-    return [node for node in made.nodes if node.workers("ray::Worker")][-1]
 
 
 def leaving(watched: Watched) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 try:
     from accordion_ray.attachment import attach
-    from accordion_ray.checkpoints import save_state
+    from accordion_ray.checkpoints import save_is_due, save_state
     from accordion_ray.errors import AttachError
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("accordion"):
@@ -17,4 +17,4 @@ except ModuleNotFoundError as error:
         f"accordion_ray needs {error.name}; pip install 'accordion-train[ray]'", name=error.name
     ) from error
 
-__all__ = ["AttachError", "attach", "save_state"]
+__all__ = ["AttachError", "attach", "save_is_due", "save_state"]

@@ -118,7 +118,7 @@ def attach(
         steps_per_epoch=steps_per_epoch,
         resumed_from=load_state(session, newest, node=run.node),
     )
-    follower = EpochFollower(attached, guest)
+    follower = EpochFollower(attached, guest, has_node_notice=run.has_node_notice)
     session.on_boundary = follower.pass_boundary
     follow_reports(follower.begin_report, follower.finish_report)
     if register:

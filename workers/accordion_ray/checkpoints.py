@@ -50,6 +50,23 @@ def save_state(session: Session, directory: str | Path, *, timeout_s: float = TI
         torch.save(states, Path(directory) / state_file(session.name))
 
 
+def save_is_due(session: Session) -> bool:
+    """Return whether Ray Train has told that a node of the run is about to leave: save now.
+
+    True once for each group of workers, on all ranks after the same step, so it costs no wait as
+    `ray.train.get_preemption_info` does. Call it after each step, and when it is True `save_state`
+    and `ray.train.report` with a checkpoint; that report ends no epoch. Needs Ray 2.57 or newer;
+    with older releases it is always False.
+
+    Raises:
+        AttachError: the session was not made by `accordion_ray.attach`.
+    """
+    follower = follower_of(session)
+    if follower is None:
+        raise AttachError("save_is_due() got a session that accordion_ray.attach() has not made")
+    return follower.take_notice()
+
+
 def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | None:
     """Load the state from a Ray Train checkpoint; return the checkpoint's name.
 

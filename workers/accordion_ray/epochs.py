@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from accordion.compress.step_signals import Signal
 from accordion.session.session import Session
 from accordion.session.step_results import StepResult
 from accordion_ray.guest_run import GuestRun
@@ -17,9 +18,16 @@ class EpochFollower:
     Args:
         attached: what is followed.
         guest: reports to the service, on rank 0.
+        has_node_notice: returns whether this worker knows that a node is about to leave.
     """
 
-    def __init__(self, attached: Attached, guest: GuestRun | None) -> None:
+    def __init__(
+        self,
+        attached: Attached,
+        guest: GuestRun | None,
+        *,
+        has_node_notice: Callable[[], bool] = bool,
+    ) -> None:
         self._attached = attached
         self._guest = guest
         self._lr = attached.rate()
@@ -29,6 +37,7 @@ class EpochFollower:
         """Epoch that has ended and is recorded with the report, or the step, that follows."""
         self._metrics: dict[str, Any] = {}
         """Reported since the last record of an epoch, the newest value of each name."""
+        self._notice = _NodeNotice(has_node_notice)
 
     def pass_boundary(self, result: StepResult) -> None:
         """Observe a step boundary, or a round that ended early; the session calls this."""
@@ -36,6 +45,7 @@ class EpochFollower:
         self._lr = self._attached.rate()
         if self._guest is not None:
             self._guest.record_boundary(result)
+        self._notice.pass_boundary(self._attached.session, result)
         length = self._attached.steps_per_epoch
         if length is not None and self._attached.session.steps % length == 0:
             self._end_epoch()
@@ -44,16 +54,17 @@ class EpochFollower:
         """End the epoch before its state is saved, if the script is about to report it; otherwise
         only a round of local steps.
         """
-        if self._attached.steps_per_epoch is None:
+        if self._ends_with_report():
             self._end_epoch()
         else:
             self._attached.session.finish_round()
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
         """End the epoch, if reports end epochs, and record it with these metrics."""
-        if self._attached.steps_per_epoch is None:
+        if self._ends_with_report():
             self._end_epoch()
             self._metrics.clear()
+        self._notice.is_answered = False
         self._metrics.update(metrics)
         self.record_ended()
 
@@ -61,6 +72,13 @@ class EpochFollower:
         """Count the time of a report, which saves a checkpoint."""
         if self._guest is not None:
             self._guest.count_seconds("checkpoint")
+
+    def take_notice(self) -> bool:
+        """Return whether a checkpoint is due because a node is about to leave; True once."""
+        return self._notice.take()
+
+    def _ends_with_report(self) -> bool:
+        return self._attached.steps_per_epoch is None and not self._notice.is_answered
 
     def _end_epoch(self) -> None:
         session = self._attached.session
@@ -88,6 +106,31 @@ class EpochFollower:
         metrics, self._metrics = self._metrics, {}
         if self._guest is not None:
             self._guest.record_epoch(ended, metrics)
+
+
+class _NodeNotice:
+    """Ray's notice that a node of the run is about to leave, which reaches the workers one after
+    the other; all of them see it at the same step boundary.
+    """
+
+    def __init__(self, is_given: Callable[[], bool]) -> None:
+        self._is_given = is_given
+        self._is_asked = self._is_due = self._is_over = False
+        self.is_answered = False
+        """Whether the script knows, and has not reported since."""
+
+    def pass_boundary(self, session: Session, result: StepResult) -> None:
+        if not self._is_asked and self._is_given():
+            self._is_asked = True
+            session.request(Signal.CHECKPOINT)
+        if Signal.CHECKPOINT in result.announced and not self._is_over:
+            self._is_due = self._is_over = True
+
+    def take(self) -> bool:
+        if not self._is_due:
+            return False
+        self._is_due, self.is_answered = False, True
+        return True
 
 
 def follower_of(session: Session) -> EpochFollower | None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -33,6 +34,8 @@ class GuestContext:
     """Ray's id of the node that this worker runs on."""
     fit: str = ""
     """Ray Train's id of this call of `fit`, the same over its restarts."""
+    has_node_notice: Callable[[], bool] = bool
+    """Whether Ray Train has told this worker that a node of its run is about to leave."""
     attached: set[str] = field(default_factory=set)
     """Names in files of the sessions that this training function has attached."""
 
@@ -56,8 +59,15 @@ def current_run() -> GuestContext:
         max_failures=context.train_run_context.run_config.failure_config.max_failures,
         node=ray.get_runtime_context().get_node_id(),
         fit=str(context.train_run_context.run_id),
+        has_node_notice=partial(_has_node_notice, context),
         attached=vars(context).setdefault("accordion_sessions", set()),
     )
+
+
+def _has_node_notice(context: Any) -> bool:
+    # Earlier releases of Ray have no such context.
+    notice = getattr(context, "preemption_context", None)
+    return getattr(notice, "preemption_info", None) is not None
 
 
 def warn_of_other_ray(version: str) -> None:
