@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
+from accordion_workers.worker import group_rendezvous
 from accordion_workers.worker.group_rendezvous import GroupStore, join_store
 
 WAIT = timedelta(seconds=30)
@@ -43,6 +44,32 @@ def test_nobody_can_connect_once_all_members_are_there(meeting: GroupStore) -> N
         stranger(meeting)
     store.set("a", "b")
     assert store.get("a") == b"b"
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_where_only_root_may_attach_a_filter_the_port_is_closed_too(
+    meeting: GroupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_rendezvous, "drop_packets", refuse)
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(join_store, meeting.address, 1, WAIT)
+        store = meeting.wait_for_members(2, WAIT)
+        with pytest.raises(TimeoutError):
+            stranger(meeting)
+        store.set("a", "b")
+        assert other.result().get("a") == b"b"
+
+
+def test_a_port_that_cannot_be_closed_is_told(
+    meeting: GroupStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group_rendezvous, "drop_packets", refuse)
+    monkeypatch.setattr(group_rendezvous, "require_signatures", refuse)
+    meeting.wait_for_members(1, WAIT).set("a", "b")
+    assert "the kernel does not close the port of the group's store" in caplog.text
 
 
 def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: GroupStore) -> None:

@@ -2,7 +2,8 @@
 
 TCPStore has no authentication. It therefore listens on the node's own address only, and each member
 proves that it knows the secret sent with its assignment. The port is then closed: the kernel drops
-all further packets to it. Only then are the group's keys written, with the secret as their prefix.
+all further packets to it, by a filter or, where only root may attach one, because they lack a
+signature. Only then are the group's keys written, with the secret as their prefix.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _SO_ATTACH_FILTER = 26
 """From asm-generic/socket.h: attach a BPF program that filters the packets to a socket."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """BPF program of one instruction, BPF_RET 0: drop every packet."""
+_TCP_MD5SIG_EXT, _HAS_PREFIX, _KEY_BYTES = 32, 1, 80
+"""From linux/tcp.h: signatures (RFC 2385) of all packets from a range of addresses."""
 _ESTABLISHED = "01"
 """TCP_ESTABLISHED in /proc/net/tcp."""
 
@@ -132,9 +135,42 @@ def _close_port(listener: socket.socket) -> None:
     """Refuse new connections; torch cannot stop listening. Existing connections continue."""
     if sys.platform != "linux":
         return
+    reasons = []
+    for close in (drop_packets, require_signatures):
+        try:
+            close(listener)
+        except OSError as error:
+            reasons.append(str(error.strerror))
+        else:
+            return
+    log.warning(
+        "the kernel does not close the port of the group's store (%s); processes that reach this"
+        " node could connect to it and disturb the group",
+        ", ".join(reasons),
+    )
+
+
+def drop_packets(listener: socket.socket) -> None:
+    """Drop all packets by a filter.
+
+    Raises:
+        OSError: the kernel lets only root attach one.
+    """
     program = ctypes.create_string_buffer(_DROP_ALL)
     filter_ = struct.pack("HP", 1, ctypes.addressof(program))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+
+
+def require_signatures(listener: socket.socket) -> None:
+    """Drop all packets that are not signed by a key, from any address; nobody has the key.
+
+    Raises:
+        OSError: the kernel was built without such signatures.
+    """
+    any_address = struct.pack("H126x", listener.family)
+    key = secrets.token_bytes(_KEY_BYTES)
+    option = any_address + struct.pack("BBHi", _HAS_PREFIX, 0, _KEY_BYTES, 0) + key
+    listener.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, option)
 
 
 def _num_connections(port: int) -> int | None:
