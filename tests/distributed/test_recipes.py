@@ -1,4 +1,4 @@
-"""The scripts of deploy/jobs/script-recipes as jobs: they learn, and resume where they were stopped."""
+"""Recipes of deploy/jobs/script-recipes as jobs: they learn, and resume where they were stopped."""
 
 from __future__ import annotations
 
