@@ -31,7 +31,7 @@ def choose_output_file(to: Path | None, default: str, *, force: bool) -> Iterato
         yield file
     except OSError as error:
         raise SettingsError(
-            f"{file} cannot be written ({error.strerror}); give another file with --to"
+            f"{file} cannot be written ({error.strerror or error}); give another file with --to"
         ) from error
 
 
@@ -62,12 +62,13 @@ def open_folder(path: Path, *, force: bool) -> Iterator[OutputFolder]:
     new = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+        # An existing folder may be the mount of another file system, so files cannot move into it.
+        new = Path(mkdtemp(dir=path if path.is_dir() else path.parent, prefix=".accordion-"))
         yield OutputFolder(path=path, new=new)
         _move_files(new, path)
     except OSError as error:
         raise SettingsError(
-            f"{path} cannot be written ({error.strerror}); give another folder with --to"
+            f"{path} cannot be written ({error.strerror or error}); give another folder with --to"
         ) from error
     finally:
         if new is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from accordion_client import Client
 from accordion_client.commands.job_rows import RowTable
+from accordion_client.commands.output_file import open_folder
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
@@ -112,6 +113,13 @@ def test_an_existing_folder_is_kept_unless_forced(
     refused = accordion("export", ended, "--to", mine)
     assert (refused.code, "is a file; give a folder with --to" in refused.err) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows-rows"]
+
+
+def test_an_existing_folder_may_be_on_another_file_system(tmp_path: Path) -> None:
+    with open_folder(tmp_path, force=True) as folder:
+        assert folder.new.parent == tmp_path  # so that files are moved within one
+        (folder.new / "rows.csv").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 
 def test_nothing_is_left_where_reading_fails(

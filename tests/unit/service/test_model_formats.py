@@ -111,8 +111,10 @@ def test_a_folder_that_exists_is_kept_without_force(
     command = ("download", running, "--format", "hf", "--to", folder)
     assert accordion(*command).code == 2
     assert [file.name for file in folder.iterdir()] == ["tokenizer.json"]
-    assert accordion(*command, "--force").code == 0
-    assert (folder / "tokenizer.json").exists()
+    told = accordion(*command, "--force", "--json").json()
+    written = set(folder.iterdir()) - {folder / "tokenizer.json"}
+    assert len(written) == 3
+    assert told["bytes"] == sum(file.stat().st_size for file in written)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
 
 
