@@ -9,9 +9,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from accordion.base.messages import Decision
 from accordion_client import Client
 from accordion_client.commands.job_rows import RowTable
 from accordion_client.commands.output_file import open_folder
+from accordion_service.schemas.jobs import DecisionView
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
@@ -81,6 +83,26 @@ def test_a_file_without_rows_has_a_header(accordion: Accordion, ended: str, tmp_
     assert accordion("export", ended, "--to", tmp_path / "rows").code == 0
     header = (tmp_path / "rows" / "overrides.csv").read_text().split(",")
     assert {"target", "level", "state", "applied_at\n"} <= set(header)
+
+
+def test_a_column_without_values_has_its_type(
+    accordion: Accordion, ended: str, tmp_path: Path
+) -> None:
+    said = accordion("export", ended, "--to", tmp_path / "rows", "--format", "parquet")
+    assert said.code == 0, said.err
+    schemas = {
+        name: pyarrow.parquet.read_schema(tmp_path / "rows" / f"{name}.parquet") for name in TABLES
+    }
+    for name, schema in schemas.items():
+        assert pyarrow.null() not in schema.types, (name, schema)
+    types = {field.name: str(field.type) for field in schemas["overrides"]}
+    assert (types["until"], types["level"], types["layers"]) == ("int64", "string", "string")
+
+
+def test_a_job_without_decisions_has_their_columns() -> None:
+    columns = RowTable.of(Decision, DecisionView).columns
+    assert {"epoch", "cause", "batch_level", "exchange_plan", "attempt"} <= columns.keys()
+    assert not {"decision", "optimizer", "level_by_layer"} & columns.keys()
 
 
 def test_levels_of_overrides_are_texts_in_one_column(
