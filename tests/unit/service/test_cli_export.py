@@ -144,6 +144,14 @@ def test_an_existing_folder_may_be_on_another_file_system(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 
+@pytest.mark.parametrize("command", ["export", "download"])
+def test_a_path_that_cannot_be_looked_at_is_told(
+    accordion: Accordion, ended: str, tmp_path: Path, command: str
+) -> None:
+    said = accordion(command, ended, "--to", tmp_path / ("a" * 300))
+    assert (said.code, "cannot be written (File name too long)" in said.err) == (2, True), said.err
+
+
 def test_nothing_is_left_where_reading_fails(
     accordion: Accordion, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
