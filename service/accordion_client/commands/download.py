@@ -71,19 +71,15 @@ def download(
             default = name_file(found.name, ".safetensors")
             with choose_output_file(to, default, force=force) as path:
                 name = fetch(path)
+            size = path.stat().st_size
         else:
             path = to or Path(name_file(found.name, f"-{kind}"))
             with open_folder(path, force=force) as folder:
                 name = fetch(folder.new / MODEL_FILE)
                 convert(folder.new / MODEL_FILE)
-    _report(path, kind, name, as_json=json)
-
-
-def _report(path: Path, kind: str, checkpoint: str, *, as_json: bool) -> None:
-    files = [path] if path.is_file() else path.iterdir()
-    size = sum(file.stat().st_size for file in files)
-    if as_json:
-        key = "file" if path.is_file() else "folder"
-        print_json({key: str(path), "format": kind, "bytes": size, "checkpoint": checkpoint})
+                size = sum(file.stat().st_size for file in folder.new.iterdir())
+    if json:
+        key = "file" if convert is None else "folder"
+        print_json({key: str(path), "format": kind, "bytes": size, "checkpoint": name})
     else:
-        typer.echo(f"wrote {path} ({format_bytes(size)}) from checkpoint {checkpoint}")
+        typer.echo(f"wrote {path} ({format_bytes(size)}) from checkpoint {name}")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from datetime import datetime
 from sys import intern
-from typing import TYPE_CHECKING, Any, TypeAlias, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -23,6 +24,19 @@ Cell: TypeAlias = str | bool | int | float | datetime | None
 
 _BY_LAYER = "_by_layer"
 """End of the names of fields that have a value per layer."""
+_EPOCH_LAYER = {"epoch": int, "layer": str, "statistic": float, "regime": str, "level": str}
+"""Columns of what an epoch says of a layer."""
+_DECIDED_LAYER = {
+    "epoch": int,
+    "step": int,
+    "layer": str,
+    "regime": str,
+    "level": str,
+    "change": float,
+    "override": str,
+    "policy_level": str,
+}
+"""Columns of what a decision says of a layer."""
 
 
 @dataclass
@@ -32,19 +46,26 @@ class RowTable:
     A column that some rows lack has None there. New columns come last.
     """
 
-    columns: dict[str, list[Cell]] = field(default_factory=dict)
+    types: dict[str, type] = field(default_factory=dict)
+    """Type of the values of each column that is there without rows."""
+    columns: dict[str, list[Cell]] = field(init=False)
     num_rows: int = 0
 
+    def __post_init__(self) -> None:
+        self.columns = {name: [] for name in self.types}
+
     @classmethod
-    def of(cls, model: type[BaseModel]) -> RowTable:
-        """Return a table without rows that has a column for each plain field of a model."""
-        fields = model.model_fields.items()
-        names = (
-            name
-            for name, info in fields
-            if _is_plain(info.annotation) and not name.endswith(_BY_LAYER)
-        )
-        return cls(_empty_columns(*names))
+    def of(cls, *records: type) -> RowTable:
+        """Return a table without rows that has a column for each plain field of these records,
+        which are models or dataclasses.
+        """
+        fields = (pair for record in records for pair in _types_of_fields(record))
+        types = {
+            name: _choose_cell_type(annotation)
+            for name, annotation in fields
+            if _is_plain(annotation) and not name.endswith(_BY_LAYER)
+        }
+        return cls(types)
 
     def add(self, row: Mapping[str, Cell]) -> None:
         """Add a row; a name that no row had is a new column."""
@@ -60,11 +81,11 @@ def collect_job_rows(client: Client, job_id: str) -> dict[str, RowTable]:
     """Read all epochs, decisions, overrides, attempts and checkpoints of a job, oldest first, with
     what an epoch and a decision say of each layer in tables of their own.
     """
-    epochs, layers = RowTable.of(EpochView), RowTable(_empty_columns("epoch", "layer"))
+    epochs, layers = RowTable.of(EpochView), RowTable(dict(_EPOCH_LAYER))
     for epoch in client.all_epochs(job_id):
         _add_with_layers(epochs, layers, epoch.model_dump())
-    decisions = RowTable.of(DecisionView)
-    decided_layers = RowTable(_empty_columns("epoch", "step", "layer"))
+    decision = get_type_hints(DecisionView)["decision"]
+    decisions, decided_layers = RowTable.of(decision, DecisionView), RowTable(dict(_DECIDED_LAYER))
     for row in client.all_decisions(job_id):
         values = row.model_dump()
         values["user_by_override"] = _as_text(row.user_by_override)  # its keys are no columns
@@ -115,16 +136,27 @@ def _collect(model: type[BaseModel], rows: Iterable[Mapping[str, Any]]) -> RowTa
     return table
 
 
-def _empty_columns(*names: str) -> dict[str, list[Cell]]:
-    return {name: [] for name in names}
+def _types_of_fields(record: type) -> Iterable[tuple[str, Any]]:
+    if issubclass(record, BaseModel):
+        return ((name, info.annotation) for name, info in record.model_fields.items())
+    return get_type_hints(record).items()
 
 
 def _is_plain(annotation: object) -> bool:
     """Tell whether a field of this type is one column."""
-    is_model = isinstance(annotation, type) and (
-        issubclass(annotation, BaseModel) or is_dataclass(annotation)
+    kind = get_origin(annotation) or annotation
+    is_nested = isinstance(kind, type) and (
+        issubclass(kind, (BaseModel, Mapping)) or is_dataclass(kind)
     )
-    return not is_model and get_origin(annotation) is not dict
+    return not is_nested
+
+
+def _choose_cell_type(annotation: object) -> type:
+    """Return the type of the cells of a plain field, without None; text for choices and lists."""
+    is_union = get_origin(annotation) in {Union, UnionType}
+    options = {*(get_args(annotation) if is_union else (annotation,))} - {NoneType}
+    [*kinds] = options & {bool, int, float, datetime}
+    return kinds[0] if len(options) == len(kinds) == 1 else str
 
 
 def _flatten(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Cell]]:

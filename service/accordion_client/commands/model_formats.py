@@ -54,17 +54,18 @@ def _add_configs(file: Path) -> None:
     """Write the files that `from_pretrained` reads beside the tensors.
 
     Raises:
-        BadParameter: it is no model of Transformers.
+        BadParameter: the checkpoint has no configuration of Transformers.
     """
     metadata = read_metadata(file)
     if "config.json" not in metadata:
         raise typer.BadParameter(
-            "the model of this job is no PreTrainedModel of Transformers, or one with adapters;"
-            " leave out --format hf, and load the tensors into the model that the job built"
+            "the model of this job is no PreTrainedModel of Transformers, has adapters, or was"
+            " saved without its configuration; leave out --format hf, and load the tensors into the"
+            " model that the job built"
         )
     for name in _CONFIGS:
         if name in metadata:
-            (file.parent / name).write_text(metadata[name])
+            (file.parent / name).write_text(metadata[name], encoding="utf-8")
 
 
 def read_metadata(file: Path) -> dict[str, str]:

@@ -20,18 +20,24 @@ def choose_output_file(to: Path | None, default: str, *, force: bool) -> Iterato
         BadParameter: it is a directory, or exists and `force` is not given.
         SettingsError: it cannot be written.
     """
+    file = to or Path(default)
+    with _translate_errors(file, "file"):
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a directory; give a file with --to")
+        if file.exists() and not force:
+            raise typer.BadParameter(f"{file} exists; give another file with --to, or --force")
+        yield file
+
+
+@contextmanager
+def _translate_errors(path: Path, kind: str) -> Iterator[None]:
     from accordion_service.errors import SettingsError
 
-    file = to or Path(default)
-    if file.is_dir():
-        raise typer.BadParameter(f"{file} is a directory; give a file with --to")
-    if file.exists() and not force:
-        raise typer.BadParameter(f"{file} exists; give another file with --to, or --force")
     try:
-        yield file
+        yield
     except OSError as error:
         raise SettingsError(
-            f"{file} cannot be written ({error.strerror}); give another file with --to"
+            f"{path} cannot be written ({error.strerror or error}); give another {kind} with --to"
         ) from error
 
 
@@ -53,24 +59,18 @@ def open_folder(path: Path, *, force: bool) -> Iterator[OutputFolder]:
         BadParameter: there is a file, or a folder and `force` is not given.
         SettingsError: it cannot be written.
     """
-    from accordion_service.errors import SettingsError
-
-    if path.exists() and not path.is_dir():
-        raise typer.BadParameter(f"{path} is a file; give a folder with --to")
-    if path.exists() and not force:
-        raise typer.BadParameter(f"{path} exists; give another folder with --to, or --force")
-    new = None
-    try:
+    with _translate_errors(path, "folder"):
+        if path.exists() and not path.is_dir():
+            raise typer.BadParameter(f"{path} is a file; give a folder with --to")
+        if path.exists() and not force:
+            raise typer.BadParameter(f"{path} exists; give another folder with --to, or --force")
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-        yield OutputFolder(path=path, new=new)
-        _move_files(new, path)
-    except OSError as error:
-        raise SettingsError(
-            f"{path} cannot be written ({error.strerror}); give another folder with --to"
-        ) from error
-    finally:
-        if new is not None:
+        # An existing folder may be the mount of another file system, so files cannot move into it.
+        new = Path(mkdtemp(dir=path if path.is_dir() else path.parent, prefix=".accordion-"))
+        try:
+            yield OutputFolder(path=path, new=new)
+            _move_files(new, path)
+        finally:
             shutil.rmtree(new, ignore_errors=True)
 
 

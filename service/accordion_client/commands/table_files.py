@@ -20,8 +20,21 @@ def choose_writer(kind: str) -> Callable[[RowTable, Path], None]:
         return _write_csv
     import pyarrow.parquet  # before anything is requested
 
+    types = {
+        bool: pyarrow.bool_(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        datetime: pyarrow.timestamp("us", tz="UTC"),
+        str: pyarrow.string(),
+    }
+
     def write_parquet(table: RowTable, file: Path) -> None:
-        pyarrow.parquet.write_table(pyarrow.table(dict(table.columns)), file)
+        # A column without values would have no type, and not fit to the same column of another job.
+        columns = {
+            name: pyarrow.array(values, type=types.get(table.types.get(name)))
+            for name, values in table.columns.items()
+        }
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)
 
     return write_parquet
 

@@ -98,15 +98,17 @@ def test_the_chart_makes_the_objects_of_the_overlay(
         {"api": {"replicas": 1}, "image": {"pullSecrets": [{"name": "registry"}]}},
         {"ray": {"workers": {"nodeSelector": {"pool": "spot"}, "gpus": 2, "cpus": 8}}},
         {"ingress": {"enabled": True}, "monitoring": {"enabled": True, "labels": {"team": "ml"}}},
+        {"secret": "123", "ingress": {"enabled": True, "className": "0x1f", "tlsSecret": ""}},
     ],
     ids=lambda values: "+".join(values) or "defaults",
 )
+@pytest.mark.parametrize("release", ["other", "true"])  # `true` is no text in YAML
 def test_what_it_makes_follows_the_schemas_of_kubernetes(
-    render: Render, values: dict[str, Any]
+    render: Render, values: dict[str, Any], release: str
 ) -> None:
-    found = render(values, release="other")
+    found = render(values, release=release)
     for one in found:
-        assert one["metadata"]["name"].startswith("other")
+        assert one["metadata"]["name"].startswith(release)
         if one["kind"] not in OTHERS:
             kubernetes_validate.validate(one, VERSION, strict=True)
         elif one["kind"] == "RayCluster":
@@ -160,11 +162,53 @@ def test_other_settings_replace_the_pods(render: Render) -> None:
     assert checksum({}) != checksum({"settings": {"ACCORDION_MAX_JOBS": "7"}})
 
 
+def variables_of(objects: list[Object]) -> dict[str, Any]:
+    """Variables that the pods of Deployments set themselves, and their values."""
+    return {
+        one["name"]: one.get("value")
+        for found in objects
+        if found["kind"] == "Deployment"
+        for container in found["spec"]["template"]["spec"]["containers"]
+        for one in container["env"]
+    }
+
+
+def test_a_setting_that_a_pod_would_replace_is_refused_or_joined(render: Render) -> None:
+    hosts = "ACCORDION_ALLOWED_HOSTS"
+    names = {name for name in variables_of(render()) if name.startswith("ACCORDION_")} - {hosts}
+    assert names
+    for name in names:
+        with pytest.raises(pytest.fail.Exception, match=f"settings.{name} is set by the chart"):
+            render({"settings": {name: "x"}})
+    assert variables_of(render({"settings": {hosts: "b,c"}}))[hosts] == "accordion-api,b,c"
+
+
+def test_secret_settings_are_read_from_a_secret(render: Render) -> None:
+    pods = [one for one in render({"settingsSecret": "more"}) if one["kind"] == "Deployment"]
+    assert len(pods) == 2
+    for pod in pods:
+        [container] = pod["spec"]["template"]["spec"]["containers"]
+        assert container["envFrom"] == [
+            {"configMapRef": {"name": "accordion-settings"}},
+            {"secretRef": {"name": "more"}},
+        ]
+
+
+def test_without_a_secret_of_its_own_the_controller_has_the_certificate(render: Render) -> None:
+    own = {"url": "https://h:8443", "ingress": {"enabled": True, "tlsSecret": ""}}
+    [ingress] = [one for one in render(own) if one["kind"] == "Ingress"]
+    assert ingress["spec"]["tls"] == [{"hosts": ["h"]}]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"url": ""}, "url is missing: give the address under which people reach the service"),
         ({"url": "accordion.example.com"}, "'/url'.*does not match pattern"),
+        ({"url": "https://me:password@h"}, "'/url'.*does not match pattern"),
+        ({"url": "https://*.example.com"}, "'/url'.*does not match pattern"),
+        ({"secret": None}, "at '': missing property 'secret'"),
+        ({"storage": {"home": None}}, "at '/storage': missing property 'home'"),
         ({"api": {"replicas": 0}}, "'/api/replicas': minimum: got 0, want 1"),
         ({"api": {"replica": 3}}, "'/api': additional properties 'replica' not allowed"),
         ({"settings": {"MAX_JOBS": "3"}}, "invalid propertyName 'MAX_JOBS'"),
@@ -181,9 +225,19 @@ def test_wrong_values_are_named(render: Render, values: dict[str, Any], message:
         render(values)
 
 
-def test_a_release_whose_name_is_too_long_for_kuberay_is_refused(render: Render) -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"has a name of 41 characters; .* at most 40"):
-        render(release="a" * 41)
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        ("a" * 41, r"has a name of 41 characters; .* at most 40"),
+        ("123", "has the name 123; Services need one that begins with a letter and has no dots"),
+        ("ml.team", "has the name ml.team; Services need one"),
+    ],
+)
+def test_a_release_whose_objects_would_be_refused_is_refused(
+    render: Render, release: str, message: str
+) -> None:
+    with pytest.raises(pytest.fail.Exception, match=message):
+        render(release=release)
 
 
 def test_helm_finds_nothing_to_complain_about(helm: Path) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from accordion.base.messages import Decision
 from accordion_client import Client
 from accordion_client.commands.job_rows import RowTable
+from accordion_client.commands.output_file import open_folder
+from accordion_service.schemas.jobs import DecisionView
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
@@ -82,6 +85,26 @@ def test_a_file_without_rows_has_a_header(accordion: Accordion, ended: str, tmp_
     assert {"target", "level", "state", "applied_at\n"} <= set(header)
 
 
+def test_a_column_without_values_has_its_type(
+    accordion: Accordion, ended: str, tmp_path: Path
+) -> None:
+    said = accordion("export", ended, "--to", tmp_path / "rows", "--format", "parquet")
+    assert said.code == 0, said.err
+    schemas = {
+        name: pyarrow.parquet.read_schema(tmp_path / "rows" / f"{name}.parquet") for name in TABLES
+    }
+    for name, schema in schemas.items():
+        assert pyarrow.null() not in schema.types, (name, schema)
+    types = {field.name: str(field.type) for field in schemas["overrides"]}
+    assert (types["until"], types["level"], types["layers"]) == ("int64", "string", "string")
+
+
+def test_a_job_without_decisions_has_their_columns() -> None:
+    columns = RowTable.of(Decision, DecisionView).columns
+    assert {"epoch", "cause", "batch_level", "exchange_plan", "attempt"} <= columns.keys()
+    assert not {"decision", "optimizer", "level_by_layer"} & columns.keys()
+
+
 def test_levels_of_overrides_are_texts_in_one_column(
     accordion: Accordion, running: str, tmp_path: Path
 ) -> None:
@@ -112,6 +135,21 @@ def test_an_existing_folder_is_kept_unless_forced(
     refused = accordion("export", ended, "--to", mine)
     assert (refused.code, "is a file; give a folder with --to" in refused.err) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows-rows"]
+
+
+def test_an_existing_folder_may_be_on_another_file_system(tmp_path: Path) -> None:
+    with open_folder(tmp_path, force=True) as folder:
+        assert folder.new.parent == tmp_path  # so that files are moved within one
+        (folder.new / "rows.csv").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+@pytest.mark.parametrize("command", ["export", "download"])
+def test_a_path_that_cannot_be_looked_at_is_told(
+    accordion: Accordion, ended: str, tmp_path: Path, command: str
+) -> None:
+    said = accordion(command, ended, "--to", tmp_path / ("a" * 300))
+    assert (said.code, "cannot be written (File name too long)" in said.err) == (2, True), said.err
 
 
 def test_nothing_is_left_where_reading_fails(

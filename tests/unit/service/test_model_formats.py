@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from accordion_client import Client
@@ -24,6 +28,14 @@ def language_model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=16, vocab_size=32, bos_token_id=1)
     ).eval()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -99,8 +111,10 @@ def test_a_folder_that_exists_is_kept_without_force(
     command = ("download", running, "--format", "hf", "--to", folder)
     assert accordion(*command).code == 2
     assert [file.name for file in folder.iterdir()] == ["tokenizer.json"]
-    assert accordion(*command, "--force").code == 0
-    assert (folder / "tokenizer.json").exists()
+    told = accordion(*command, "--force", "--json").json()
+    written = set(folder.iterdir()) - {folder / "tokenizer.json"}
+    assert len(written) == 3
+    assert told["bytes"] == sum(file.stat().st_size for file in written)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
 
 
@@ -112,6 +126,28 @@ def test_configs_are_those_of_the_model() -> None:
     assert read_configs(nn.Linear(1, 1)) == {}
     model._hf_peft_config_loaded = True  # as `add_adapter` sets it
     assert read_configs(model) == {}
+
+
+def test_a_configuration_that_is_no_json_does_not_stop_a_checkpoint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = language_model()
+    model.config.activation = torch.relu
+    assert read_configs(model) == {}
+    assert "the configuration of the model cannot be saved as JSON" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_configuration_has_the_type_of_the_parameters(dtype: torch.dtype) -> None:
+    model = language_model().to(dtype)
+    model.config.dtype = torch.float16  # as it was loaded
+    assert json.loads(read_configs(model)["config.json"])["dtype"] == str(dtype)[6:]
+    assert model.config.dtype == torch.float16
+
+
+def test_a_sharded_model_has_the_name_of_its_class(group: None) -> None:
+    files = read_configs(fully_shard(language_model(), mesh=init_device_mesh("cpu", (1,))))
+    assert json.loads(files["config.json"])["architectures"] == ["GPT2LMHeadModel"]
 
 
 def test_a_conversion_that_fails_leaves_nothing(

@@ -1,7 +1,11 @@
-{{/* Names begin with that of the release; KubeRay appends to that of the cluster, and names have 63 characters at most. */}}
+{{/* Names begin with that of the release, which Services restrict most. KubeRay appends to that of the cluster, and names
+have 63 characters at most. */}}
 {{- define "accordion.name" -}}
 {{- if gt (len .Release.Name) 40 -}}
 {{- fail (printf "the release %s has a name of %d characters; KubeRay needs one of at most 40" .Release.Name (len .Release.Name)) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
+{{- fail (printf "the release has the name %s; Services need one that begins with a letter and has no dots" .Release.Name) -}}
 {{- end -}}
 {{- .Release.Name -}}
 {{- end }}
@@ -9,7 +13,7 @@
 {{- define "accordion.labels" -}}
 app.kubernetes.io/part-of: accordion
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
