@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from accordion_client.commands.job_rows import Cell, RowTable
 
@@ -20,7 +21,7 @@ def choose_writer(kind: str) -> Callable[[RowTable, Path], None]:
         return _write_csv
     import pyarrow.parquet  # before anything is requested
 
-    types = {
+    types: dict[type | None, Any] = {
         bool: pyarrow.bool_(),
         int: pyarrow.int64(),
         float: pyarrow.float64(),

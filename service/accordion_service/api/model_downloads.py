@@ -20,7 +20,7 @@ from accordion_service.domain.access import Scope
 from accordion_service.domain.file_names import name_file
 from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.errors import Conflict, Unavailable
-from accordion_service.job_inputs.checkpoints import choose_checkpoints
+from accordion_service.job_inputs.checkpoints import choose_checkpoints, choose_order
 from accordion_service.process.child_processes import inherit_environment
 from accordion_service.schemas.jobs import PLAIN
 from accordion_service.schemas.queries import QueryParams
@@ -111,4 +111,5 @@ def _build_request(job: JobRow, checkpoint: str | None, state: AppState) -> dict
         "url": url,
         "directory": str(folder / "checkpoints"),
         "names": names,
+        "order": choose_order(checkpoint, spec.objective),
     }

@@ -11,7 +11,7 @@ from accordion_service.domain.jobs.status_table import ENDED, is_transition_allo
 from accordion_service.domain.jobs.statuses import Status
 from accordion_service.errors import Conflict, NotFound
 from accordion_service.store.tables.models import CheckpointRow
-from accordion_workers.records.contract import ObjectiveSpec
+from accordion_workers.records.contract import ObjectiveSpec, Order
 
 BEST = "best"
 """In place of a name: the checkpoint with the best value of the objective."""
@@ -85,6 +85,15 @@ def choose_checkpoints(
     return [checkpoint]
 
 
+def choose_order(checkpoint: str | None, objective: ObjectiveSpec | None) -> Order | None:
+    """Return which checkpoint is wanted if the job removes those of `choose_checkpoints` before
+    they are read; None for a named one.
+    """
+    if checkpoint is None:
+        return "newest"
+    return objective.mode if checkpoint == BEST and objective is not None else None
+
+
 def _describe_none(status: str) -> str:
     """Say why a job has no checkpoint, and what to do."""
     if Status(status) not in ENDED:
@@ -129,4 +138,4 @@ def _sort_newest_first(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
     return sorted(rows, key=lambda row: (row.generation, row.step))[::-1]
 
 
-__all__ = ["BEST", "KeptCheckpoints", "choose_checkpoints", "find_kept"]
+__all__ = ["BEST", "KeptCheckpoints", "choose_checkpoints", "choose_order", "find_kept"]

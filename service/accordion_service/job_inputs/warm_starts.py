@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accordion_service.domain.jobs.statuses import Kind
 from accordion_service.errors import Conflict, NotFound
-from accordion_service.job_inputs.checkpoints import choose_checkpoints
+from accordion_service.job_inputs.checkpoints import choose_checkpoints, choose_order
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.reads.history import HistoryReads
@@ -50,6 +50,7 @@ def _find_model(database: Database, settings: Settings, warm_start: WarmStartSpe
         url=spec_of(source).checkpoint.storage,
         directory=f"{settings.storage_of(source.id)}/checkpoints",
         names=tuple(names),
+        order=choose_order(warm_start.checkpoint, spec_of(source).objective),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from accordion_workers.checkpoint.checkpoint_files import (
 from accordion_workers.checkpoint.model_export import UnsupportedTensorError, export_model
 from accordion_workers.checkpoint.storage import LocalStorage
 from accordion_workers.common.errors import CheckpointError
-from accordion_workers.records.contract import Position
+from accordion_workers.records.contract import Order, Position
 
 JOB = "job-1"
 
@@ -46,12 +47,20 @@ class Tied(nn.Module):
         pass
 
 
-def save(root: Path, epoch: int, model: nn.Module, **more: Any) -> str:
+def save(
+    root: Path, epoch: int, model: nn.Module, objective: float | None = None, **more: Any
+) -> str:
     """Write a checkpoint; return its name."""
     storage, name = LocalStorage(root), checkpoint_name(1, Position(epoch=epoch))
     part = write_part(storage, f"{name}/{SHARED_FILE}", {"model": model.state_dict(), **more})
     manifest = Manifest(
-        job_id=JOB, name=name, epoch=epoch, step=10 * epoch, world_size=1, files=(part,)
+        job_id=JOB,
+        name=name,
+        epoch=epoch,
+        step=10 * epoch,
+        world_size=1,
+        objective=objective,
+        files=(part,),
     )
     write_manifest(storage, manifest)
     return name
@@ -121,7 +130,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 def request(root: Path, *names: str) -> dict[str, Any]:
-    return {"job_id": JOB, "url": None, "directory": str(root), "names": list(names)}
+    return {"job_id": JOB, "url": None, "directory": str(root), "names": list(names), "order": None}
 
 
 def test_a_process_of_its_own_exports_and_leaves_nothing(
@@ -166,3 +175,52 @@ def test_the_advice_fits_the_crash(tmp_path: Path, module: str, advice: str) -> 
     (package / "model_export.py").write_text(module)
     with pytest.raises(Unavailable, match=advice):
         export_model_file(request(tmp_path, "g1"), {**os.environ, "PYTHONPATH": str(tmp_path)})
+
+
+class Rotating(LocalStorage):
+    """A storage whose job saves another checkpoint, and removes the older ones, with each listing
+    and, at first, between a listing and a read.
+    """
+
+    def __init__(self, root: Path, *, moves: int) -> None:
+        super().__init__(root)
+        self.root, self.moves, self.epoch = root, moves, 1
+        self.save()
+
+    def save(self) -> None:
+        for old in list(self.root.glob("g*")):
+            shutil.rmtree(old)
+        self.epoch += 1
+        save(self.root, self.epoch, Tied(), objective=float(self.epoch))
+
+    def names(self) -> list[str]:
+        found = super().names()
+        if self.moves:
+            self.moves -= 1
+            self.save()
+        return found
+
+
+@pytest.mark.parametrize("order", ["newest", "max", "min"])
+def test_a_job_that_saves_faster_than_a_model_is_read(tmp_path: Path, order: Order) -> None:
+    storage = Rotating(tmp_path / "job", moves=3)
+    names = [checkpoint_name(1, Position(epoch=1))]
+    file = tmp_path / "model.safetensors"
+    found = export_model(storage, names, job_id=JOB, file=file, order=order)
+    assert found.epoch == storage.epoch
+    with pytest.raises(CheckpointError, match="the job keeps only its newest ones"):
+        export_model(storage, names, job_id=JOB, file=file)
+
+
+def test_the_best_of_those_that_a_job_has_now_is_read(tmp_path: Path) -> None:
+    root, file = tmp_path / "job", tmp_path / "model.safetensors"
+    values = {3: 0.5, 4: 0.9, 5: 0.7}
+    names = {epoch: save(root, epoch, Tied(), objective=one) for epoch, one in values.items()}
+    removed, storage = [checkpoint_name(1, Position(epoch=1))], LocalStorage(root)
+
+    def read(order: Order) -> str:
+        return export_model(storage, removed, job_id=JOB, file=file, order=order).name
+
+    assert read("max") == names[4]
+    assert read("min") == names[3]
+    assert read("newest") == names[5]

@@ -221,14 +221,15 @@ def prune_checkpoints(
     """
     ours = [name for name in storage.names() if name <= newest_name]
     complete = [name for name in survivors(ours) if storage.holds(f"{name}/{_MANIFEST}")]
-    kept = {*complete[:keep], *(_find_best(storage, complete, keep_best) if keep_best else ())}
+    best = rank_by_objective(storage, complete, keep_best)[:1] if keep_best else ()
+    kept = {*complete[:keep], *best}
     for name in set(ours) - kept:
         discard_checkpoint(storage, name)
 
 
-def _find_best(storage: Storage, names: Iterable[str], mode: Mode) -> list[str]:
-    """Return the name of the checkpoint with the best objective, the oldest of equal ones; empty if
-    no manifest has an objective.
+def rank_by_objective(storage: Storage, names: Iterable[str], mode: Mode) -> list[str]:
+    """Return the names of the checkpoints whose manifests have an objective, the best first, and
+    the older one of equal ones.
 
     Raises:
         OSError: the storage cannot be reached.
@@ -239,8 +240,7 @@ def _find_best(storage: Storage, names: Iterable[str], mode: Mode) -> list[str]:
             manifest = read_manifest(storage, name, job_id=None)
             if manifest.objective is not None:
                 values[name] = manifest.objective
-    choose = min if mode == "min" else max
-    return [choose(values, key=values.__getitem__)] if values else []
+    return sorted(values, key=values.__getitem__, reverse=mode == "max")
 
 
 class _ChecksumWriter:

@@ -2,10 +2,11 @@
 caller does not load torch: `python -m accordion_workers.checkpoint.model_export FOLDER`.
 
 Reads a request as JSON from standard input: `job_id`, `url` (`checkpoint.storage` of the spec, or
-null), `directory` (the job's checkpoints without a URL) and `names` (checkpoints, the preferred one
-first). Writes `model.safetensors` and `answer.json` into FOLDER. The answer has `checkpoint`, or
-`error`, a sentence for users, and `kind`: `missing`, `unsupported` (a tensor that safetensors
-cannot represent) or `unavailable` (the storage or the disk).
+null), `directory` (the job's checkpoints without a URL), `names` (checkpoints, the preferred one
+first) and `order` (which one to read if the job has removed these, or null). Writes
+`model.safetensors` and `answer.json` into FOLDER. The answer has `checkpoint`, or `error`, a
+sentence for users, and `kind`: `missing`, `unsupported` (a tensor that safetensors cannot
+represent) or `unavailable` (the storage or the disk).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from accordion_workers.checkpoint.checkpoint_files import Manifest
 from accordion_workers.checkpoint.saved_model import SavedModel, read_model
 from accordion_workers.checkpoint.storage import Storage, open_storage
 from accordion_workers.common.errors import CheckpointError
+from accordion_workers.spec.warm_start import Order
 
 MODEL_FILE = "model.safetensors"
 ANSWER_FILE = "answer.json"
@@ -34,8 +36,12 @@ class UnsupportedTensorError(Exception):
     """A model has a tensor that safetensors cannot represent."""
 
 
-def export_model(storage: Storage, names: Sequence[str], *, job_id: str, file: Path) -> Manifest:
+def export_model(
+    storage: Storage, names: Sequence[str], *, job_id: str, file: Path, order: Order | None = None
+) -> Manifest:
     """Write the model of the first of these checkpoints that is complete; return its manifest.
+
+    `order` is that of `read_model`.
 
     The file has all tensors of the model's `state_dict`, on the CPU; tensors that share memory are
     written several times. Its metadata has `job_id`, `checkpoint`, `epoch` and `step`, and of a
@@ -47,7 +53,7 @@ def export_model(storage: Storage, names: Sequence[str], *, job_id: str, file: P
         UnsupportedTensorError: a tensor is sparse or quantized.
         OSError: the storage cannot be reached, or the file cannot be written.
     """
-    model = read_model(storage, names, job_id=job_id)
+    model = read_model(storage, names, job_id=job_id, order=order)
     _write_tensors(file, model)
     return model.manifest
 
@@ -94,7 +100,11 @@ def main(folder: Path, request: Mapping[str, Any]) -> None:
             request["url"], job_id=request["job_id"], directory=Path(request["directory"])
         )
         manifest = export_model(
-            storage, request["names"], job_id=request["job_id"], file=folder / MODEL_FILE
+            storage,
+            request["names"],
+            job_id=request["job_id"],
+            file=folder / MODEL_FILE,
+            order=request["order"],
         )
         answer: dict[str, Any] = {"checkpoint": manifest.name}
     except CheckpointError as error:

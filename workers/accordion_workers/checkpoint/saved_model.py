@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from accordion_workers.checkpoint.async_save import SHARED_FILE, shard_file_name
-from accordion_workers.checkpoint.checkpoint_files import Manifest, read_manifest, read_part
+from accordion_workers.checkpoint.checkpoint_files import (
+    Manifest,
+    rank_by_objective,
+    read_manifest,
+    read_part,
+)
 from accordion_workers.checkpoint.storage import Storage
 from accordion_workers.common.errors import CheckpointError
+from accordion_workers.spec.warm_start import Order
+
+_LISTINGS = 5
+"""How often the checkpoints of a job are listed that removes them while they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +35,13 @@ class SavedModel:
     """Files of a model of Transformers by name (`training/pretrained.py`), else empty."""
 
 
-def read_model(storage: Storage, names: Sequence[str], *, job_id: str) -> SavedModel:
+def read_model(
+    storage: Storage, names: Sequence[str], *, job_id: str, order: Order | None = None
+) -> SavedModel:
     """Return the model of the first of these checkpoints that is complete.
+
+    A job that trains may have removed all of them since they were listed. With `order`, the newest
+    of those that it has now is read then, or the one with the least or greatest objective.
 
     Raises:
         CheckpointError: none is complete.
@@ -42,15 +56,23 @@ def read_model(storage: Storage, names: Sequence[str], *, job_id: str) -> SavedM
             " unless the job has a checkpoint.storage)"
         )
     reason = "they were removed, because the job keeps only its newest ones"
-    for name in names:
-        if name not in existing:
-            continue
+    for name in _names_to_try(storage, [name for name in names if name in existing], order):
         try:
             manifest = read_manifest(storage, name, job_id)
             return _read_model(storage, manifest)
         except CheckpointError:
             reason = f"{name} is incomplete or damaged"
     raise CheckpointError(f"nothing can be read of {shown} in {storage}: {reason}")
+
+
+def _names_to_try(storage: Storage, names: Sequence[str], order: Order | None) -> Iterator[str]:
+    yield from names
+    for _ in range(_LISTINGS if order is not None else 0):
+        found = storage.names()
+        if order == "newest":
+            yield from sorted(found, reverse=True)
+        elif order is not None:
+            yield from rank_by_objective(storage, found, order)
 
 
 def _read_model(storage: Storage, manifest: Manifest) -> SavedModel:

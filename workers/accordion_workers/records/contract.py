@@ -36,6 +36,7 @@ from accordion_workers.spec.types import Label, Strict
 from accordion_workers.spec.warm_start import CHECKPOINT_NAME_PATTERN as CHECKPOINT_NAME_PATTERN
 from accordion_workers.spec.warm_start import JOB_ID_PATTERN as JOB_ID_PATTERN
 from accordion_workers.spec.warm_start import ModelSource as ModelSource
+from accordion_workers.spec.warm_start import Order as Order
 from accordion_workers.spec.warm_start import WarmStartSpec as WarmStartSpec
 
 GUEST_ATTEMPT = 1

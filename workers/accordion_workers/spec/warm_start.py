@@ -5,6 +5,8 @@ Loads pydantic, but neither ray nor torch.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from accordion_workers.spec.types import Strict
@@ -28,6 +30,10 @@ class WarmStartSpec(Strict):
     """
 
 
+Order = Literal["newest", "min", "max"]
+"""Which of a job's checkpoints is read: the newest, or by its objective."""
+
+
 class ModelSource(Strict):
     """Where a model to start with is stored."""
 
@@ -39,6 +45,8 @@ class ModelSource(Strict):
     """Checkpoints of that job, if it has no URL."""
     names: tuple[str, ...]
     """Names of checkpoints, the preferred one first; the first complete one is read."""
+    order: Order | None = None
+    """Which one is read if the job has removed all of these since; None: none."""
 
 
-__all__ = ["CHECKPOINT_NAME_PATTERN", "JOB_ID_PATTERN", "ModelSource", "WarmStartSpec"]
+__all__ = ["CHECKPOINT_NAME_PATTERN", "JOB_ID_PATTERN", "ModelSource", "Order", "WarmStartSpec"]

@@ -63,7 +63,7 @@ def _describe_misfit(error: RuntimeError) -> str:
 
 def _read(source: ModelSource) -> tuple[str, Mapping[str, Any]]:
     storage = open_storage(source.url, job_id=source.job_id, directory=Path(source.directory))
-    found = read_model(storage, source.names, job_id=source.job_id)
+    found = read_model(storage, source.names, job_id=source.job_id, order=source.order)
     return found.manifest.name, found.state
 
 
