@@ -20,6 +20,8 @@ extensions = [
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 
+# Options of commands are copied from the book: "--" stays as it is, and so do quotes.
+smartquotes = False
 html_theme = "pydata_sphinx_theme"
 html_title = "Accordion"
 html_show_sourcelink = False

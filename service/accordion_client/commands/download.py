@@ -60,7 +60,7 @@ def download(
     """Download the model of a job from its newest checkpoint; the job may still train.
 
     Load it with model.load_state_dict(safetensors.torch.load_file(FILE)), in the format hf with
-    AutoModel.from_pretrained(FOLDER), and in the format dcp with
+    AutoModelForCausalLM.from_pretrained(FOLDER), and in the format dcp with
     torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=FOLDER).
     """
     convert = None if kind == "safetensors" else choose_converter(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,8 @@ FOLDERS = (
     "agents",
 )
 """What is written, as in the project's folder `deploy`."""
+_PLACE = re.compile(rf"\bdeploy/({'|'.join(FOLDERS)})/")
+_WITH_COMMENTS = {".md", ".py", ".sh", ".yaml", ".yml"}
 
 
 def examples(
@@ -64,6 +67,15 @@ def _copy_examples(directory: Path) -> None:
             ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"),
             dirs_exist_ok=True,
         )
+    _name_places(directory)
+
+
+def _name_places(directory: Path) -> None:
+    """Let comments name the files where they are now, in place of the project's folder."""
+    for file in directory.rglob("*"):
+        if file.suffix in _WITH_COMMENTS and file.is_file():
+            text = file.read_text()
+            file.write_text(_PLACE.sub(lambda found: f"{directory}/{found[1]}/", text))
 
 
 def find_examples() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -13,6 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from accordion_service.settings.setting_list import list_settings
+from accordion_service.settings.settings import Settings, load_settings
 from tests.programs import run_program
 from tests.unit.deploy.manifests import CHART, ROOT, render_overlay
 
@@ -122,7 +125,7 @@ def test_what_it_makes_follows_the_schemas_of_kubernetes(
 def test_values_reach_the_objects(render: Render) -> None:
     workers = {"min": 1, "max": 3, "cpus": 16, "gpus": 4, "nodeSelector": {"pool": "spot"}}
     own = {
-        "settings": {"ACCORDION_MAX_JOBS": 2_000_000, "ACCORDION_OIDC_ISSUER": "https://id"},
+        "settings": {"ACCORDION_MAX_ENDED_JOBS": 2_000_000, "ACCORDION_OIDC_ISSUER": "https://id"},
         "image": {"tag": "0.2.0", "pullSecrets": [{"name": "registry"}]},
         "api": {"replicas": 1},
         "ray": {"workers": workers},
@@ -131,7 +134,7 @@ def test_values_reach_the_objects(render: Render) -> None:
     objects = {(one["kind"], one["metadata"]["name"]): one for one in found}
     assert ("PodDisruptionBudget", "ml-api") not in objects
     settings = objects["ConfigMap", "ml-settings"]["data"]
-    assert settings["ACCORDION_MAX_JOBS"] == "2000000"
+    assert settings["ACCORDION_MAX_ENDED_JOBS"] == "2000000"
     assert settings["ACCORDION_URL"] == URL
     [group] = objects["RayCluster", "ml"]["spec"]["workerGroupSpecs"]
     assert (group["minReplicas"], group["maxReplicas"]) == (1, 3)
@@ -159,7 +162,7 @@ def test_other_settings_replace_the_pods(render: Render) -> None:
         return value
 
     assert checksum({}) == checksum({"api": {"replicas": 3}})
-    assert checksum({}) != checksum({"settings": {"ACCORDION_MAX_JOBS": "7"}})
+    assert checksum({}) != checksum({"settings": {"ACCORDION_MAX_ENDED_JOBS": "7"}})
 
 
 def variables_of(objects: list[Object]) -> dict[str, Any]:
@@ -194,6 +197,19 @@ def test_secret_settings_are_read_from_a_secret(render: Render) -> None:
         ]
 
 
+def test_settings_are_those_of_the_service_and_secret_ones_are_refused(render: Render) -> None:
+    fields = Settings.model_fields.values()
+    variables = {
+        line.name: "SecretStr" in str(field.annotation)
+        for line, field in zip(list_settings(load_settings()), fields, strict=True)
+    }
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["settings"]["propertyNames"]["enum"] == sorted(variables)
+    for name in [name for name, is_secret in variables.items() if is_secret]:
+        with pytest.raises(pytest.fail.Exception, match=f"settings.{name} is a secret; put it"):
+            render({"settings": {name: "x"}})
+
+
 def test_without_a_secret_of_its_own_the_controller_has_the_certificate(render: Render) -> None:
     own = {"url": "https://h:8443", "ingress": {"enabled": True, "tlsSecret": ""}}
     [ingress] = [one for one in render(own) if one["kind"] == "Ingress"]
@@ -211,7 +227,9 @@ def test_without_a_secret_of_its_own_the_controller_has_the_certificate(render: 
         ({"storage": {"home": None}}, "at '/storage': missing property 'home'"),
         ({"api": {"replicas": 0}}, "'/api/replicas': minimum: got 0, want 1"),
         ({"api": {"replica": 3}}, "'/api': additional properties 'replica' not allowed"),
-        ({"settings": {"MAX_JOBS": "3"}}, "invalid propertyName 'MAX_JOBS'"),
+        ({"settings": {"ACCORDION_MAX_JOB": "3"}}, "invalid propertyName 'ACCORDION_MAX_JOB'"),
+        ({"image": {"registry": "https://registry/ml"}}, "'/image/registry'.* not match pattern"),
+        ({"storage": {"jobs": "100"}}, "'/storage/jobs': '100' does not match pattern"),
         (
             {"settings": {"ACCORDION_DATABASE_URL": "sqlite://"}},
             "settings.ACCORDION_DATABASE_URL is set by the chart; see url, secret and storage",

@@ -31,7 +31,7 @@ class ParallelismSpec(Strict):
             raise ValueError(
                 f"parallelism.shard is {self.shard} and the task is {task}, whose workers hold the"
                 " whole model each; leave parallelism out, or write a script that calls"
-                " fully_shard() (docs/start/sharded.md)"
+                ' fully_shard(), as "My sharded model" in the book shows'
             )
         for name, number in (("min", workers.min), ("max", workers.max)):
             if rest := number % self.shard:

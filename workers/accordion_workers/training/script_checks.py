@@ -20,15 +20,15 @@ OTHER_ATTACH = (
     "attach() was called in a job of the Accordion service, which saves and records only what its"
     " own session trains; write `from accordion_workers import session` and"
     " session.attach(model, optimizer), with session.backward(loss) and session.step() in the loop,"
-    " as docs/start/own_script.md shows; for Accelerate, Transformers and Lightning take"
-    " accordion_workers.frameworks, as docs/start/frameworks.md shows; or start the script with"
+    " as the book's page 'My script as a job' shows; for Accelerate, Transformers and Lightning"
+    " take accordion_workers.frameworks, as their page shows; or start the script with"
     " torchrun, outside of a job"
 )
 """What a script of a job should write that calls `accordion.attach` or an integration."""
 OF_FRAMEWORKS = (
-    ", as docs/start/own_script.md shows; with another framework's loop, write train(trainer)"
-    " (Transformers), fit(trainer, module, loader) (Lightning) or attach_accelerator(...)"
-    " (Accelerate) of accordion_workers.frameworks, as docs/start/frameworks.md shows"
+    ", as the book's page 'My script as a job' shows; with another framework's loop, write"
+    " train(trainer) (Transformers), fit(trainer, module, loader) (Lightning) or"
+    " attach_accelerator(...) (Accelerate) of accordion_workers.frameworks, as their page shows"
 )
 """How a script names what it trains."""
 
