@@ -274,10 +274,16 @@ def _escape_constraints() -> None:
     FieldInspector.get_constraints = escaped  # type: ignore[method-assign]
 
 
+def _list_filled_pages(_app: Sphinx, env: Any, *_: object) -> list[str]:
+    """Return the pages that are filled from the code, which changes when they do not."""
+    return [page for page in env.found_docs if page.startswith("reference/")]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     for name, write in DIRECTIVES.items():
         app.add_directive(name, build_directive(write))
     app.connect("autodoc-process-docstring", write_literals)
+    app.connect("env-get-outdated", _list_filled_pages)
     _escape_constraints()
     return {"parallel_read_safe": True, "parallel_write_safe": True}

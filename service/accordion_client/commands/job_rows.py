@@ -76,10 +76,16 @@ class RowTable:
             column.append(row.get(name))
         self.num_rows += 1
 
+    def put_first(self, name: str, value: str) -> None:
+        """Put a column before the others that has one value in all rows."""
+        self.types[name] = str
+        self.columns = {name: [value] * self.num_rows, **self.columns}
+
 
 def collect_job_rows(client: Client, job_id: str) -> dict[str, RowTable]:
     """Read all epochs, decisions, overrides, attempts and checkpoints of a job, oldest first, with
-    what an epoch and a decision say of each layer in tables of their own.
+    what an epoch and a decision say of each layer in tables of their own. All rows begin with the
+    ID of the job, so that tables of several jobs can be put together.
     """
     epochs, layers = RowTable.of(EpochView), RowTable(dict(_EPOCH_LAYER))
     for epoch in client.all_epochs(job_id):
@@ -90,7 +96,7 @@ def collect_job_rows(client: Client, job_id: str) -> dict[str, RowTable]:
         values = row.model_dump()
         values["user_by_override"] = _as_text(row.user_by_override)  # its keys are no columns
         _add_with_layers(decisions, decided_layers, {**values.pop("decision"), **values})
-    return {
+    tables = {
         "epochs": epochs,
         "layers": layers,
         "decisions": decisions,
@@ -109,6 +115,9 @@ def collect_job_rows(client: Client, job_id: str) -> dict[str, RowTable]:
             CheckpointView, (row.model_dump() for row in client.checkpoints(job_id).items)
         ),
     }
+    for table in tables.values():
+        table.put_first("job_id", job_id)
+    return tables
 
 
 def _add_with_layers(whole: RowTable, layers: RowTable, row: dict[str, Any]) -> None:

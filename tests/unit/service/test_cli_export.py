@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import pyarrow
 import pyarrow.parquet
 import pytest
 
@@ -79,9 +80,26 @@ def test_all_rows_are_in_files_of_both_formats(
     )
 
 
+def test_files_of_two_jobs_fit_together(
+    accordion: Accordion, ended: str, running: str, tmp_path: Path
+) -> None:
+    for job_id in (ended, running):
+        command = ("export", job_id, "--to", tmp_path / job_id, "--format", "parquet")
+        assert accordion(*command).code == 0
+    for name in TABLES:
+        parts = [
+            pyarrow.parquet.read_table(tmp_path / one / f"{name}.parquet")
+            for one in (ended, running)
+        ]
+        shared = [one for one in parts[0].column_names if one in parts[1].column_names]
+        assert shared[0] == "job_id"
+        pyarrow.concat_tables(part.select(shared) for part in parts)  # of the same types
+
+
 def test_a_file_without_rows_has_a_header(accordion: Accordion, ended: str, tmp_path: Path) -> None:
     assert accordion("export", ended, "--to", tmp_path / "rows").code == 0
     header = (tmp_path / "rows" / "overrides.csv").read_text().split(",")
+    assert header[0] == "job_id"
     assert {"target", "level", "state", "applied_at\n"} <= set(header)
 
 
