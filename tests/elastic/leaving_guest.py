@@ -21,13 +21,14 @@ from torch import nn
 
 import accordion_ray
 
-STEPS = 300
+STEPS = 200
 STEP_S = 0.05
 
 
 def main(address: str, folder: str) -> None:
     """Train with two workers."""
-    ray.init(address=address, log_to_driver=False)
+    quick = {f"RAY_TRAIN_{name}_INTERVAL_S": "0.5" for name in ("PREEMPTION_POLL", "HEALTH_CHECK")}
+    ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": quick})
     TorchTrainer(
         train,
         train_loop_config={"folder": folder},

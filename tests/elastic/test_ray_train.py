@@ -68,7 +68,7 @@ def test_a_guest_saves_when_a_node_is_about_to_leave(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "tests.elastic.leaving_guest", made.address, str(tmp_path)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
             wait_for(lambda: all(len(steps) > AFTER for steps in lines_of(tmp_path, "step")))
-            made.drain(host_of_a_worker(made, "ray::RayTrainWorker"), deadline_s=10)
+            made.drain(host_of_a_worker(made, "ray::RayTrainWorker"), deadline_s=5)
             _, errors = run.communicate(timeout=500)
     assert run.returncode == 0, errors[-4000:]
     [[save], [other]] = lines_of(tmp_path, "save")
