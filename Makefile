@@ -127,7 +127,7 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 format: $(TEST_STAMP)
 	$(BIN)/ruff format
