@@ -193,7 +193,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     suffixes = {name.suffix for name in inside if name.name != "py.typed"}
     assert suffixes == {
         *(".py", ".html", ".css", ".js", ".yaml", ".mako", ".json", ".yml"),
-        *(".md", ".sh"),
+        *(".md", ".sh", ".tpl", ".txt"),
     }
     assert {name.parts[0] for name in names if name.name == "py.typed"} == PACKAGES
 
