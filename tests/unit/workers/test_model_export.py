@@ -224,3 +224,18 @@ def test_the_best_of_those_that_a_job_has_now_is_read(tmp_path: Path) -> None:
     assert read("max") == names[4]
     assert read("min") == names[3]
     assert read("newest") == names[5]
+
+
+def test_a_damaged_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = save(tmp_path / "job", 1, Tied())
+    (tmp_path / "job" / name / SHARED_FILE).write_bytes(b"torn")
+    storage, read = LocalStorage(tmp_path / "job"), []
+    monkeypatch.setattr(
+        storage, "read", lambda path: read.append(path) or LocalStorage.read(storage, path)
+    )
+    file = tmp_path / "model.safetensors"
+    for names in ([name], [checkpoint_name(1, Position(epoch=0))]):
+        read.clear()
+        with pytest.raises(CheckpointError, match=f"{name} is incomplete or damaged"):
+            export_model(storage, names, job_id=JOB, file=file, order="newest")
+        assert read.count(f"{name}/{SHARED_FILE}") == 1

@@ -67,8 +67,10 @@ def read_model(
 
 def _names_to_try(storage: Storage, names: Sequence[str], order: Order | None) -> Iterator[str]:
     yield from names
+    tried = set(names)  # what was damaged or removed stays so, and may be large
     for _ in range(_LISTINGS if order is not None else 0):
-        found = storage.names()
+        found = set(storage.names()) - tried
+        tried |= found
         if order == "newest":
             yield from sorted(found, reverse=True)
         elif order is not None:
