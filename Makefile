@@ -43,7 +43,7 @@ CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "p
 # With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
 NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
-.PHONY: help venv demo docs test test-postgresql test-elastic test-ray test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-sharded bench-learning bench-paper bench-accuracy bench-service bench-recovery chaos schemathesis
+.PHONY: help venv demo docs test test-postgresql test-elastic test-ray test-gpu lint format bench-library bench-gpu bench-network bench-plan bench-mixed bench-sharded bench-sharded-learning bench-learning bench-paper bench-accuracy bench-service bench-recovery chaos schemathesis
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -61,6 +61,7 @@ help:
 	@echo "make bench-plan     compare the predictions of 'accordion plan' with real steps over links; as root, with ACCORDION_DATA"
 	@echo "make bench-mixed    time two workers of which one has half a processor; as root"
 	@echo "make bench-sharded  time steps of a model that FSDP2 shards beside FSDP2's own exchange; as root"
+	@echo "make bench-sharded-learning  time until such a model has learned; as root, with ACCORDION_DATA, an hour"
 	@echo "make bench-paper     simulate what the papers claim; with ACCORDION_DATA, an hour"
 	@echo "make bench-accuracy  time, bytes and accuracy on shaped links beside DDP, PowerSGD and torchft; root and ACCORDION_DATA"
 	@echo "make bench-learning  simulate what methods and local steps learn, each at its best learning rate; with ACCORDION_DATA, some hours (BENCH_ARGS='--recipes NAME' for some)"
@@ -150,6 +151,9 @@ bench-mixed: $(TEST_STAMP)
 
 bench-sharded: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.sharded $(BENCH_ARGS)
+
+bench-sharded-learning: $(TEST_STAMP)
+	$(BIN)/python -m tests.bench.sharded_learning $(BENCH_ARGS)
 
 bench-learning: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.learning $(BENCH_ARGS)
