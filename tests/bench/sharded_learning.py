@@ -24,7 +24,7 @@ from tests.bench.sharded_worker import TORCH
 RESULTS = Path(__file__).with_name("results")
 PROGRAM = "tests.bench.sharded_learning_worker"
 CONTESTANTS = (*TORCH, *OURS)
-RATES = (0.001, 0.002, 0.004, 0.008)
+RATES = (0.0005, 0.001, 0.002, 0.004)
 TUNING_SEED, SEEDS = 100, (1, 2, 3)
 LINKS = (100,)
 ALLOWED_LOSS = 0.03
