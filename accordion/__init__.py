@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from accordion.compress.step_signals import Signal
     from accordion.config import Config, DetectorConfig, Window
     from accordion.decide.controller import Controller
+    from accordion.session.distributed_states import distributed_state, load_distributed_state
     from accordion.session.session import Session, attach
 
 _HOMES = {
@@ -29,6 +30,8 @@ _HOMES = {
     "Window": "accordion.config",
     "Signal": "accordion.compress.step_signals",
     "attach": "accordion.session.session",
+    "distributed_state": "accordion.session.distributed_states",
+    "load_distributed_state": "accordion.session.distributed_states",
 }
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
     "Signal",
     "Window",
     "attach",
+    "distributed_state",
+    "load_distributed_state",
 ]
 
 

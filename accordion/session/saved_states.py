@@ -115,7 +115,8 @@ def load_on_all_workers(
     problem: StateError | None = None
     loaded: State = {}
     try:
-        chosen = complete_states(states, rank=rank, world_size=world_size)
+        given = states() if callable(states) else states
+        chosen = complete_states(given, rank=rank, world_size=world_size)
         own = state_of_rank(chosen, rank, world_size=world_size, shards=coordinator.num_shards)
         loaded = _load_states(engine, controller, own, rank=rank)
         rounds.check_momentum(loaded["outer_momentum"])

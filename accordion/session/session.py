@@ -48,6 +48,7 @@ from accordion.session.local_rounds import create_rounds
 from accordion.session.measured_exchanges import MeasuredExchanges
 from accordion.session.optimizer_steps import Optimizers, OptimizerSteps, StepMode
 from accordion.session.saved_states import (
+    State,
     load_on_all_workers,
     merge_states,
     parse_decision,
@@ -365,12 +366,13 @@ class Session:
         payloads = self._coordinator.gather_on_rank_0(serialize_state(self.state_dict()))
         return None if payloads is None else merge_states(payloads)
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+    def load_state_dict(self, states: Sequence[State] | State | Callable[[], State]) -> None:
         """Continue from the saved states of a group; every worker calls this.
 
         Pass the states of all workers in rank order, or the result of `gather_state_dict`. If the
         world size is the saved one, each worker may pass only its own state. With another world
         size every worker starts with the mean of the saved residuals, so that no residual is lost.
+        A function is called for this worker's state.
 
         Raises:
             StateError: on some worker the states are incomplete, out of order, or of another model;

@@ -25,6 +25,8 @@ EXPORTED = {
     "Window",
     "Signal",
     "attach",
+    "distributed_state",
+    "load_distributed_state",
 }
 TOP_LEVEL = {
     ".ci",
